@@ -1,0 +1,149 @@
+"""All settings of the farm, read once from the environment (``FARM_*``) and an optional TOML file.
+
+A setting is documented here and in ``docs/settings.md``; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from farm.errors import SettingsError
+
+
+def _state_dir() -> Path:
+    return Path(platformdirs.user_data_dir("farm"))
+
+
+def _lock_dir() -> Path:
+    # Host-wide on purpose: two users' workers must meet at the same lock. Mount it into containers.
+    return Path(tempfile.gettempdir()) / "farm-card-locks"
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+class Settings(BaseSettings):
+    """Environment variables win over the file named by ``FARM_CONFIG``."""
+
+    model_config = SettingsConfigDict(env_prefix="FARM_", extra="forbid")
+
+    broker_url: str = Field(
+        "",
+        description="Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own.",
+    )
+    database_url: str = Field(
+        "", description="SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."
+    )
+    state_dir: Path = Field(
+        default_factory=_state_dir, description="Where the default database, the spool and Flower's state live."
+    )
+    lock_dir: Path = Field(
+        default_factory=_lock_dir,
+        description="Host-wide directory of the cards' locks; share it between all workers of a host.",
+    )
+    host: str = Field(default_factory=_host, description="Name of this host in the farm; must be unique in it.")
+    host_id: str = Field(
+        "",
+        description="Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id.",
+    )
+    models: dict[str, str] = Field(
+        default_factory=dict,
+        description="The user's own models: name -> 'module:function'. Read on each host at start; nothing else is ever imported by name.",
+    )
+    lease_s: float = Field(60.0, gt=0, description="How long a claim on an item holds without renewal, in seconds.")
+    item_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest time one item may take on a card, in seconds; past it the benchmark process is ended and the item is 'hung'.",
+    )
+    max_attempts: int = Field(3, ge=1, description="How often an item is begun before it is closed as failed.")
+    heartbeat_s: float = Field(
+        10.0, gt=0, description="How often a worker renews its leases and its card's last-seen time, in seconds."
+    )
+    reconcile_s: float = Field(
+        15.0, gt=0, description="How often a control worker looks for work that the broker lost, in seconds."
+    )
+    target: float = Field(0.95, gt=0, le=1, description="Accuracy and coverage a verdict needs in order to pass.")
+    flower_port: int = Field(5555, ge=0, le=65535, description="Port of `farm flower`.")
+    flower_basic_auth: str = Field("", description="user:password for `farm flower`. Empty: none, loopback only.")
+    simulated_cards: int = Field(
+        0,
+        ge=0,
+        description="Cards without torch for testing the farm itself; their readings are marked and never reused.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
+        if path := os.environ.get("FARM_CONFIG"):
+            if not Path(path).is_file():
+                raise SettingsError(
+                    f"FARM_CONFIG names '{path}', which is not a file.", "Correct or unset FARM_CONFIG."
+                )
+            sources += (TomlConfigSettingsSource(settings_cls, path),)
+        return sources
+
+    @property
+    def database(self) -> str:
+        """The database URL in force."""
+        return self.database_url or f"sqlite:///{self.state_dir / 'farm.db'}"
+
+    @property
+    def cpu_card_id(self) -> str:
+        """A stable id for this host's CPU, the counterpart of a GPU's UUID."""
+        if self.host_id:
+            return f"CPU-{self.host_id}"
+        return f"CPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{self.host}.{_machine_id()}')}"
+
+
+def _machine_id() -> str:
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            return Path(path).read_text().strip()
+        except OSError:
+            continue
+    return f"{uuid.getnode():x}"
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process.
+
+    Raises:
+        SettingsError: a setting has a wrong value or is unknown; the message names it.
+    """
+    try:
+        return Settings()
+    except (ValidationError, ValueError) as error:
+        raise SettingsError(_explain(error), "Correct the setting; all are listed in docs/settings.md.") from error
+
+
+def _explain(error: Any) -> str:
+    if not isinstance(error, ValidationError):
+        return f"The settings could not be read: {error}"
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {first['msg']}."
