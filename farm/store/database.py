@@ -1,0 +1,197 @@
+"""Opening the database named by one URL: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL.
+
+A process has one `Database`; its sessions are short. Writes on SQLite begin as writers (``BEGIN IMMEDIATE``):
+a transaction that reads first and upgrades later would fail at once under contention instead of waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import FunctionElement
+from sqlalchemy.types import Float
+from sqlmodel import Session
+
+from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+SQLITE_BUSY_TIMEOUT_MS = 30_000
+
+
+class database_now(FunctionElement[float]):
+    """Unix seconds on the database's clock, at the moment of the statement (not of the transaction)."""
+
+    type = Float(53)
+    inherit_cache = True
+
+
+@compiles(database_now, "sqlite")
+def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(database_now, "postgresql")
+def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+class Database:
+    """Sessions on one engine."""
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url_or_explain(url)
+        self.engine = _engine(self.url)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading; objects stay usable after it closes."""
+        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Session]:
+        """One transaction: committed at the end, rolled back on any exception."""
+        with self._explained(), Session(self.engine, expire_on_commit=False) as session:
+            if self.engine.dialect.name == "sqlite":
+                session.connection(execution_options={"sqlite_begin": "IMMEDIATE"})
+            yield session
+            session.commit()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OperationalError as error:
+            raise DatabaseUnreachable(
+                f"The database {self} does not answer: {first_line(error)}",
+                "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost.",
+            ) from error
+
+    def schema_version(self) -> str | None:
+        """The migration the database is at, None where it is empty."""
+        with self._explained(), self.engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
+
+    def check_schema(self) -> None:
+        """Raises:
+        SchemaMismatch: the database is older or newer than this program, and what to do.
+        """
+        version, head = self.schema_version(), newest_schema()
+        if version == head:
+            return
+        if version is None:
+            raise SchemaMismatch(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
+        if version in known_schemas():
+            raise SchemaMismatch(
+                f"The database {self} has schema {version}, this program needs {head}.",
+                "Stop the workers, then run `farm db upgrade`.",
+            )
+        raise SchemaMismatch(
+            f"The database {self} has schema {version}, which is newer than this program ({head}).",
+            "Update this host's program to the version that the other hosts run.",
+        )
+
+    def upgrade(self) -> None:
+        """Bring the schema up to date (creates it where there is none)."""
+        from alembic import command
+
+        if self.engine.dialect.name == "sqlite" and self.url.database:
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+        if (version := self.schema_version()) is not None and version not in known_schemas():
+            self.check_schema()
+        config = alembic_config()
+        with self._explained(), self.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __str__(self) -> str:
+        return self.url.render_as_string(hide_password=True)
+
+
+def make_url_or_explain(url: str) -> Any:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise SettingsError(
+            "The database URL cannot be read.", "Write it as sqlite:////path/farm.db or postgresql://user@host/farm."
+        ) from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise SettingsError(
+            f"The database '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
+        )
+    return parsed
+
+
+def _engine(url: Any) -> Engine:
+    try:
+        if url.get_backend_name() == "postgresql":
+            return create_engine(url, pool_size=4, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        if url.database and url.database != ":memory:":
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
+    except (NoSuchModuleError, ImportError) as error:
+        raise SettingsError(
+            f"The driver for {url.drivername} is missing.", "Install it with `pip install 'operator-farm[postgresql]'`."
+        ) from error
+    except OSError as error:
+        raise DatabaseUnreachable(
+            f"The folder of {url.database} cannot be made: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
+        ) from error
+
+    @event.listens_for(engine, "connect")
+    def _pragmas(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        cursor = connection.cursor()
+        for pragma in (
+            "journal_mode=WAL",
+            "foreign_keys=ON",
+            "synchronous=NORMAL",
+            f"busy_timeout={SQLITE_BUSY_TIMEOUT_MS}",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        mode = connection.get_execution_options().get("sqlite_begin", "DEFERRED")
+        connection.exec_driver_sql(f"BEGIN {mode}")
+
+    return engine
+
+
+def alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    return config
+
+
+@functools.cache
+def known_schemas() -> frozenset[str]:
+    return frozenset(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
+
+
+@functools.cache
+def newest_schema() -> str:
+    head = ScriptDirectory(str(MIGRATIONS)).get_current_head()
+    assert head is not None, "the package ships its migrations"
+    return head
+
+
+def first_line(error: SQLAlchemyError) -> str:
+    text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__

@@ -1,0 +1,306 @@
+"""The shared database's tables: the truth of the farm, of which the queues are only the transport.
+
+Times ending in ``_at_s`` are Unix seconds on the *database's* clock, so that hosts with stepping clocks agree
+(`farm.store.database.database_now`). Content-addressed rows (operators, variants, protocols, software) are
+written once and never changed. ``docs/data-model.md`` draws the whole.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+# A 64-bit key that SQLite still counts up by itself.
+BigKey = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class ItemState(StrEnum):
+    WAITING = "waiting"  # to be measured; a message for it is, or should be, in its card's queue
+    CLAIMED = "claimed"  # a worker holds it until its lease ends
+    DEFERRED = "deferred"  # another job's item is measuring the same thing; closes or wakes with it
+    DONE = "done"  # has its accepted reading
+    FAILED = "failed"  # ended without one; `reason` says why
+    CANCELLED = "cancelled"
+
+    @property
+    def closed(self) -> bool:
+        return self in CLOSED
+
+
+OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
+CLOSED = (ItemState.DONE, ItemState.FAILED, ItemState.CANCELLED)
+
+
+class JobState(StrEnum):
+    OPEN = "open"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class CardState(StrEnum):
+    IDLE = "idle"
+    BUSY = "busy"
+    DRAINING = "draining"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+    STOPPED = "stopped"
+
+
+class Software(SQLModel, table=True):
+    """The software readings were taken with. ``id`` is `farm.benchmark.protocol.Software.id`."""
+
+    __tablename__ = "software"
+    id: str = Field(primary_key=True, max_length=32)
+    torch: str
+    torchvision: str = ""
+    cuda: str = ""
+    cudnn: str = ""
+    driver: str = ""
+    python: str = ""
+    platform: str = ""
+
+
+class Card(SQLModel, table=True):
+    """One physical GPU (its UUID), the CPU of a host, or a simulated card."""
+
+    __tablename__ = "card"
+    id: str = Field(primary_key=True, max_length=80)
+    kind: str
+    model: str = Field(index=True)
+    memory_bytes: int = Field(default=0, sa_type=BigInteger)
+    driver: str = ""
+    host: str = Field(default="", index=True)
+    card_index: int = 0
+    queue: str = ""
+    software_id: str | None = Field(default=None, foreign_key="software.id")
+    state: str = CardState.STOPPED
+    state_reason: str = ""
+    worker: str = ""  # the holder name of the worker that serves it
+    capabilities: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    fingerprint: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    registered_at_s: float = 0.0
+    last_seen_at_s: float = 0.0
+
+
+class Operator(SQLModel, table=True):
+    """One operator tuple; ``id`` is the hash of ``spec``."""
+
+    __tablename__ = "operator"
+    id: str = Field(primary_key=True, max_length=32)
+    schema_version: int
+    name: str = Field(index=True)  # torch.nn.Conv2d
+    short_name: str = Field(index=True)  # Conv2d
+    kind: str  # module | function
+    label: str
+    training: bool = False
+    flops: int = Field(default=0, sa_type=BigInteger)
+    bytes_moved: int = Field(default=0, sa_type=BigInteger)
+    parameters: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class ModelVariant(SQLModel, table=True):
+    """Model + weights + batch + input size + dtype + memory format + mode."""
+
+    __tablename__ = "model_variant"
+    id: str = Field(primary_key=True, max_length=32)
+    model: str = Field(index=True)
+    weights: str
+    batch: int
+    input_size: int
+    dtype: str
+    memory_format: str
+    mode: str
+    flops: int = Field(default=0, sa_type=BigInteger)
+    model_flops: int = Field(default=0, sa_type=BigInteger)  # PyTorch's own counter over the whole model
+    bytes_moved: int = Field(default=0, sa_type=BigInteger)
+
+
+class Capture(SQLModel, table=True):
+    """One taking-apart of a variant: predicted at submit time, or observed on a card.
+
+    ``torch`` is the version that took it apart: another version may run other operators.
+    """
+
+    __tablename__ = "capture"
+    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "origin"),)
+    id: int | None = Field(default=None, primary_key=True)
+    variant_id: str = Field(foreign_key="model_variant.id", index=True)
+    device_type: str
+    grad: bool = False
+    torch: str = ""
+    origin: str = "predicted"  # predicted | observed
+    card_id: str | None = Field(default=None, foreign_key="card.id")
+    verification: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    created_at_s: float = 0.0
+
+
+class Call(SQLModel, table=True):
+    """One operator call of a capture, in order. Occurrence counts (the view ``occurrence``) are made of these."""
+
+    __tablename__ = "call"
+    capture_id: int = Field(primary_key=True, foreign_key="capture.id", ondelete="CASCADE")
+    call_index: int = Field(primary_key=True)
+    module_path: str = ""
+    operator_id: str = Field(foreign_key="operator.id", index=True)
+    reads: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+
+
+class Protocol(SQLModel, table=True):
+    """How readings were taken; ``id`` is `farm.benchmark.protocol.Protocol.id`."""
+
+    __tablename__ = "protocol"
+    id: str = Field(primary_key=True, max_length=32)
+    launch: str
+    residency: str
+    data: str
+    spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class Job(SQLModel, table=True):
+    """One submit: a model variant or a sweep, under one protocol, on chosen cards, in one or more rounds."""
+
+    __tablename__ = "job"
+    id: str = Field(primary_key=True, max_length=16)
+    kind: str  # model | sweep
+    title: str
+    variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
+    protocol_id: str = Field(foreign_key="protocol.id")
+    request: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    state: str = Field(default=JobState.OPEN, index=True)
+    round: int = 0  # the newest round
+    created_at_s: float = 0.0
+    ended_at_s: float | None = None
+
+
+class Round(SQLModel, table=True):
+    """One chord of a job: what it added and why."""
+
+    __tablename__ = "job_round"
+    job_id: str = Field(primary_key=True, foreign_key="job.id", ondelete="CASCADE")
+    number: int = Field(primary_key=True)
+    reason: str = ""
+    operators: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))  # all in scope so far
+    capture_id: int | None = Field(default=None, foreign_key="capture.id")
+    created_at_s: float = 0.0
+    published_at_s: float | None = None  # None: the publisher did not get to the end
+
+
+class Item(SQLModel, table=True):
+    """One subject of a job that must be read on one card.
+
+    ``token`` fences: only the write that shows the token of the newest claim is accepted. ``claim_key`` is set
+    while claimed and unique, so that two jobs never measure the same thing at the same time.
+    """
+
+    __tablename__ = "item"
+    __table_args__ = (
+        UniqueConstraint("job_id", "subject_kind", "subject_id", "card_id", "role"),
+        Index("ix_item_job_round_state", "job_id", "round", "state"),
+        Index("ix_item_card_state", "card_id", "state"),
+        Index("ix_item_subject", "subject_id", "protocol_id"),
+    )
+    id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
+    round: int
+    role: str  # tuple | whole | canary
+    subject_kind: str  # operator | variant
+    subject_id: str
+    protocol_id: str = Field(foreign_key="protocol.id")
+    card_id: str = Field(foreign_key="card.id")
+    card_model: str
+    state: str = ItemState.WAITING
+    expected_s: float = 0.0
+    holder: str = ""
+    token: str = ""
+    claim_key: str | None = Field(default=None, unique=True)
+    lease_until_s: float = 0.0
+    attempts: int = 0
+    repeated: int = 0  # finished work that came too late to be accepted
+    reading_id: str | None = Field(default=None, foreign_key="reading.id", index=True)
+    reused: bool = False  # its reading was there before, or came from another item
+    reason: str = ""  # of `farm.errors.Unmeasurable.REASONS`
+    message: str = ""
+    created_at_s: float = 0.0
+    published_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+
+
+class Reading(SQLModel, table=True):
+    """One accepted result; fields as in `farm.benchmark.protocol.Reading`."""
+
+    __tablename__ = "reading"
+    __table_args__ = (Index("ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id"),)
+    id: str = Field(primary_key=True, max_length=32)
+    subject_kind: str
+    subject_id: str
+    card_id: str = Field(foreign_key="card.id")
+    card_model: str
+    software_id: str = Field(foreign_key="software.id")
+    protocol_id: str = Field(foreign_key="protocol.id")
+    simulated: bool = False
+    time_us: float
+    time_half_width_us: float
+    time_median_us: float
+    time_trimmed_us: float
+    passes: int = Field(sa_type=BigInteger)
+    window_s: float
+    warm_up_s: float
+    power_w: float | None = None
+    power_half_width_w: float | None = None
+    power_source: str = ""
+    energy_mj: float | None = None
+    energy_half_width_mj: float | None = None
+    idle_power_w: float | None = None
+    base_power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    flags: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    cost_s: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    created_at_s: float = 0.0
+
+
+class Trace(SQLModel, table=True):
+    """The compressed time series of a reading (`farm.benchmark.protocol.Trace.pack`)."""
+
+    __tablename__ = "trace"
+    reading_id: str = Field(primary_key=True, foreign_key="reading.id", ondelete="CASCADE")
+    packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class Verdict(SQLModel, table=True):
+    """Sum against whole for one (job, round); the unique key is what makes aggregation idempotent."""
+
+    __tablename__ = "verdict"
+    __table_args__ = (UniqueConstraint("job_id", "round"),)
+    id: int | None = Field(default=None, primary_key=True)
+    job_id: str = Field(foreign_key="job.id", ondelete="CASCADE")
+    round: int
+    outcome: str  # pass | fail | none (a sweep, or no whole)
+    target: float
+    accuracy_time: float | None = None
+    accuracy_energy: float | None = None
+    coverage: float | None = None
+    sum_time_us: float | None = None
+    whole_time_us: float | None = None
+    sum_energy_mj: float | None = None
+    whole_energy_mj: float | None = None
+    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    created_at_s: float = 0.0
+
+
+class SignificantOperator(SQLModel, table=True):
+    """Operator types that the accuracy loop measures first; grown by it, edited by people."""
+
+    __tablename__ = "significant_operator"
+    name: str = Field(primary_key=True)  # the short name: Conv2d
+    added_by: str = "person"  # person | loop
+    created_at_s: float = 0.0
