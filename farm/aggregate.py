@@ -1,0 +1,351 @@
+"""Does the sum of the parts explain the whole? The arithmetic of a verdict, apart from database and cards.
+
+    sum       = Σ count × reading              over the measured tuples of a model
+    gap       = sum / whole - 1                signed; too large fails as well as too small
+    accuracy  = 1 - |sum - whole| / whole      for time, and for energy where every reading has it
+    coverage  = Σ count × estimate (measured) / Σ count × estimate (all)
+
+A verdict passes with accuracy *and* coverage at the target: errors that cancel while half of the model was left
+out do not pass. What was not measured is listed with its reason; energy that is missing anywhere is "not
+available", never zero.
+
+**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times; different tuples are
+independent and add in quadrature; what differs between cards, or drifts, is common to all tuples and is added
+linearly, as large as the canaries show it. Quadrature alone would give absurdly narrow sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from farm.verdict import (
+    NOT_IN_SCOPE,
+    Adjustment,
+    Canary,
+    Chosen,
+    Comparison,
+    Figure,
+    Part,
+    ReadingView,
+    Unmeasured,
+    Verdict,
+    Whole,
+)
+
+__all__ = [
+    "NOT_IN_SCOPE",
+    "Adjustment",
+    "Canary",
+    "Chosen",
+    "Comparison",
+    "Figure",
+    "Part",
+    "ReadingView",
+    "Unmeasured",
+    "Verdict",
+    "Whole",
+    "aggregate",
+    "choose",
+    "coverage_of",
+    "next_operators",
+]
+
+
+def aggregate(
+    parts: Sequence[Part],
+    wholes: Sequence[Whole] = (),
+    canaries: Sequence[Canary] = (),
+    *,
+    target: float,
+    launch: str,
+) -> Verdict:
+    """Hold the sum of the parts against the whole.
+
+    Args:
+        parts: every tuple of the model, measured or not.
+        wholes: the whole model on each card that contributed; those of another launch only give the launch gap.
+        canaries: readings of reference tuples over the cards.
+        target: the least accuracy and coverage of a pass, as a fraction.
+        launch: ``graph`` or ``eager``; the two are never mixed.
+    """
+    own = [whole for whole in wholes if whole.launch in ("", launch)]
+    readings = [whole.reading for whole in own if whole.reading]
+    measured = [(part, choose(part.reading, readings)) for part in parts if part.reading]
+    systematic_time, systematic_energy, note = _systematic(measured, readings, canaries)
+
+    with_energy = bool(measured) and all(chosen.energy for _, chosen in measured)
+    whole_energy = bool(readings) and all(reading.energy for reading in readings)
+    time = Comparison(
+        _sum((chosen.time.times(part.count) for part, chosen in measured), systematic_time),
+        _mean([reading.time for reading in readings]),
+    )
+    energy = above_idle = power = None
+    if with_energy:
+        energy = Comparison(
+            _sum((chosen.energy.times(part.count) for part, chosen in measured if chosen.energy), systematic_energy),
+            _mean([reading.energy for reading in readings if reading.energy]) if whole_energy else None,
+        )
+        power = Comparison(
+            _power(energy.total, time.total),
+            _power(energy.whole, time.whole) if energy.whole and time.whole else None,
+        )
+        above_idle = _above_idle(measured, readings if whole_energy else [], systematic_energy)
+
+    coverage = coverage_of(parts)
+    verdict = Verdict(
+        outcome="none",
+        target=target,
+        launch=launch,
+        reasons=(),
+        coverage=coverage,
+        time=time,
+        energy=energy,
+        energy_above_idle=above_idle,
+        power=power,
+        systematic_time=systematic_time,
+        systematic_energy=systematic_energy,
+        systematic_note=note,
+        parts=len(parts),
+        measured=len(measured),
+        wholes=tuple(wholes),
+        unmeasured=_unmeasured(parts),
+        adjustments=_adjustments(measured),
+        flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
+        launch_gap_us=_launch_gap_us(wholes),
+    )
+    return _judged(verdict, own, sum(chosen.energy is None for _, chosen in measured))
+
+
+def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
+    """What of one reading belongs into the sum, given how the card ran the whole.
+
+    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let the card
+    cool. Its reading holds both states; the whole's clocks and throttle reasons say which one the model was in.
+    """
+    steady = Chosen(reading.time, reading.energy, "steady")
+    burst = reading.details.get("burst") if reading.details else None
+    if not burst or not burst.get("time_us"):
+        return steady
+    same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
+    wholes = same_card or wholes
+    if not wholes:
+        return dataclasses.replace(steady, why="no whole says how the card runs the model")
+    burst_time = Figure(burst["time_us"], burst.get("time_half_width_us") or 0.0)
+    burst_energy = None
+    if burst.get("energy_mj") is not None:
+        burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
+    if not any(whole.power_throttled for whole in wholes):
+        return Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
+    clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
+    low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
+    if not clocks or not low or not high or high <= low:
+        return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
+    clock = sum(clocks) / len(clocks)
+    share = min(1.0, max(0.0, (clock - low) / (high - low)))
+    energy = steady.energy
+    if steady.energy and burst_energy:
+        energy = _between(steady.energy, burst_energy, share)
+    why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
+    return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
+
+
+def coverage_of(parts: Iterable[Part]) -> float | None:
+    """Share of the estimated cost that was measured; None where nothing has a cost."""
+    weights = [(part.weight_us, part.reading is not None) for part in parts]
+    everything = math.fsum(weight for weight, _ in weights)
+    return math.fsum(weight for weight, read in weights if read) / everything if everything else None
+
+
+def next_operators(parts: Sequence[Part], significant: set[str], *, target: float = 0.95) -> list[str]:
+    """The operator types that the accuracy loop adds next, heaviest first; empty when nothing is left.
+
+    The first round (no part in scope yet) takes the significant types that the model has, or, where there are
+    none, the heaviest until their share of the estimated cost reaches the target. Each later round fills up to
+    the target in the same way, and adds at least one type: when the share is there already, the accuracy is not.
+    """
+    weight: dict[str, float] = defaultdict(float)
+    chosen: set[str] = set()
+    for part in parts:
+        weight[part.short_name] += part.weight_us
+        if part.in_scope:
+            chosen.add(part.short_name)
+    order = sorted((name for name in weight if name not in chosen), key=lambda name: (-weight[name], name))
+    if not chosen and (known := [name for name in order if name in significant]):
+        return known
+    everything = math.fsum(weight.values())
+    reached = math.fsum(weight[name] for name in chosen)
+    added: list[str] = []
+    for name in order:
+        if added and reached >= target * everything:
+            break
+        added.append(name)
+        reached += weight[name]
+    return added
+
+
+def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
+    reasons: list[str] = []
+    target = verdict.target
+    if verdict.time.gap is None or not verdict.measured:
+        if not wholes:
+            reasons.append("There is no whole to hold the sum against.")
+        elif verdict.time.gap is None:
+            failures = "; ".join(sorted({f"{whole.card_id}: {whole.reason or 'not measured'}" for whole in wholes}))
+            reasons.append(f"The whole model was not measured ({failures}).")
+        if verdict.parts and not verdict.measured:
+            reasons.append("None of the operators was measured.")
+        return dataclasses.replace(verdict, outcome="none", reasons=tuple(reasons))
+
+    passed = True
+    compared = [("time", verdict.time)]
+    if verdict.energy and verdict.energy.accuracy is not None:
+        compared.append(("energy", verdict.energy))
+    for name, comparison in compared:
+        gap, accuracy = comparison.gap, comparison.accuracy
+        if gap is None or accuracy is None:
+            continue
+        if accuracy < target:
+            passed = False
+            reasons.append(f"The sum's {name} is {gap.value:+.1%} off the whole; {1 - target:.1%} is allowed.")
+        if abs(abs(gap.value) - (1 - target)) < gap.half_width:
+            reasons.append(f"The {name} gap is within its interval (±{gap.half_width:.1%}) of the limit.")
+    if verdict.coverage is None or verdict.coverage < target:
+        passed = False
+        reasons.append(f"The coverage is {verdict.coverage or 0:.1%}; {target:.1%} is asked for.")
+    if len(compared) == 1:
+        without = f" for {blind} of {verdict.measured} tuples" if 0 < blind < verdict.measured else ""
+        reasons.append(f"Energy is not available{without}; the verdict rests on time and coverage alone.")
+    missing = [whole for whole in wholes if not whole.reading]
+    if missing:
+        reasons.append(
+            "The whole was not measured on "
+            + ", ".join(f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in missing)
+            + "."
+        )
+    return dataclasses.replace(verdict, outcome="pass" if passed else "fail", reasons=tuple(reasons))
+
+
+def _sum(figures: Iterable[Figure], systematic: float) -> Figure:
+    listed = list(figures)
+    total = math.fsum(figure.value for figure in listed)
+    return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total))
+
+
+def _mean(figures: Sequence[Figure]) -> Figure | None:
+    """The mean of one quantity over cards: their own errors, and how far the cards lie apart."""
+    if not figures:
+        return None
+    mean = math.fsum(figure.value for figure in figures) / len(figures)
+    own = math.hypot(*(figure.half_width for figure in figures)) / len(figures)
+    return Figure(mean, own + max(abs(figure.value - mean) for figure in figures))
+
+
+def _power(energy_mj: Figure, time_us: Figure) -> Figure:
+    """Average power in W; energy was read as power times time, so their errors are taken as independent."""
+    if not time_us.value:
+        return Figure(0.0)
+    power_w = energy_mj.value / time_us.value * 1e3
+    return Figure(power_w, power_w * math.hypot(energy_mj.relative, time_us.relative))
+
+
+def _between(low: Figure, high: Figure, share: float) -> Figure:
+    return Figure(
+        low.value + share * (high.value - low.value), low.half_width + share * (high.half_width - low.half_width)
+    )
+
+
+def _above_idle(
+    measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView], systematic: float
+) -> Comparison | None:
+    """Energy beyond what the resting card draws in the same time; gross is this plus idle power × total time."""
+    terms: list[Figure] = []
+    for part, chosen in measured:
+        figure = _beyond(chosen.energy, chosen.time, part.reading.idle_power_w if part.reading else None)
+        if figure is None:
+            return None
+        terms.append(figure.times(part.count))
+    above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
+    known = [figure for figure in above if figure]
+    return Comparison(_sum(terms, systematic), _mean(known) if known and len(known) == len(above) else None)
+
+
+def _beyond(energy: Figure | None, time: Figure, idle_power_w: float | None) -> Figure | None:
+    if energy is None or idle_power_w is None:
+        return None
+    return Figure(energy.value - idle_power_w * time.value * 1e-3, energy.half_width)
+
+
+def _systematic(
+    measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView], canaries: Sequence[Canary]
+) -> tuple[float, float, str]:
+    """The largest deviation of any canary reading from its subject's mean, relative, for time and energy."""
+    by_subject: dict[str, list[Canary]] = defaultdict(list)
+    for canary in canaries:
+        by_subject[canary.subject_id].append(canary)
+    compared = [group for group in by_subject.values() if len(group) > 1]
+    cards = {reading.card_id for reading in _all(measured, wholes) if reading.card_id}
+    if not compared:
+        if len(cards) > 1:
+            return 0.0, 0.0, f"No canary compares the {len(cards)} cards; the intervals leave out how they differ."
+        return 0.0, 0.0, "No canary was read twice; the intervals leave out what drifts."
+    time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
+    energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
+    energy = max((_spread(values) for values in energies if len(values) > 1), default=0.0)
+    places = len({canary.card_id for group in compared for canary in group})
+    what = f"{places} cards" if places > 1 else "one card"
+    return time, energy, f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, read on {what}."
+
+
+def _spread(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return max(abs(value - mean) for value in values) / mean if mean else 0.0
+
+
+def _all(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[ReadingView]:
+    return [part.reading for part, _ in measured if part.reading] + list(wholes)
+
+
+def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
+    everything = math.fsum(part.weight_us for part in parts)
+    missing = [
+        Unmeasured(
+            part.operator_id,
+            part.short_name,
+            part.label,
+            part.count,
+            part.weight_us / everything if everything else 0.0,
+            part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE),
+        )
+        for part in parts
+        if part.reading is None
+    ]
+    return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
+
+
+def _adjustments(measured: Sequence[tuple[Part, Chosen]]) -> tuple[Adjustment, ...]:
+    found = []
+    for part, chosen in measured:
+        if chosen.used == "steady" and not chosen.why:
+            continue
+        assert part.reading is not None
+        effect_energy = None
+        if chosen.energy and part.reading.energy:
+            effect_energy = part.count * (chosen.energy.value - part.reading.energy.value)
+        effect_time = part.count * (chosen.time.value - part.reading.time_us)
+        found.append(
+            Adjustment(part.operator_id, part.label, part.count, chosen.used, chosen.why, effect_time, effect_energy)
+        )
+    return tuple(sorted(found, key=lambda entry: -abs(entry.effect_time_us)))
+
+
+def _launch_gap_us(wholes: Sequence[Whole]) -> float | None:
+    """Eager minus graph, the mean over the cards that have both."""
+    times: dict[str, dict[str, float]] = defaultdict(dict)
+    for whole in wholes:
+        if whole.reading and whole.launch:
+            times[whole.reading.card_id or whole.card_id][whole.launch] = whole.reading.time_us
+    gaps = [both["eager"] - both["graph"] for both in times.values() if {"eager", "graph"} <= both.keys()]
+    return math.fsum(gaps) / len(gaps) if gaps else None

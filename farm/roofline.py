@@ -1,0 +1,94 @@
+"""What a call should cost at least: the larger of arithmetic and traffic at the card's peaks, plus a launch.
+
+The estimate weighs tuples against each other (coverage, placement, the order of the accuracy loop) before and
+apart from any measurement. It need not be right in microseconds, only fair between a convolution that computes,
+an addition that moves bytes, and a tiny call that does neither: FLOPs alone would call the last two free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Peaks of one card for one dtype, and the least time a launch takes."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    launch_floor_us: float
+
+    def __post_init__(self) -> None:
+        if not (self.flops_per_s > 0 and self.bytes_per_s > 0 and self.launch_floor_us >= 0):
+            raise ValueError(f"peaks must be positive: {self}")
+
+    def estimate_us(self, flops: float, bytes_moved: float) -> float:
+        """Estimated time of one call in microseconds; 2 FLOPs per multiply-add, bytes read plus written."""
+        return max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6 + self.launch_floor_us
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    float32: float  # FLOP/s without tensor cores
+    tf32: float  # FLOP/s, dense
+    half: float  # FLOP/s of float16 and bfloat16, dense
+    bytes_per_s: float
+    launch_floor_us: float
+
+
+# Data-sheet peaks (SXM where there is a choice), dense. The first name found in the card's model counts, so the
+# longer names stand first. A fingerprint, where the card has one, overrides them with what was measured.
+_CARDS: tuple[tuple[str, _Peaks], ...] = (
+    ("H200", _Peaks(67e12, 495e12, 990e12, 4.8e12, 2.0)),
+    ("H100 PCIe", _Peaks(51e12, 378e12, 756e12, 2.0e12, 2.0)),
+    ("H100", _Peaks(67e12, 495e12, 990e12, 3.35e12, 2.0)),
+    ("B200", _Peaks(75e12, 1100e12, 2250e12, 8.0e12, 2.0)),
+    ("A100", _Peaks(19.5e12, 156e12, 312e12, 1.9e12, 2.5)),
+    ("L40", _Peaks(90e12, 90e12, 181e12, 0.86e12, 2.5)),
+    ("L4", _Peaks(30e12, 60e12, 121e12, 0.3e12, 2.5)),
+    ("V100", _Peaks(15.7e12, 15.7e12, 125e12, 0.9e12, 3.0)),
+    ("T4", _Peaks(8.1e12, 8.1e12, 65e12, 0.32e12, 3.0)),
+)
+_GENERIC_GPU = _Peaks(20e12, 80e12, 160e12, 1.0e12, 2.5)
+# A few server cores: what a small CPU job sees, not a whole socket.
+_CPU = _Peaks(1e11, 1e11, 1e11, 2e10, 8.0)
+
+
+def roofline_of(
+    card_kind: str,
+    card_model: str,
+    fingerprint: Mapping[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
+    tf32: bool = False,
+) -> Roofline:
+    """The roofline of a card for one dtype.
+
+    Args:
+        card_kind: ``cuda``, ``cpu`` or ``simulated``.
+        card_model: the card's name, such as ``NVIDIA H200``.
+        fingerprint: what was measured when a worker first saw the card; of it count ``copy_bytes_per_s``,
+            ``launch_floor_us`` and ``matmul_flops_per_s`` (a mapping of ``float32``, ``tf32``, ``float16``,
+            ``bfloat16`` to FLOP/s). What it lacks or holds as zero comes from the table.
+        dtype: of the model's activations.
+        tf32: whether float32 matrix products run as TF32.
+    """
+    peaks = _CPU if card_kind == "cpu" else next((p for name, p in _CARDS if name in card_model), _GENERIC_GPU)
+    measured = fingerprint or {}
+    if dtype in ("float16", "bfloat16"):
+        rate, key = peaks.half, dtype
+    elif tf32:
+        rate, key = peaks.tf32, "tf32"
+    else:
+        rate, key = peaks.float32, "float32"
+    return Roofline(
+        flops_per_s=_positive((measured.get("matmul_flops_per_s") or {}).get(key), rate),
+        bytes_per_s=_positive(measured.get("copy_bytes_per_s"), peaks.bytes_per_s),
+        launch_floor_us=_positive(measured.get("launch_floor_us"), peaks.launch_floor_us),
+    )
+
+
+def _positive(measured: Any, otherwise: float) -> float:
+    return float(measured) if isinstance(measured, (int, float)) and measured > 0 else otherwise
