@@ -15,7 +15,7 @@ from typing import Any
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
@@ -26,6 +26,7 @@ from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
+UPGRADE_LOCK = 0x6661726D  # "farm", a key of PostgreSQL's advisory locks
 
 
 class database_now(FunctionElement[float]):
@@ -110,9 +111,33 @@ class Database:
         if (version := self.schema_version()) is not None and version not in known_schemas():
             self.check_schema()
         config = alembic_config()
-        with self._explained(), self.engine.begin() as connection:
+        with self._explained(), self._alone() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Connection]:
+        """One transaction that no second upgrade can overlap: hosts that start together migrate one after the other."""
+        connection = self.engine.connect().execution_options(sqlite_begin="IMMEDIATE")
+        sqlite = self.engine.dialect.name == "sqlite"
+        driver: Any = connection.connection.dbapi_connection
+        try:
+            if sqlite:
+                # Changing a table on SQLite means copying and dropping it, and a drop would cascade to its children.
+                driver.execute("PRAGMA foreign_keys=OFF")
+            with connection.begin():
+                if not sqlite:
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+                yield connection
+                if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
+                    raise SchemaMismatch(
+                        f"Upgrading {self} would break a reference of the table {broken[0]}.",
+                        "Nothing was changed. Restore a backup or report the fault.",
+                    )
+        finally:
+            if sqlite:
+                driver.execute("PRAGMA foreign_keys=ON")
+            connection.close()
 
     def close(self) -> None:
         self.engine.dispose()

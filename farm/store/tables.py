@@ -13,6 +13,14 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
+# Every constraint has a name on every database: a later migration can then change it, on SQLite too.
+SQLModel.metadata.naming_convention = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
 # A 64-bit key that SQLite still counts up by itself.
 BigKey = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -73,7 +81,7 @@ class Card(SQLModel, table=True):
     memory_bytes: int = Field(default=0, sa_type=BigInteger)
     driver: str = ""
     host: str = Field(default="", index=True)
-    card_index: int = 0
+    index: int = 0
     queue: str = ""
     software_id: str | None = Field(default=None, foreign_key="software.id")
     state: str = CardState.STOPPED
@@ -171,6 +179,8 @@ class Job(SQLModel, table=True):
     variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
     protocol_id: str = Field(foreign_key="protocol.id")
     request: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    request_id: str = Field(default="", index=True, max_length=32)  # equal for equal work
+    farm: str = ""  # the embedded farm that owns it; empty: any control worker may go on with it
     state: str = Field(default=JobState.OPEN, index=True)
     round: int = 0  # the newest round
     created_at_s: float = 0.0
@@ -217,7 +227,8 @@ class Item(SQLModel, table=True):
     expected_s: float = 0.0
     holder: str = ""
     token: str = ""
-    claim_key: str | None = Field(default=None, unique=True)
+    subject_key: str = Field(default="", index=True)  # subject, card or card model, software, protocol
+    claim_key: str | None = Field(default=None, unique=True)  # the subject key, while claimed
     lease_until_s: float = 0.0
     attempts: int = 0
     repeated: int = 0  # finished work that came too late to be accepted

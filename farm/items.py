@@ -1,0 +1,428 @@
+"""The life of one item: claimed, then done, failed or given back, each in one transaction.
+
+The rules that make "measured once, accepted once" hold whatever dies:
+
+* A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
+  whether a result is accepted**, in the same transaction that writes the reading.
+* ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*, and closes with the
+  first one's reading, or wakes up when the first one fails.
+* Attempts are counted here and nowhere else; the claim after the last attempt closes the item as failed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, update
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, and_, col, func, or_, select
+
+from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
+from farm.request import Request
+from farm.store import tables
+from farm.store.content import reading_row
+from farm.store.database import Database, database_now
+from farm.store.tables import OPEN, Item, ItemState
+
+
+class Declined(StrEnum):
+    """Why a claim was not given."""
+
+    GONE = "gone"  # closed, held by another, moved to another card, or its job ended
+    REUSED = "reused"  # closed just now with a reading that was there
+    DEFERRED = "deferred"  # somebody is measuring the same subject
+    EXHAUSTED = "exhausted"  # closed just now: every attempt ended without an answer
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker's right to measure one item, with all it needs to do so."""
+
+    item_id: int
+    job_id: str
+    round: int
+    token: str
+    role: str
+    label: str
+    short_name: str
+    subject: Subject
+    protocol: Protocol
+    stopping: Stopping
+    capture_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What follows from closing an item: aggregations to publish, and items to publish again."""
+
+    accepted: bool
+    rounds: tuple[tuple[str, int], ...] = ()
+    woken: tuple[int, ...] = ()
+
+
+def subject_key(item: Item, reuse: str, software_id: str) -> str:
+    """What two items share when one reading serves both. Wholes and canaries are a matter of the very card."""
+    scope = item.card_model if item.role == "tuple" and reuse == "model" else item.card_id
+    key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
+
+
+def find_reading(session: Session, item: Item, request: Request, software_id: str) -> tables.Reading | None:
+    """The reading that serves the item under the request's reuse policy, None where there is none."""
+    if request.reuse == "none":
+        return None
+    query = select(tables.Reading).where(
+        tables.Reading.subject_id == item.subject_id,
+        tables.Reading.protocol_id == item.protocol_id,
+        tables.Reading.software_id == software_id,
+        col(tables.Reading.simulated).is_(False),
+    )
+    return best_reading(session.exec(query), item, request, {item.card_id})
+
+
+def best_reading(
+    readings: Iterable[tables.Reading], item: Item, request: Request, card_ids: set[str]
+) -> tables.Reading | None:
+    """Of readings of one subject, protocol and software: the one that serves best, chosen cards first, then the newest.
+
+    Wholes and canaries are a matter of the very card; tuples only under ``--reuse card``.
+    """
+    if item.role != "tuple":
+        serving = [reading for reading in readings if reading.card_id == item.card_id]
+    elif request.reuse == "card":
+        serving = [reading for reading in readings if reading.card_id in card_ids]
+    else:
+        serving = [reading for reading in readings if reading.card_model == item.card_model]
+    serving = [reading for reading in serving if satisfies(reading, request.stopping)]
+    return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
+
+
+def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
+    """Whether a reading is tight enough. One that did not converge serves who would not wait longer."""
+    time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
+    energy_ok = (
+        reading.energy_half_width_mj is None
+        or reading.energy_mj is None
+        or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
+    )
+    return (time_ok and energy_ok) or reading.window_s >= 0.9 * wanted.maximum_s or "not_converged" in reading.flags
+
+
+def claim(
+    database: Database, item_id: int, *, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
+) -> Claim | tuple[Declined, Closed]:
+    """Take an item, or learn why not.
+
+    An item may be taken when it waits, or when its lease has ended, or when this very holder had it (its
+    earlier process died: a holder runs one item at a time).
+    """
+    try:
+        with database.write() as session:
+            taken = _claim(session, item_id, card_id, holder, software_id, lease_s, max_attempts)
+    except IntegrityError:
+        # The unique claim key is taken: another item of the same subject is being measured right now.
+        return _defer(database, item_id, software_id)
+    if isinstance(taken, Claim):
+        return taken
+    declined, rounds, woken = taken
+    return declined, Closed(bool(rounds), _finished(database, rounds), woken)
+
+
+def _defer(database: Database, item_id: int, software_id: str) -> tuple[Declined, Closed]:
+    with database.write() as session:
+        item = session.get(Item, item_id)
+        job = session.get(tables.Job, item.job_id) if item else None
+        if item is None or job is None:
+            return Declined.GONE, Closed(False)
+        key = subject_key(item, job.request["reuse"], software_id)
+        deferred = session.execute(
+            update(Item)
+            .where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
+            .values(state=ItemState.DEFERRED, subject_key=key)
+        )
+        if not deferred.rowcount:  # type: ignore[attr-defined]
+            return Declined.GONE, Closed(False)
+    # The other may have closed in between, without seeing this one: then it wakes at once.
+    return Declined.DEFERRED, Closed(False, woken=wake_orphans(database, item_id))
+
+
+def _claim(
+    session: Session, item_id: int, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
+) -> Claim | tuple[Declined, set[tuple[str, int]], tuple[int, ...]]:
+    gone: tuple[Declined, set[tuple[str, int]], tuple[int, ...]] = (Declined.GONE, set(), ())
+    item = session.get(Item, item_id)
+    job = session.get(tables.Job, item.job_id) if item else None
+    if item is None or job is None or item.card_id != card_id or job.state != tables.JobState.OPEN:
+        return gone
+    request = Request.from_json(job.request)
+    claimable = and_(col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
+    if (reading := find_reading(session, item, request, software_id)) is not None:
+        closed = session.execute(update(Item).where(claimable).values(**_closing(reading.id, reused=True)))
+        if not closed.rowcount:  # type: ignore[attr-defined]
+            return gone
+        return Declined.REUSED, {(item.job_id, item.round)}, ()
+    if item.attempts >= max_attempts:
+        message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
+        closed = session.execute(
+            update(Item).where(claimable).values(**_failing(item.reason or "attempts_exhausted", message))
+        )
+        if not closed.rowcount:  # type: ignore[attr-defined]
+            return gone
+        return Declined.EXHAUSTED, {(item.job_id, item.round)}, _wake(session, item.subject_key)
+    key = subject_key(item, request.reuse, software_id)
+    token = uuid.uuid4().hex
+    # A key held by a claim whose lease has ended is free again; that claim's token still stands for its own item.
+    session.execute(
+        update(Item)
+        .where(col(Item.claim_key) == key, col(Item.id) != item_id, col(Item.lease_until_s) < database_now())
+        .values(claim_key=None)
+    )
+    taken = session.execute(
+        update(Item)
+        .where(claimable)
+        .values(
+            state=ItemState.CLAIMED,
+            holder=holder,
+            token=token,
+            subject_key=key,
+            claim_key=key,
+            lease_until_s=database_now() + lease_s,
+            attempts=col(Item.attempts) + 1,
+            started_at_s=database_now(),
+        )
+    )
+    if not taken.rowcount:  # type: ignore[attr-defined]
+        return gone
+    return _describe(session, item, job, request, token)
+
+
+def _claimable(holder: str) -> ColumnElement[bool]:
+    return or_(
+        col(Item.state).in_([ItemState.WAITING, ItemState.DEFERRED]),
+        and_(
+            col(Item.state) == ItemState.CLAIMED,
+            or_(col(Item.lease_until_s) < database_now(), col(Item.holder) == holder),
+        ),
+    )
+
+
+def _describe(session: Session, item: Item, job: tables.Job, request: Request, token: str) -> Claim:
+    capture_id = None
+    if item.subject_kind == "operator":
+        operator = session.get(tables.Operator, item.subject_id)
+        assert operator is not None, "foreign data: an item's operator is stored before the item"
+        spec, label, short_name = operator.spec, operator.label, operator.short_name
+    else:
+        assert request.variant is not None
+        spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
+        newest = session.get(tables.Round, (job.id, item.round))
+        capture_id = newest.capture_id if newest else None
+    assert item.id is not None
+    return Claim(
+        item.id,
+        item.job_id,
+        item.round,
+        token,
+        item.role,
+        label,
+        short_name,
+        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec),
+        request.protocol,
+        request.stopping,
+        capture_id,
+    )
+
+
+def _closing(reading_id: str, *, reused: bool) -> dict[str, Any]:
+    return {
+        "state": ItemState.DONE,
+        "reading_id": reading_id,
+        "reused": reused,
+        "claim_key": None,
+        "lease_until_s": 0.0,
+        "ended_at_s": database_now(),
+    }
+
+
+def _failing(reason: str, message: str) -> dict[str, Any]:
+    return {
+        "state": ItemState.FAILED,
+        "reason": reason,
+        "message": message[:2000],
+        "claim_key": None,
+        "lease_until_s": 0.0,
+        "ended_at_s": database_now(),
+    }
+
+
+def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
+    """Write the reading and close the item, and every deferred item that the same reading serves.
+
+    A claim whose token is no longer the item's writes nothing but one more on the item's ``repeated``.
+    """
+    affected: set[tuple[str, int]] = set()
+    with database.write() as session:
+        item = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        reading_id = uuid.uuid4().hex
+        row = tables.Reading(
+            id=reading_id,
+            subject_kind=claimed.subject.kind,
+            subject_id=claimed.subject.id,
+            card_id=card_id,
+            card_model=item.card_model,
+            software_id=software_id,
+            protocol_id=claimed.protocol.id,
+            simulated=reading.power_source == "simulated" or "simulated" in reading.flags,
+            created_at_s=database_now(),  # type: ignore[arg-type]
+            **reading_row(reading),
+        )
+        session.add(row)
+        session.flush()
+        if reading.trace is not None:
+            session.add(tables.Trace(reading_id=reading_id, packed=reading.trace.pack()))
+        accepted = session.execute(
+            update(Item)
+            .where(col(Item.id) == item.id, col(Item.token) == claimed.token, col(Item.state) == ItemState.CLAIMED)
+            .values(**_closing(reading_id, reused=False))
+        )
+        if not accepted.rowcount:  # type: ignore[attr-defined]
+            session.rollback()
+            return Closed(False)
+        affected.add((item.job_id, item.round))
+        for waiting in _deferred(session, item.subject_key):
+            session.execute(
+                update(Item)
+                .where(col(Item.id) == waiting.id, col(Item.state) == ItemState.DEFERRED)
+                .values(**_closing(reading_id, reused=True))
+            )
+            affected.add((waiting.job_id, waiting.round))
+    return Closed(True, _finished(database, affected))
+
+
+def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
+    """Close the item without a reading; items deferred to it wake up and try for themselves."""
+    with database.write() as session:
+        item = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        session.execute(update(Item).where(col(Item.id) == item.id).values(**_failing(reason, message)))
+        woken = _wake(session, item.subject_key)
+    return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
+
+
+def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> None:
+    """Keep why an attempt ended, on an item that may be tried again."""
+    with database.write() as session:
+        if (item := _held(session, claimed)) is not None:
+            session.execute(update(Item).where(col(Item.id) == item.id).values(reason=reason, message=message[:2000]))
+
+
+def give_back(database: Database, claimed: Claim) -> bool:
+    """Hand an item back unmeasured (the worker stops): it waits again and the attempt does not count."""
+    with database.write() as session:
+        if (item := _held(session, claimed, count=False)) is None:
+            return False
+        session.execute(
+            update(Item)
+            .where(col(Item.id) == item.id)
+            .values(
+                state=ItemState.WAITING,
+                claim_key=None,
+                token="",
+                holder="",
+                lease_until_s=0.0,
+                attempts=col(Item.attempts) - 1,
+            )
+        )
+        return True
+
+
+def _held(session: Session, claimed: Claim, *, count: bool = True) -> Item | None:
+    """The item if the claim still stands; otherwise the work is counted as repeated."""
+    query = select(Item).where(Item.id == claimed.item_id)
+    if session.get_bind().dialect.name == "postgresql":
+        query = query.with_for_update()
+    item = session.exec(query).first()
+    if item is not None and item.token == claimed.token and item.state == ItemState.CLAIMED:
+        return item
+    if item is not None and count:
+        session.execute(update(Item).where(col(Item.id) == item.id).values(repeated=col(Item.repeated) + 1))
+        session.commit()
+    return None
+
+
+def renew(database: Database, holder: str, lease_s: float) -> int:
+    """Extend every lease of a holder that still runs; how many there were."""
+    with database.write() as session:
+        renewed = session.execute(
+            update(Item)
+            .where(col(Item.holder) == holder, col(Item.state) == ItemState.CLAIMED)
+            .values(lease_until_s=database_now() + lease_s)
+        )
+        return int(renewed.rowcount)  # type: ignore[attr-defined]
+
+
+def release_card(database: Database, card_id: str) -> int:
+    """End all leases on a card. Only for who holds the card's lock: nobody else can be measuring on it."""
+    with database.write() as session:
+        ended = session.execute(
+            update(Item)
+            .where(col(Item.card_id) == card_id, col(Item.state) == ItemState.CLAIMED)
+            .values(lease_until_s=0.0, claim_key=None)
+        )
+        return int(ended.rowcount)  # type: ignore[attr-defined]
+
+
+def wake_orphans(database: Database, item_id: int | None = None) -> tuple[int, ...]:
+    """Set deferred items waiting again when nobody is measuring their subject any more."""
+    with database.write() as session:
+        measuring = select(col(Item.subject_key)).where(
+            col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()
+        )
+        orphans = select(col(Item.id)).where(
+            col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring)
+        )
+        if item_id is not None:
+            orphans = orphans.where(col(Item.id) == item_id)
+        found = tuple(session.scalars(orphans))
+        if found:
+            session.execute(update(Item).where(col(Item.id).in_(found)).values(state=ItemState.WAITING))
+        return found
+
+
+def _deferred(session: Session, key: str) -> list[Item]:
+    return list(session.exec(select(Item).where(Item.subject_key == key, Item.state == ItemState.DEFERRED)))
+
+
+def _wake(session: Session, key: str) -> tuple[int, ...]:
+    woken = tuple(item.id for item in _deferred(session, key) if item.id is not None)
+    if woken:
+        session.execute(update(Item).where(col(Item.id).in_(woken)).values(state=ItemState.WAITING))
+    return woken
+
+
+def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Those of the rounds in which no item is open.
+
+    Asked after the closing transaction's commit: two last items closing at once must not each see the other open.
+    """
+    if not rounds:
+        return ()
+    with database.read() as session:
+        return tuple(sorted(key for key in rounds if not open_items(session, *key)))
+
+
+def open_items(session: Session, job_id: str, number: int) -> int:
+    """How many items of the round are not closed."""
+    query = (
+        select(func.count())
+        .select_from(Item)
+        .where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN))
+    )
+    return session.exec(query).one()

@@ -1,0 +1,162 @@
+"""Writing the rows that never change: software, protocols, operators, variants and captures.
+
+All are content-addressed, so writing one twice is no error and two writers at once agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import Session, SQLModel, col, select
+
+from farm.benchmark import protocol as protocols
+from farm.store import tables
+from farm.store.database import database_now
+
+if TYPE_CHECKING:
+    from farm.operators.capture import Call
+    from farm.operators.cost import Cost
+    from farm.operators.tuple import OperatorTuple
+
+
+def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
+    """Insert the rows whose key is not there yet."""
+    if not rows:
+        return
+    dialect = session.get_bind().dialect.name
+    builder: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}.get(dialect, insert)
+    session.execute(builder(table).on_conflict_do_nothing(), rows)
+
+
+def store_software(session: Session, software: protocols.Software) -> str:
+    insert_new(session, tables.Software, [{"id": software.id, **software.to_json()}])
+    return software.id
+
+
+def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
+    row = {
+        "id": protocol.id,
+        "launch": protocol.launch,
+        "residency": protocol.residency,
+        "data": protocol.data,
+        "spec": protocol.to_json(),
+    }
+    insert_new(session, tables.Protocol, [row])
+    return protocol.id
+
+
+def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
+    rows = [
+        {
+            "id": spec.id,
+            "schema_version": spec.to_json()["schema"],
+            "name": spec.operator,
+            "short_name": spec.short_name,
+            "kind": spec.kind,
+            "label": spec.label,
+            "training": spec.training,
+            "flops": cost.flops,
+            "bytes_moved": cost.bytes,
+            "parameters": spec.parameters_for_query(),
+            "spec": spec.to_json(),
+        }
+        for spec, cost in operators.items()
+    ]
+    known = set(
+        session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_([row["id"] for row in rows]))).all()
+    )
+    insert_new(session, tables.Operator, [row for row in rows if row["id"] not in known])
+
+
+def store_variant(
+    session: Session, variant: protocols.Variant, *, flops: int = 0, model_flops: int = 0, bytes_moved: int = 0
+) -> str:
+    row = {
+        "id": variant.id,
+        **variant.to_json(),
+        "flops": flops,
+        "model_flops": model_flops,
+        "bytes_moved": bytes_moved,
+    }
+    insert_new(session, tables.ModelVariant, [row])
+    return variant.id
+
+
+def find_capture(session: Session, variant_id: str, device_type: str, grad: bool, torch: str) -> tables.Capture | None:
+    """The capture to go by: what was observed on a card before what was predicted."""
+    query = (
+        select(tables.Capture)
+        .where(
+            tables.Capture.variant_id == variant_id,
+            tables.Capture.device_type == device_type,
+            tables.Capture.grad == grad,
+            tables.Capture.torch == torch,
+        )
+        .order_by(col(tables.Capture.origin))  # "observed" < "predicted"
+    )
+    return session.exec(query).first()
+
+
+def store_capture(
+    session: Session,
+    calls: Iterable[Call],
+    *,
+    variant_id: str,
+    device_type: str,
+    grad: bool,
+    torch: str,
+    origin: str,
+    card_id: str | None = None,
+    verification: dict[str, Any] | None = None,
+) -> int:
+    """The id of the capture, which is written if it is new. Its operators must be stored before."""
+    query = select(tables.Capture).where(
+        tables.Capture.variant_id == variant_id,
+        tables.Capture.device_type == device_type,
+        tables.Capture.grad == grad,
+        tables.Capture.torch == torch,
+        tables.Capture.origin == origin,
+    )
+    if (known := session.exec(query).first()) is not None:
+        assert known.id is not None
+        return known.id
+    capture = tables.Capture(
+        variant_id=variant_id,
+        device_type=device_type,
+        grad=grad,
+        torch=torch,
+        origin=origin,
+        card_id=card_id,
+        verification=verification or {},
+        created_at_s=database_now(),  # type: ignore[arg-type]
+    )
+    session.add(capture)
+    session.flush()
+    assert capture.id is not None
+    rows = [
+        {
+            "capture_id": capture.id,
+            "call_index": call.index,
+            "module_path": call.module_path,
+            "operator_id": call.tuple_id,
+            "reads": list(call.reads),
+            "writes": list(call.writes),
+        }
+        for call in calls
+    ]
+    if rows:
+        session.execute(insert(tables.Call), rows)
+    return capture.id
+
+
+def reading_row(reading: protocols.Reading) -> dict[str, Any]:
+    """A reading's own columns (all but its provenance)."""
+    skip = {"trace"}
+    row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name not in skip}
+    row["throttle_reasons"] = list(reading.throttle_reasons)
+    row["flags"] = list(reading.flags)
+    return row
