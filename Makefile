@@ -1,0 +1,40 @@
+# One-line verbs. `make demo` and `make test` need nothing but make and Python 3.11 or later.
+PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(if $(shell $(name) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>&1 || echo no),,$(name))))
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TESTS ?=
+
+.PHONY: demo test lint types format check clean migration-first
+
+demo: .venv/.installed  ## measure resnet18 on this machine, end to end
+	$(BIN)/farm run resnet18
+
+test: .venv/.installed-dev  ## all tests
+	$(BIN)/python -m pytest -n auto $(TESTS)
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format --quiet .
+
+check: test lint types
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+migration-first: .venv/.installed-dev  ## until the first release: write the first migration anew from the tables
+	PYTHONPATH=. $(BIN)/python .ci/migration_first.py
+
+.venv/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Name one: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP_INSTALL) --editable ".[dev]"
+	@touch $@

