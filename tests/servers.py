@@ -89,14 +89,14 @@ class PostgresServer:
         if self.pid is not None:
             return
         if not self.data.exists():
-            words = "--auth=trust --encoding=utf8 --no-sync --no-instructions -U postgres -D".split()
+            words = ["--auth=trust", "--encoding=utf8", "--no-sync", "--no-instructions", "-U", "postgres", "-D"]
             initdb = start_tied(
                 [self._programs / "initdb", *words, self.data], log=self.log, cwd=self._folder.path, user=self._user
             )
             if initdb.wait(START_TIMEOUT_S):
                 raise RuntimeError(f"initdb failed: {last_lines(self.log)}")
         (self.data / "postmaster.pid").unlink(missing_ok=True)
-        words = "-F -c max_connections=100 -c shared_buffers=16MB -c full_page_writes=off".split()
+        words = ["-F", "-c", "max_connections=100", "-c", "shared_buffers=16MB", "-c", "full_page_writes=off"]
         self._process = start_tied(
             [self._programs / "postgres", "-D", self.data, "-k", self._folder.path, "-h", "", *words],
             log=self.log,

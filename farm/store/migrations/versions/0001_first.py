@@ -83,7 +83,7 @@ def upgrade() -> None:
         sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
         sa.Column("driver", sa.String(), nullable=False),
         sa.Column("host", sa.String(), nullable=False),
-        sa.Column("card_index", sa.Integer(), nullable=False),
+        sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("queue", sa.String(), nullable=False),
         sa.Column("software_id", sa.String(), nullable=True),
         sa.Column("state", sa.String(), nullable=False),
