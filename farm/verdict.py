@@ -16,6 +16,7 @@ Outcome = Literal["pass", "fail", "none"]
 Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
+VERDICT_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are fractions."""
         return {
+            "schema": VERDICT_SCHEMA,
             "outcome": self.outcome,
             "reasons": list(self.reasons),
             "target": self.target,

@@ -1,0 +1,177 @@
+"""From the rows of a job to what `farm.aggregate` judges: parts with their counts, wholes, canaries.
+
+Occurrence counts come from the calls of the round's capture, readings from the job's items. An operator of the
+model without an item is a part as well, with the reason why it has no reading: nothing of the model goes missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlmodel import Session, SQLModel, col, func, select
+
+from farm.benchmark.protocol import Protocol
+from farm.roofline import Roofline, roofline_of
+from farm.store import tables
+from farm.store.tables import Item, ItemState
+from farm.verdict import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
+
+# SQLite takes 999 values in one statement in its older builds.
+_AT_ONCE = 500
+
+
+def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part], list[Whole], list[Canary]]:
+    """The parts, wholes and canaries of a job up to round `number`.
+
+    Of a sweep, every tuple is a part with the count 1. Wholes include those of the other launch mode, where the
+    same card has one, so that the launch gap can be told.
+    """
+    items = session.exec(
+        select(Item).where(Item.job_id == job.id, col(Item.round) <= number).order_by(col(Item.id))
+    ).all()
+    readings: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
+    counts = occurrences(session, job, number, items)
+    operators: dict[str, tables.Operator] = fetch(session, tables.Operator, counts)
+    roofline = roofline_for(session, job, items)
+    scope = scope_of(session, job, number)
+    by_subject = _preferred(item for item in items if item.role == "tuple")
+
+    parts = []
+    for operator_id, count in counts.items():
+        operator = operators[operator_id]
+        item = by_subject.get(operator_id)
+        row = readings.get(item.reading_id or "") if item else None
+        in_scope = item is not None or scope is None or operator.short_name in scope
+        parts.append(
+            Part(
+                operator_id=operator_id,
+                short_name=operator.short_name,
+                label=operator.label,
+                count=count,
+                flops=operator.flops,
+                bytes_moved=operator.bytes_moved,
+                estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+                reading=ReadingView.of(row) if row else None,
+                reason="" if row else _reason(item, in_scope),
+                card_id=row.card_id if row else item.card_id if item else "",
+                in_scope=in_scope,
+                reused=bool(item and item.reused),
+            )
+        )
+    wholes = _wholes(session, job, items, readings)
+    return parts, wholes, _canaries(items, readings)
+
+
+def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[str, int]:
+    """Operator id -> how often the model calls it, in the order of first call. Of a sweep: once each."""
+    round_row = session.get(tables.Round, (job.id, number))
+    if round_row is None or round_row.capture_id is None:
+        return dict.fromkeys((item.subject_id for item in items if item.role == "tuple"), 1)
+    call = tables.Call
+    rows = session.exec(
+        select(call.operator_id, func.count())
+        .where(call.capture_id == round_row.capture_id)
+        .group_by(call.operator_id)
+        .order_by(func.min(call.call_index))
+    ).all()
+    return {operator_id: int(count) for operator_id, count in rows}
+
+
+def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:
+    """The operator types chosen so far; None means all."""
+    round_row = session.get(tables.Round, (job.id, number))
+    chosen = round_row.operators if round_row and round_row.operators else job.request.get("operators", ["all"])
+    return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
+
+
+def roofline_for(session: Session, job: tables.Job, items: Sequence[Item]) -> Roofline:
+    """One roofline for the whole job, so that its weights compare: of the card of the whole, or the busiest."""
+    cards = Counter(item.card_id for item in items if item.role == "whole") or Counter(i.card_id for i in items)
+    card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
+    dtype = (job.request.get("variant") or {}).get("dtype", "float32")
+    tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
+    kind, model = (card.kind, card.model) if card else ("cuda", "")
+    return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
+
+
+def fetch(session: Session, table: type[SQLModel], keys: Iterable[Any]) -> dict[Any, Any]:
+    """Rows by primary key (named ``id``), in as many statements as needed."""
+    wanted = list(dict.fromkeys(keys))
+    found: dict[Any, Any] = {}
+    identity = table.id  # type: ignore[attr-defined]
+    for start in range(0, len(wanted), _AT_ONCE):
+        rows = session.exec(select(table).where(col(identity).in_(wanted[start : start + _AT_ONCE])))
+        found.update((row.id, row) for row in rows)  # type: ignore[attr-defined]
+    return found
+
+
+def _preferred(items: Iterable[Item]) -> dict[str, Item]:
+    """One item per subject: one with a reading before one without, an open one before a failed one."""
+    rank = {ItemState.DONE: 0, ItemState.CLAIMED: 1, ItemState.DEFERRED: 2, ItemState.WAITING: 3, ItemState.FAILED: 4}
+    chosen: dict[str, Item] = {}
+    for item in items:
+        before = chosen.get(item.subject_id)
+        if before is None or rank.get(ItemState(item.state), 9) < rank.get(ItemState(before.state), 9):
+            chosen[item.subject_id] = item
+    return chosen
+
+
+def _reason(item: Item | None, in_scope: bool) -> str:
+    if item is None:
+        return "not planned" if in_scope else NOT_IN_SCOPE
+    if item.state == ItemState.FAILED:
+        lines = item.message.strip().splitlines()
+        return f"{item.reason}: {lines[0][:200]}" if lines else item.reason or "failed"
+    return {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "measured for another job"}.get(
+        ItemState(item.state), item.state
+    )
+
+
+def _wholes(
+    session: Session, job: tables.Job, items: Sequence[Item], readings: dict[str, tables.Reading]
+) -> list[Whole]:
+    launch = (job.request.get("protocol") or {}).get("launch", "")
+    wholes = []
+    for item in items:
+        if item.role != "whole":
+            continue
+        row = readings.get(item.reading_id or "")
+        if row is None:
+            wholes.append(Whole(item.card_id, None, _reason(item, True), launch))
+            continue
+        wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
+        if (other := _other_launch(session, job, row)) is not None:
+            wholes.append(other)
+    return wholes
+
+
+def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Whole | None:
+    """The same whole on the same card and software, launched the other way, if somebody has read it."""
+    protocol = Protocol.from_json(job.request["protocol"])
+    other = "eager" if protocol.launch == "graph" else "graph"
+    twin = Protocol.from_json({**protocol.to_json(), "launch": other})
+    reading = tables.Reading
+    found = session.exec(
+        select(reading)
+        .where(
+            reading.subject_id == row.subject_id,
+            reading.card_id == row.card_id,
+            reading.software_id == row.software_id,
+            reading.protocol_id == twin.id,
+        )
+        .order_by(col(reading.created_at_s).desc())
+    ).first()
+    return Whole(found.card_id, ReadingView.of(found), "", other) if found else None
+
+
+def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
+    """The canary items' readings, and those that the same subjects have as tuples. No reading counts twice."""
+    subjects = {item.subject_id for item in items if item.role == "canary"}
+    rows = {
+        item.reading_id: readings[item.reading_id]
+        for item in items
+        if item.role in ("canary", "tuple") and item.subject_id in subjects and item.reading_id in readings
+    }
+    return [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]

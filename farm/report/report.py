@@ -1,0 +1,343 @@
+"""The report of a job: everything there is to say about it, as plain values, for a terminal, JSON or a plot.
+
+A finished round has its verdict in the database, and that one is shown. While a round is open, what is there so
+far is summed up in the same way and marked as preliminary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from farm.aggregate import aggregate, choose
+from farm.benchmark.protocol import Protocol
+from farm.errors import NoSuchJob
+from farm.report.parts import fetch, parts_of
+from farm.store import tables
+from farm.store.tables import Item, ItemState
+from farm.verdict import VERDICT_SCHEMA, Chosen, Part, Verdict, Whole
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TupleRow:
+    """One operator tuple of the job; figures are of one call, as they went into the sum."""
+
+    operator_id: str
+    short_name: str
+    label: str
+    calls: int
+    flops: int
+    bytes_moved: int
+    estimated_us: float
+    time_us: float | None
+    time_half_width_us: float | None
+    energy_mj: float | None
+    energy_half_width_mj: float | None
+    used: str  # steady | burst | interpolated | ""
+    card_id: str
+    reading_id: str | None
+    reused: bool
+    reason: str  # why it is not measured
+    flags: tuple[str, ...]
+
+    @property
+    def power_w(self) -> float | None:
+        return None if self.energy_mj is None or not self.time_us else self.energy_mj / self.time_us * 1e3
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """One operator type, all its calls summed. Shares are of the sums over all types."""
+
+    short_name: str
+    calls: int
+    tuples: int
+    measured_tuples: int
+    time_us: float | None  # None: none of its tuples was measured
+    time_share: float | None
+    energy_mj: float | None  # None: not available for all measured tuples
+    energy_share: float | None
+    estimated_us: float
+    estimated_share: float
+
+
+@dataclass(frozen=True)
+class CardView:
+    """A card that took part."""
+
+    id: str
+    kind: str
+    model: str
+    host: str
+    memory_bytes: int
+    driver: str
+    readings: int
+    simulated: bool = False
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """One round: what it added, why, and how it was judged."""
+
+    number: int
+    reason: str
+    operators: tuple[str, ...]
+    items: int
+    outcome: str | None
+    accuracy_time: float | None
+    accuracy_energy: float | None
+    coverage: float | None
+
+
+@dataclass(frozen=True)
+class ReadingCounts:
+    """Where the readings of the job came from. `repeated` is work that came too late to be accepted."""
+
+    items: int
+    measured: int
+    reused: int
+    failed: int
+    open: int
+    cancelled: int
+    repeated: int
+    card_time_s: float  # spent for this job: rebuild, warm-up, window, write
+
+
+@dataclass(frozen=True)
+class Report:
+    """A job as it stands. `preliminary`: its round is open, the verdict is of what is there so far."""
+
+    job_id: str
+    title: str
+    kind: str  # model | sweep
+    state: str
+    round: int
+    created_at_s: float
+    ended_at_s: float | None
+    request: dict[str, Any]
+    protocol: Protocol
+    cards: tuple[CardView, ...]
+    software: tuple[dict[str, Any], ...]
+    flops: int  # of one pass, as the sum of the tuples
+    bytes_moved: int
+    types: tuple[TypeRow, ...]
+    tuples: tuple[TupleRow, ...]
+    verdict: Verdict
+    preliminary: bool
+    rounds: tuple[RoundView, ...]
+    readings: ReadingCounts
+    capture_origin: str  # predicted | observed | ""
+    verification: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name in ("cards", "types", "rounds"):
+            data[name] = [dataclasses.asdict(entry) for entry in data[name]]
+        data["tuples"] = [{**dataclasses.asdict(row), "power_w": row.power_w} for row in self.tuples]
+        return {
+            "schema": SCHEMA,
+            **data,
+            "software": list(self.software),
+            "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
+            "readings": dataclasses.asdict(self.readings),
+            "verdict": self.verdict.to_json(),
+        }
+
+
+def build(session: Session, job_id: str, number: int | None = None) -> Report:
+    """The report of a job, of its newest round or of round `number`.
+
+    Raises:
+        NoSuchJob: there is no job of that id, or it has no such round.
+    """
+    job = session.get(tables.Job, job_id)
+    if job is None:
+        raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
+    shown = job.round if number is None else number
+    if not 0 <= shown <= job.round:
+        raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
+    parts, wholes, canaries = parts_of(session, job, shown)
+    stored = _stored_verdict(session, job_id, shown)
+    protocol = Protocol.from_json(job.request["protocol"])
+    verdict = stored or aggregate(
+        parts, wholes, canaries, target=job.request.get("target", 0.95), launch=protocol.launch
+    )
+    chosen = _chosen(parts, wholes, protocol.launch)
+    items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()
+    rows: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
+    round_row = session.get(tables.Round, (job_id, shown))
+    capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
+    return Report(
+        job_id=job.id,
+        title=job.title,
+        kind=job.kind,
+        state=job.state,
+        round=shown,
+        created_at_s=job.created_at_s,
+        ended_at_s=job.ended_at_s,
+        request=job.request,
+        protocol=protocol,
+        cards=_cards(session, items, rows),
+        software=_software(session, rows),
+        flops=sum(part.count * part.flops for part in parts),
+        bytes_moved=sum(part.count * part.bytes_moved for part in parts),
+        types=_types(parts, chosen),
+        tuples=_tuples(parts, chosen),
+        verdict=verdict,
+        preliminary=stored is None,
+        rounds=_rounds(session, job_id, shown, items),
+        readings=_counts(items, rows),
+        capture_origin=capture.origin if capture else "",
+        verification=dict(capture.verification) if capture else {},
+    )
+
+
+def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | None:
+    query = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
+    row = session.exec(query).first()
+    # One of another version is worked out anew from the same readings.
+    return Verdict.from_json(row.details) if row and row.details.get("schema") == VERDICT_SCHEMA else None
+
+
+def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[str, Chosen]:
+    own = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
+    return {part.operator_id: choose(part.reading, own) for part in parts if part.reading}
+
+
+def _tuples(parts: Sequence[Part], chosen: dict[str, Chosen]) -> tuple[TupleRow, ...]:
+    rows = []
+    for part in parts:
+        taken = chosen.get(part.operator_id)
+        energy = taken.energy if taken else None
+        rows.append(
+            TupleRow(
+                operator_id=part.operator_id,
+                short_name=part.short_name,
+                label=part.label,
+                calls=part.count,
+                flops=part.flops,
+                bytes_moved=part.bytes_moved,
+                estimated_us=part.estimated_us,
+                time_us=taken.time.value if taken else None,
+                time_half_width_us=taken.time.half_width if taken else None,
+                energy_mj=energy.value if energy else None,
+                energy_half_width_mj=energy.half_width if energy else None,
+                used=taken.used if taken else "",
+                card_id=part.card_id,
+                reading_id=part.reading.reading_id if part.reading else None,
+                reused=part.reused,
+                reason=part.reason,
+                flags=part.reading.flags if part.reading else (),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))
+
+
+def _types(parts: Sequence[Part], chosen: dict[str, Chosen]) -> tuple[TypeRow, ...]:
+    groups: dict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        groups[part.short_name].append(part)
+    time_sum = sum(part.count * chosen[part.operator_id].time.value for part in parts if part.operator_id in chosen)
+    energies = [(part.count, taken.energy) for part in parts if (taken := chosen.get(part.operator_id))]
+    energy_sum = sum(count * energy.value for count, energy in energies if energy)
+    estimate_sum = sum(part.weight_us for part in parts)
+    # A share of a sum with holes in it would mislead.
+    whole_energy = bool(energies) and all(energy for _, energy in energies)
+    rows = []
+    for name, group in groups.items():
+        read = [(part.count, chosen[part.operator_id]) for part in group if part.operator_id in chosen]
+        time_us = sum(count * taken.time.value for count, taken in read) if read else None
+        known = [count * taken.energy.value for count, taken in read if taken.energy]
+        energy_mj = sum(known) if read and len(known) == len(read) else None
+        estimated_us = sum(part.weight_us for part in group)
+        rows.append(
+            TypeRow(
+                short_name=name,
+                calls=sum(part.count for part in group),
+                tuples=len(group),
+                measured_tuples=len(read),
+                time_us=time_us,
+                time_share=time_us / time_sum if time_us is not None and time_sum else None,
+                energy_mj=energy_mj,
+                energy_share=energy_mj / energy_sum if energy_mj is not None and whole_energy and energy_sum else None,
+                estimated_us=estimated_us,
+                estimated_share=estimated_us / estimate_sum if estimate_sum else 0.0,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
+
+
+def _cards(session: Session, items: Sequence[Item], rows: dict[str, tables.Reading]) -> tuple[CardView, ...]:
+    readings = Counter(row.card_id for row in rows.values())
+    ids = dict.fromkeys([*readings, *(item.card_id for item in items)])
+    known: dict[str, tables.Card] = fetch(session, tables.Card, ids)
+    views = [
+        CardView(
+            id=card.id,
+            kind=card.kind,
+            model=card.model,
+            host=card.host,
+            memory_bytes=card.memory_bytes,
+            driver=card.driver,
+            readings=readings[card.id],
+            simulated=card.kind == "simulated",
+        )
+        for card in known.values()
+    ]
+    return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
+
+
+def _software(session: Session, rows: dict[str, tables.Reading]) -> tuple[dict[str, Any], ...]:
+    found: dict[str, tables.Software] = fetch(session, tables.Software, (row.software_id for row in rows.values()))
+    return tuple(software.model_dump() for software in found.values())
+
+
+def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Item]) -> tuple[RoundView, ...]:
+    added = Counter(item.round for item in items)
+    verdicts = {
+        row.round: row for row in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
+    }
+    rounds = session.exec(
+        select(tables.Round)
+        .where(tables.Round.job_id == job_id, col(tables.Round.number) <= shown)
+        .order_by(col(tables.Round.number))
+    ).all()
+    views = []
+    for row in rounds:
+        verdict = verdicts.get(row.number)
+        views.append(
+            RoundView(
+                number=row.number,
+                reason=row.reason,
+                operators=tuple(row.operators),
+                items=added[row.number],
+                outcome=verdict.outcome if verdict else None,
+                accuracy_time=verdict.accuracy_time if verdict else None,
+                accuracy_energy=verdict.accuracy_energy if verdict else None,
+                coverage=verdict.coverage if verdict else None,
+            )
+        )
+    return tuple(views)
+
+
+def _counts(items: Sequence[Item], rows: dict[str, tables.Reading]) -> ReadingCounts:
+    done = [item for item in items if item.state == ItemState.DONE]
+    own = {item.reading_id for item in done if not item.reused}
+    return ReadingCounts(
+        items=len(items),
+        measured=sum(not item.reused for item in done),
+        reused=sum(item.reused for item in done),
+        failed=sum(item.state == ItemState.FAILED for item in items),
+        open=sum(not ItemState(item.state).closed for item in items),
+        cancelled=sum(item.state == ItemState.CANCELLED for item in items),
+        repeated=sum(item.repeated for item in items),
+        card_time_s=sum(sum(rows[reading_id].cost_s.values()) for reading_id in own if reading_id in rows),
+    )
