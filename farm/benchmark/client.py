@@ -1,0 +1,301 @@
+"""The parent's side of a benchmark process: ask, wait, and clean up after whatever becomes of it.
+
+No torch. A process that crashes, hangs or poisons its context is ended with its whole group, and the next item gets a
+fresh one.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
+from farm.devices.device import Card
+from farm.errors import Unmeasurable
+
+START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
+KEPT_LINES = 40
+
+OnPhase = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one item. `observed` is the capture on the card, as JSON, of a verified variant."""
+
+    reading: Reading
+    software: Software
+    card: Card
+    observed: dict[str, Any] | None = None
+    verification: dict[str, Any] | None = None
+
+
+class BenchmarkProcess:
+    """One benchmark process for one card, started when needed and started again after it was lost.
+
+    Not for several threads at once. Start it from a thread that lives as long as the process is wanted: the kernel
+    ends the child when the thread that made it ends.
+    """
+
+    def __init__(self, card_id: str, env: Mapping[str, str] | None = None) -> None:
+        self.card_id = card_id
+        self.starts = 0
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._complaints: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self._ready: dict[str, Any] | None = None
+        self._count = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and not _ended(self._process)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def complaints(self) -> str:
+        """The last lines that the process wrote to standard error."""
+        return "\n".join(self._complaints)
+
+    def start(self) -> None:
+        """Start the process and return at once: it gets ready in the background."""
+        if self.alive:
+            return
+        self.kill()
+        self._events = queue.Queue()
+        self._complaints.clear()
+        environment = {**os.environ, **self._env, "PYTHONUNBUFFERED": "1"}
+        # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
+        environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "farm.benchmark.process", "--card", self.card_id, "--parent", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self.starts += 1
+        for target, arguments in (
+            (_read_events, (self._process.stdout, self._events)),
+            (_read_complaints, (self._process.stderr, self._complaints)),
+        ):
+            threading.Thread(target=target, args=arguments, name="benchmark-process", daemon=True).start()
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
+        """Start if need be, wait until it can measure, and say with what software.
+
+        Raises:
+            Unmeasurable: it did not get ready (crashed, hung or not_available).
+        """
+        self.start()
+        if self._ready is None:
+            event = self._next(time.monotonic() + timeout_s, "get ready")
+            while event["event"] != "ready":
+                if event["event"] == "failed":
+                    self.kill()
+                    raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
+                event = self._next(time.monotonic() + timeout_s, "get ready")
+            self._ready = event
+        return Software.from_json(self._ready["software"])
+
+    @property
+    def card(self) -> Card:
+        """The card as the process found it; only after `wait_ready`."""
+        if self._ready is None:
+            raise RuntimeError("the benchmark process is not ready yet")
+        return Card.from_json(self._ready["card"])
+
+    def measure(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        stopping: Stopping,
+        *,
+        predicted: Mapping[str, int] | None = None,
+        verify: bool | None = None,
+        timeout_s: float = 300.0,
+        on_phase: OnPhase | None = None,
+    ) -> Answer:
+        """Have one item measured.
+
+        Args:
+            predicted: for a variant, the tuples it is expected to have; it is then verified on the card first.
+            verify: verify even without a prediction (True) or not in spite of one (False).
+            timeout_s: for the item alone, not for getting ready. Unit: s.
+            on_phase: called with each phase as it begins; what it raises ends the process and comes through.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        software = self.wait_ready()
+        card = self.card
+        self._count += 1
+        item_id = self._count
+        request = {
+            "request": "measure",
+            "id": item_id,
+            "subject": subject.to_json(),
+            "protocol": protocol.to_json(),
+            "stopping": stopping.to_json(),
+            "predicted": dict(predicted) if predicted is not None else None,
+            "verify": predicted is not None if verify is None else verify,
+        }
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._send(request)
+            while True:
+                event = self._next(deadline_s, "measure")
+                if event.get("id") != item_id:
+                    continue
+                if event["event"] == "phase" and on_phase is not None:
+                    on_phase(event["phase"], event.get("details", {}))
+                elif event["event"] == "reading":
+                    return Answer(
+                        Reading.from_json(event["reading"]),
+                        software,
+                        card,
+                        event.get("observed"),
+                        event.get("verification"),
+                    )
+                elif event["event"] == "unmeasurable":
+                    if event.get("poisoned"):
+                        self.kill()
+                    raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
+        except Unmeasurable:
+            raise
+        except BaseException:  # a signal, a time limit: the item is half-done, and its process with it
+            self.kill()
+            raise
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End it: its input ends, and so does it; by force if it does not."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        patience_s = time.monotonic() + timeout_s
+        while not _ended(process) and time.monotonic() < patience_s:
+            time.sleep(0.005)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all that it started, at once, and reap it."""
+        process = self._process
+        if process is None:
+            return
+        # Also after it died by itself, what it started must go. It is reaped only afterwards, so its id is still its
+        # own.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        self._discard()
+
+    def __enter__(self) -> BenchmarkProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _discard(self) -> None:
+        process, self._process, self._ready = self._process, None, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._lost("measure") from None
+
+    def _next(self, deadline_s: float, doing: str) -> dict[str, Any]:
+        try:
+            event = self._events.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            self.kill()
+            raise Unmeasurable(
+                "hung",
+                f"The benchmark process did not {doing} in time and was ended.",
+                "Give it longer with FARM_ITEM_TIMEOUT_S, or leave the operator out.",
+            ) from None
+        if event is None:
+            raise self._lost(doing)
+        return event
+
+    def _lost(self, doing: str) -> Unmeasurable:
+        process = self._process
+        code = None
+        if process is not None:
+            patience_s = time.monotonic() + 5
+            while not (ended := _ended(process)) and time.monotonic() < patience_s:
+                time.sleep(0.005)
+            self.kill()
+            code = process.returncode if ended else None
+        last = next((line for line in reversed(self._complaints) if line.strip()), "")
+        return Unmeasurable(
+            "crashed",
+            f"The benchmark process ended ({_how(code)}) while it should {doing}."
+            + (f" Last: {last[:300]}" if last else ""),
+            "Look at the worker's log.",
+        )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child has ended, without reaping it: its id, and its group's, stay its own until then."""
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it closed its output"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _read_events(stream: Any, events: queue.Queue[dict[str, Any] | None]) -> None:
+    with contextlib.suppress(OSError, ValueError), stream:
+        for line in stream:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                events.put(event)
+    events.put(None)
+
+
+def _read_complaints(stream: Any, complaints: collections.deque[str]) -> None:
+    with contextlib.suppress(OSError, ValueError), stream:
+        for line in stream:
+            complaints.append(line.decode(errors="replace").rstrip())

@@ -1,0 +1,330 @@
+"""The benchmark process: the one process that imports torch and owns the CUDA context of a card.
+
+    python -m farm.benchmark.process --card ID
+
+It reads one JSON object a line from standard input and writes one a line to what was standard output when it began;
+after that, standard output *is* standard error, so that nothing a model prints can pass for an answer. It ends when its
+input ends, also in the middle of a measurement, and when its parent dies.
+
+    in   {"request": "measure", "id", "subject", "protocol", "stopping", "predicted": {tuple id: count} | null,
+          "verify": bool}
+    out  {"event": "ready", "pid", "card", "software", "capabilities"}
+         {"event": "phase", "id", "phase": rebuild | verify | warm-up | window | burst, "details"}
+         {"event": "reading", "id", "reading", "observed": capture | null, "verification": {...} | null}
+         {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
+         {"event": "refused", "message"}     a line that is no request; nothing is done
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
+from farm.devices.device import Card, Device, find_card, open_device
+from farm.errors import FarmError, Unmeasurable
+from farm.settings import settings
+
+PR_SET_PDEATHSIG = 1
+END = object()
+
+
+class Answers:
+    """The private way out. Whole lines only, whichever thread writes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+
+    def send(self, event: str, **values: Any) -> None:
+        line = json.dumps({"event": event, **values}, allow_nan=False)
+        try:
+            with self._lock:
+                self._out.write(line + "\n")
+                self._out.flush()
+        except (BrokenPipeError, ValueError):
+            os._exit(0)  # nobody listens any more
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="farm.benchmark.process")
+    parser.add_argument("--card", required=True)
+    parser.add_argument("--parent", type=int, default=0, help="the process whose end is this one's end")
+    options = parser.parse_args()
+    answers = Answers(_private_output())
+    _die_with_parent(options.parent)
+    _be_the_first_to_go()
+    requests: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=_listen, args=(requests, answers), name="listener", daemon=True).start()
+    try:
+        card = find_card(options.card, settings())
+        runner = _make_runner(card, open_device(card))
+    except FarmError as error:
+        answers.send("failed", message=error.message, next_step=error.next_step)
+        os._exit(2)
+    except Exception as error:
+        traceback.print_exc()
+        answers.send("failed", message=f"{type(error).__name__}: {error}"[:600], next_step="")
+        os._exit(2)
+    answers.send(
+        "ready",
+        pid=os.getpid(),
+        card=card.to_json(),
+        software=runner.software.to_json(),
+        capabilities=sorted(runner.device.capabilities),
+    )
+    while (request := requests.get()) is not END:
+        if not _serve(request, runner, answers):
+            break
+    _leave()
+
+
+def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool:
+    """Answer one request; False when this process must not measure any more."""
+    item_id = request["id"]
+    poisoned = False
+
+    def on_phase(phase: str, details: dict[str, Any]) -> None:
+        answers.send("phase", id=item_id, phase=phase, details=details)
+
+    try:
+        subject = Subject.from_json(request["subject"])
+        protocol = Protocol.from_json(request["protocol"])
+        stopping = Stopping.from_json(request["stopping"])
+        predicted = request.get("predicted")
+        reading, observed, verification = runner.measure(
+            subject, protocol, stopping, predicted, bool(request.get("verify", predicted is not None)), on_phase
+        )
+        answers.send("reading", id=item_id, reading=reading.to_json(), observed=observed, verification=verification)
+        return True
+    except Unmeasurable as error:
+        poisoned = error.reason in ("raised", "not_capturable") and runner.poisoned()
+        reason, message, next_step = error.reason, error.message, error.next_step
+    except FarmError as error:
+        reason, message, next_step = "rejected", error.message, error.next_step
+    except (KeyError, TypeError, ValueError) as error:
+        traceback.print_exc()
+        reason, message, next_step = "rejected", f"{type(error).__name__}: {error}"[:400], ""
+        poisoned = runner.poisoned()
+    except Exception as error:
+        traceback.print_exc()
+        reason, message, next_step = "raised", f"{type(error).__name__}: {error}"[:400], ""
+        poisoned = runner.poisoned()
+    answers.send("unmeasurable", id=item_id, reason=reason, message=message, next_step=next_step, poisoned=poisoned)
+    return not poisoned
+
+
+class Runner:
+    """What measures: with torch on a real card, without on a simulated one."""
+
+    device: Device
+    software: Software
+
+    def measure(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        stopping: Stopping,
+        predicted: Mapping[str, int] | None,
+        verify: bool,
+        on_phase: Any,
+    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
+        raise NotImplementedError
+
+    def poisoned(self) -> bool:
+        """Whether the context is beyond use, so that only a fresh process can measure."""
+        return False
+
+
+class SimulatedRunner(Runner):
+    def __init__(self, device: Device) -> None:
+        from farm.benchmark import simulated
+
+        self.device = device
+        self.software = simulated.SOFTWARE
+        self._measure = simulated.measure
+        self._poisoned = False
+
+    def measure(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        stopping: Stopping,
+        predicted: Mapping[str, int] | None,
+        verify: bool,
+        on_phase: Any,
+    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
+        verification = None
+        try:
+            if verify:
+                on_phase("verify", {})
+                verification = {"matches": True, "differences": [], "simulated": True}
+            reading = self._measure(subject, protocol, stopping, self.device, predicted, on_phase)  # type: ignore[arg-type]
+        except RuntimeError:
+            self._poisoned = True
+            raise
+        return reading, None, verification
+
+    def poisoned(self) -> bool:
+        return self._poisoned
+
+
+class TorchRunner(Runner):
+    """Measures with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
+
+    def __init__(self, device: Device) -> None:
+        idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
+        import torch
+
+        from farm.benchmark import measure
+        from farm.operators import capture, rebuild  # noqa: F401 - imported now, not inside the first item
+
+        idle_power_w = idle.stop()
+        self.device = device
+        self._torch = torch
+        cuda = device.card.kind == "cuda"
+        if cuda and not torch.cuda.is_available():
+            raise Unmeasurable(
+                "not_available",
+                f"PyTorch {torch.__version__} cannot use the card {device.card}.",
+                "Install a build of PyTorch for CUDA that suits the driver.",
+            )
+        self._torch_device = torch.device("cuda:0" if cuda else "cpu")
+        self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
+        self.software = _software(torch, device.card)
+        # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
+        gc.collect()
+        gc.freeze()
+
+    def measure(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        stopping: Stopping,
+        predicted: Mapping[str, int] | None,
+        verify: bool,
+        on_phase: Any,
+    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
+        from farm.benchmark import verification
+
+        observed = findings = None
+        if verify and subject.kind == "variant":
+            on_phase("verify", {})
+            observed, findings = verification.verify(subject, protocol, self._torch_device, predicted)
+        reading = self._bench.measure(subject, protocol, stopping, on_phase)
+        return reading, observed, findings
+
+    def poisoned(self) -> bool:
+        if self._torch_device.type != "cuda":
+            return False
+        try:
+            self._torch.cuda.synchronize()
+            self._torch.zeros(1, device=self._torch_device).add_(1).item()
+        except RuntimeError:
+            return True
+        return False
+
+
+class _IdleWatch:
+    """Reads the card's power in the background until stopped."""
+
+    def __init__(self, device: Device) -> None:
+        from farm.benchmark.sampler import Sampler
+
+        self._sampler = Sampler(device).start()
+
+    def stop(self) -> float | None:
+        from farm.benchmark.statistics import slope
+
+        self._sampler.stop()
+        times, energies = self._sampler.ticks(self._sampler.began_s)
+        if len(times) >= 5:
+            return slope(times, energies).rate / 1e3
+        return self._sampler.window(self._sampler.began_s, float("inf")).power_w
+
+
+def _make_runner(card: Card, device: Device) -> Runner:
+    return SimulatedRunner(device) if card.kind == "simulated" else TorchRunner(device)
+
+
+def _software(torch: Any, card: Card) -> Software:
+    import platform
+    from importlib import metadata
+
+    torchvision = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torchvision = metadata.version("torchvision")
+    cuda = card.kind == "cuda"
+    cudnn = torch.backends.cudnn.version() if cuda else None
+    return Software(
+        torch=torch.__version__,
+        torchvision=torchvision,
+        cuda=(torch.version.cuda or "") if cuda else "",
+        cudnn=str(cudnn or ""),
+        driver=card.driver if cuda else "",
+        python=platform.python_version(),
+        platform=platform.platform(),
+    )
+
+
+def _private_output() -> TextIO:
+    """Keep standard output for answers alone, and send everything else that is printed to standard error."""
+    private = os.dup(1)
+    os.set_inheritable(private, False)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return os.fdopen(private, "w", encoding="utf-8", newline="\n")
+
+
+def _listen(requests: queue.Queue[Any], answers: Answers) -> None:
+    """Hand on requests; the end of the input ends the process at once, whatever the card is doing."""
+    for line in sys.stdin.buffer:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict) or request.get("request") != "measure":
+                raise ValueError("not a request")
+            for name, kind in (("id", (str, int)), ("subject", dict), ("protocol", dict), ("stopping", dict)):
+                if not isinstance(request.get(name), kind):
+                    raise ValueError(f"{name} is missing or of a wrong type")
+            if not isinstance(request.get("predicted"), (dict, type(None))):
+                raise ValueError("predicted is of a wrong type")
+        except (ValueError, RecursionError) as error:
+            answers.send("refused", message=str(error)[:200])
+            continue
+        requests.put(request)
+    os._exit(0)
+
+
+def _die_with_parent(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(0)  # it died before the line above
+
+
+def _be_the_first_to_go() -> None:
+    # When the host runs out of memory, the kernel should end this process, not the worker or the database.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def _leave() -> None:
+    # Not sys.exit: a poisoned context may hang in its destructors.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""What the card says while it is measured: a thread that reads its sensors, each value with its own time.
+
+The thread must cost the benchmark nothing: NVML's calls release the GIL, between them the thread sleeps, and the slow
+fields (clocks, temperature, throttle reasons) are asked for ten times a second only. The energy counter of an H200
+ticks every 100 ms, so it is asked often only around the moment when the next tick is due: that gives a tick's time to
+about a millisecond for a few dozen calls a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from farm.benchmark.protocol import Trace
+from farm.benchmark.statistics import mean, median, time_average
+from farm.devices.device import Device
+
+BASE_PAUSE_S = 0.005
+TICK_PAUSE_S = 0.001
+SLOW_PAUSE_S = 0.1
+TICK_GUARD_S = 0.008  # how long before a tick is due the counter is asked often
+
+SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
+POWER_FIELDS = ("power_instant_w", "power_average_w")
+
+
+@dataclass
+class _Series:
+    times_s: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, time_s: float, value: float) -> None:
+        # The value first: a reader that cuts to the shorter list never sees a time without its value.
+        self.values.append(value)
+        self.times_s.append(time_s)
+
+    def span(self, begin_s: float, end_s: float) -> tuple[list[float], list[float]]:
+        count = len(self.times_s)
+        chosen = [index for index in range(count) if begin_s <= self.times_s[index] <= end_s]
+        return [self.times_s[index] for index in chosen], [self.values[index] for index in chosen]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the sampler saw between two moments (both on `time.perf_counter`'s axis, in seconds)."""
+
+    begin_s: float
+    end_s: float
+    ticks_s: tuple[float, ...]  # when the energy counter moved
+    ticks_mj: tuple[float, ...]  # and to what
+    power_w: float | None  # time average of the instant (else of the averaged) power
+    power_source: str
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_c: float | None
+    temperature_slope_c_per_s: float | None
+    memory_temperature_c: float | None
+    throttle_shares: dict[str, float]  # reason -> share of the samples that named it
+    samples: int
+
+
+class Sampler:
+    """Reads one device's sensors in a thread of its own between `start` and `stop`; a context manager too.
+
+    Without any capability no thread is started, and windows are empty.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        capabilities = device.capabilities
+        self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
+        self._slow_fields = tuple(name for name in SLOW_FIELDS if name in capabilities)
+        self._counts_energy = "energy_counter_mj" in capabilities
+        self._throttles = "throttle_reasons" in capabilities
+        self._series: dict[str, _Series] = {
+            name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name
+        }
+        self._reasons: list[tuple[float, tuple[str, ...]]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.began_s = 0.0
+        self.busy_s = 0.0  # time the thread spent in the driver, for showing what it costs
+
+    @property
+    def counts_energy(self) -> bool:
+        """Whether the card has an energy counter (its ticks bound the windows)."""
+        return self._counts_energy
+
+    @property
+    def active(self) -> bool:
+        return bool(self._series and (self._counts_energy or self._power_field or self._slow_fields))
+
+    def start(self) -> Self:
+        self.began_s = time.perf_counter()
+        if self.active and self._thread is None:
+            self._thread = threading.Thread(target=self._poll, name="sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
+        """When the energy counter moved after `since_s`, and to what (mJ)."""
+        return self._series["energy_mj"].span(since_s, float("inf"))
+
+    def power_values(self, begin_s: float, end_s: float) -> list[float]:
+        """Samples of the power sensor in [begin_s, end_s]. Unit: W."""
+        return self._series[self._power_field].span(begin_s, end_s)[1] if self._power_field else []
+
+    @property
+    def tick_s(self) -> float | None:
+        """The counter's period as seen so far."""
+        times = self._series["energy_mj"].times_s
+        steps = [b - a for a, b in itertools.pairwise(times)]
+        return median(steps[-20:]) if steps else None
+
+    def window(self, begin_s: float, end_s: float) -> Window:
+        """All that was seen in [begin_s, end_s]; means over time, ticks inclusive of both ends."""
+        ticks_s, ticks_mj = self._series["energy_mj"].span(begin_s, end_s)
+        means: dict[str, float | None] = {}
+        for name in self._slow_fields:
+            # Slow fields are read ten times a second: a short window also takes the value just before it.
+            times, values = self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)
+            means[name] = mean(values) if times else None
+        power_w = None
+        if self._power_field:
+            power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
+        slope_c_per_s = None
+        if "temperature_c" in self._slow_fields:
+            times, values = self._series["temperature_c"].span(begin_s, end_s)
+            if len(times) >= 2 and times[-1] > times[0]:
+                slope_c_per_s = (values[-1] - values[0]) / (times[-1] - times[0])
+        reasons = [words for time_s, words in list(self._reasons) if begin_s - SLOW_PAUSE_S <= time_s <= end_s]
+        return Window(
+            begin_s=begin_s,
+            end_s=end_s,
+            ticks_s=tuple(ticks_s),
+            ticks_mj=tuple(ticks_mj),
+            power_w=power_w,
+            power_source=self._power_field.removesuffix("_w"),
+            sm_clock_mhz=means.get("sm_clock_mhz"),
+            memory_clock_mhz=means.get("memory_clock_mhz"),
+            temperature_c=means.get("temperature_c"),
+            temperature_slope_c_per_s=slope_c_per_s,
+            memory_temperature_c=means.get("memory_temperature_c"),
+            throttle_shares=_shares(reasons),
+            samples=sum(len(series.span(begin_s, end_s)[0]) for series in self._series.values()),
+        )
+
+    def trace(self, window_s: tuple[float, float]) -> Trace | None:
+        """Everything sampled so far, on an axis that begins with the sampler; None if nothing was."""
+        series: dict[str, tuple[list[float], list[float]]] = {}
+        for name, kept in self._series.items():
+            times, values = kept.span(self.began_s, float("inf"))
+            if times:
+                series[name] = ([round(moment - self.began_s, 4) for moment in times], values)
+        if not series:
+            return None
+        return Trace((window_s[0] - self.began_s, window_s[1] - self.began_s), series)
+
+    def _poll(self) -> None:
+        energy = self._series["energy_mj"]
+        last_mj: float | None = None
+        asked_s = 0.0
+        slow_due_s = power_due_s = 0.0
+        while not self._stop.is_set():
+            now_s = begin_s = time.perf_counter()
+            if self._counts_energy:
+                value_mj = self.device.energy_counter_mj()
+                if value_mj is not None and value_mj != last_mj:
+                    if last_mj is not None:
+                        # The counter moved between the last two questions.
+                        energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
+                    last_mj = value_mj
+                asked_s = now_s
+            if self._power_field and now_s >= power_due_s:
+                self._add(self._power_field)
+                power_due_s = now_s + BASE_PAUSE_S
+            if now_s >= slow_due_s:
+                slow_due_s = now_s + SLOW_PAUSE_S
+                for name in self._slow_fields:
+                    self._add(name)
+                if self._throttles and (words := self.device.throttle_reasons()) is not None:
+                    self._reasons.append((time.perf_counter(), words))
+            self.busy_s += time.perf_counter() - begin_s
+            self._stop.wait(self._pause_s(energy))
+
+    def _add(self, name: str) -> None:
+        value = getattr(self.device, name)()
+        if value is not None:
+            self._series[name].add(time.perf_counter(), value)
+
+    def _pause_s(self, energy: _Series) -> float:
+        if not self._counts_energy or len(energy.times_s) < 2:
+            return BASE_PAUSE_S
+        period_s = energy.times_s[-1] - energy.times_s[-2]
+        if period_s < 4 * BASE_PAUSE_S:  # RAPL moves every millisecond: nothing to wait for
+            return BASE_PAUSE_S
+        left_s = energy.times_s[-1] + period_s - time.perf_counter()
+        if left_s > TICK_GUARD_S:
+            return min(BASE_PAUSE_S, left_s - TICK_GUARD_S + 1e-4)
+        return TICK_PAUSE_S if left_s > -2 * TICK_GUARD_S else BASE_PAUSE_S
+
+
+def _shares(reasons: Iterable[tuple[str, ...]]) -> dict[str, float]:
+    named = list(reasons)
+    words = sorted({word for entry in named for word in entry})
+    return {word: sum(word in entry for entry in named) / len(named) for word in words}

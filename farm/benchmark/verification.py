@@ -1,0 +1,99 @@
+"""The first time a variant runs on a card: which tuples does it really have there?
+
+The list made at submit time is a prediction, on fake tensors that claim to be on a CPU. On the card the model is
+captured once more, while it runs, and the observed pass is held against an unobserved one. What differs goes back to
+the farm, which measures it in a further round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farm.benchmark.protocol import Protocol, Subject, Variant
+from farm.benchmark.workload import build_variant, numeric_flags, out_of_memory
+from farm.errors import CaptureError, Unmeasurable
+
+if TYPE_CHECKING:
+    from farm.operators.capture import Capture
+
+KEPT_DIFFERENCES = 50
+
+
+def verify(
+    subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int] | None
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Capture a variant on the card and compare.
+
+    Returns:
+        The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
+        findings: `matches` (prediction and observation agree), `observer_effect` (texts: what ran only observed, or
+        only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `kernels` (of the
+        unobserved pass) and `differences`, which has all of these in words.
+
+    Raises:
+        Unmeasurable: the model does not fit on the card, or raised there.
+    """
+    from farm.operators.capture import verify_on_device
+
+    try:
+        with numeric_flags(protocol):
+            model, arguments = build_variant(Variant.from_json(subject.spec), device)
+            found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(error) from error
+    except CaptureError as error:
+        raise Unmeasurable("raised", error.message, error.next_step) from error
+    seen = Counter(found.capture.counts)
+    expected = Counter(predicted or {})
+    missing, unexpected = expected - seen, seen - expected
+    matches = predicted is not None and not missing and not unexpected
+    differences = [f"observing changes what runs: {text}" for text in found.differences]
+    if predicted is not None:
+        differences += [f"predicted, not seen on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()]
+        differences += [
+            f"seen on the card, not predicted: {count}x {found.capture.tuples[tuple_id].label}"
+            for tuple_id, count in unexpected.items()
+        ]
+    differences += [f"gap: {text}" for text in found.capture.gaps]
+    differences += [f"overlap: {text}" for text in found.capture.overlaps]
+    findings = {
+        "matches": matches and not found.differences,
+        "observer_effect": list(found.differences)[:KEPT_DIFFERENCES],
+        "missing": dict(missing) if predicted is not None else {},
+        "unexpected": dict(unexpected) if predicted is not None else {},
+        "gaps": list(found.capture.gaps)[:KEPT_DIFFERENCES],
+        "overlaps": list(found.capture.overlaps)[:KEPT_DIFFERENCES],
+        "unobserved_kernels": sum(found.unobserved.values()),
+        "kernels": dict(found.unobserved.most_common(200)) if device.type == "cuda" else {},
+        "differences": differences[:KEPT_DIFFERENCES],
+        "difference_count": len(differences),
+    }
+    return None if matches else capture_json(found.capture), findings
+
+
+def capture_json(capture: Capture) -> dict[str, Any]:
+    """A capture as plain JSON: `tuples` (id -> tuple), `calls` (index, module_path, tuple_id, reads, writes) in
+    order, `storages` (size_bytes, role), and what it was captured under."""
+    return {
+        "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
+        "calls": [
+            {
+                "index": call.index,
+                "module_path": call.module_path,
+                "tuple_id": call.tuple_id,
+                "reads": list(call.reads),
+                "writes": list(call.writes),
+            }
+            for call in capture.calls
+        ],
+        "storages": [{"size_bytes": storage.size_bytes, "role": storage.role} for storage in capture.storages],
+        "gaps": list(capture.gaps),
+        "overlaps": list(capture.overlaps),
+        "device_type": capture.device_type,
+        "grad_enabled": capture.grad_enabled,
+        "training": capture.training,
+    }

@@ -1,0 +1,406 @@
+"""The thing that is timed: a subject made into rounds of many passes, so that the CPU is never what is measured.
+
+One class for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is what is launched
+at once and timed as one: a replay of a CUDA graph that holds many passes, or a loop of them. A round lasts a few
+milliseconds, long against the clock and the launch, short against a window.
+
+What lies in the cache when a pass begins is the residency policy (docs/method.md). It decides how many copies of a
+tuple's tensors the passes walk through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from farm.benchmark.protocol import Protocol, Subject, Variant
+from farm.errors import TupleRejected, Unmeasurable
+from farm.operators.tuple import OperatorTuple
+
+Pass = Callable[[], object]
+
+ROUND_S = 0.003  # CUDA: one graph replay
+CPU_ROUND_S = 0.005
+MAX_PASSES = 2000  # nodes of a graph cost time to capture
+MAX_COPIES = 512
+CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
+STREAM_TIMES = 4
+MEMORY_SHARE = 0.8  # of what is free, for all copies together
+CPU_CACHE_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is launched and timed at once."""
+
+    launch: Callable[[], None]
+    passes: int
+
+
+@dataclass
+class Workload:
+    """Rounds to be launched in rotation. `details` go into the reading."""
+
+    rounds: list[Round]
+    device: torch.device
+    round_s: float  # first estimate of one round's duration
+    details: dict[str, Any] = field(default_factory=dict)
+    keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
+    _next: int = 0
+
+    def next_round(self) -> Round:
+        chosen = self.rounds[self._next]
+        self._next = (self._next + 1) % len(self.rounds)
+        return chosen
+
+    def close(self) -> None:
+        """Let go of graphs first, then of the tensors that they point to."""
+        self.rounds.clear()
+        self.keep.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            if torch.cuda.memory_reserved(self.device) > 2**32:
+                torch.cuda.empty_cache()
+
+
+@dataclass
+class _Passes:
+    """A subject as passes: the first, and how to make a further one that walks through other memory."""
+
+    first: Pass
+    copy: Callable[[int], Pass] | None  # None: nothing to copy
+    weight_bytes: int
+    activation_bytes: int
+    pairs: bool = False  # copies come in pairs that undo each other (operators that write their input)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
+    """The grad mode a subject runs under: the same that it is captured under."""
+    return torch.enable_grad() if protocol.grad else torch.no_grad()
+
+
+@contextlib.contextmanager
+def numeric_flags(protocol: Protocol) -> Iterator[None]:
+    """TF32 and cuDNN's flags as the protocol says, put back afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = protocol.tf32
+        cudnn.benchmark, cudnn.deterministic = protocol.cudnn_benchmark, protocol.cudnn_deterministic
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last cache before the memory: the L2 of a GPU, the largest cache of one CPU."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
+        with contextlib.suppress(ValueError):
+            largest = max(largest, int(text.rstrip("KMG")) * scale)
+    return min(largest or 32 * 2**20, CPU_CACHE_LIMIT_BYTES)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be allocated, counting what PyTorch's allocator holds unused."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def copies_wanted(
+    residency: str, weight_bytes: int, activation_bytes: int, output_bytes: int, cache: int
+) -> tuple[int, bool]:
+    """How many copies of the tensors the passes walk through, and whether that reaches the policy's aim.
+
+    `resident`: between two uses of one copy of the weights at least twice the cache has been touched: by the other
+    copies, or by the pass itself where its activations are large. `stream`: everything is copied until it exceeds
+    the cache four times. `reuse` and `chain`: one.
+    """
+    if residency == "resident":
+        if weight_bytes <= 0:
+            return 1, True
+        missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
+        wanted = 1 + math.ceil(missing / weight_bytes)
+    elif residency == "stream":
+        wanted = max(2, math.ceil(STREAM_TIMES * cache / max(1, weight_bytes + activation_bytes)))
+    else:
+        return 1, True
+    return min(wanted, MAX_COPIES), wanted <= MAX_COPIES
+
+
+def prepare(subject: Subject, protocol: Protocol, device: torch.device) -> Workload:
+    """Make a subject ready to be timed: built, copied as the residency asks, warmed up, captured.
+
+    Call it, and launch what it returns, under `numeric_flags` and `grad_mode`, and on a GPU on one stream that is not
+    the default one.
+
+    Raises:
+        Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
+    """
+    if protocol.data == "seen":
+        raise Unmeasurable("not_available", "The values seen in the running model are not kept.", "Use --data normal.")
+    try:
+        passes = (
+            _operator(subject, protocol, device) if subject.kind == "operator" else _variant(subject, protocol, device)
+        )
+        return _arrange(passes, subject, protocol, device)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(error) from error
+    except MemoryError as error:
+        raise out_of_memory(error) from error
+    except TupleRejected as error:
+        raise Unmeasurable("rejected", error.message, error.next_step) from error
+
+
+def out_of_memory(error: BaseException) -> Unmeasurable:
+    first_line = str(error).split("\n")[0][:300]
+    return Unmeasurable("out_of_memory", f"It does not fit on the card: {first_line}", "Choose a smaller batch.")
+
+
+def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Passes:
+    from farm.operators.rebuild import rebuild
+
+    spec = OperatorTuple.from_json(subject.spec)
+    _guard(_tuple_bytes(spec), device)
+    rebuilt = rebuild(spec, device)
+    if protocol.data == "zeros":
+        _zero(rebuilt.activations)
+    if protocol.residency == "chain":
+        raise Unmeasurable(
+            "not_available",
+            "This operator cannot be chained: its output is not its input.",
+            "Use --residency resident.",
+        )
+    stream = protocol.residency == "stream"
+    copies_weights = bool(rebuilt.weights)
+
+    def copy(index: int) -> Pass:
+        other = rebuilt.replica(weights=copies_weights, activations=stream, index=index)
+        if protocol.data == "zeros" and stream:
+            _zero(other.activations)
+        return other.run
+
+    return _Passes(
+        first=rebuilt.run,
+        copy=copy,
+        weight_bytes=rebuilt.weight_bytes,
+        activation_bytes=rebuilt.activation_bytes,
+        pairs=rebuilt.in_place,
+    )
+
+
+def _variant(subject: Subject, protocol: Protocol, device: torch.device) -> _Passes:
+    model, arguments = build_variant(Variant.from_json(subject.spec), device)
+    if protocol.data == "zeros":
+        _zero(arguments)
+    tensors = [entry for entry in arguments if isinstance(entry, torch.Tensor)]
+
+    def copy(index: int) -> Pass:
+        others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
+        return lambda: model(*others)
+
+    return _Passes(
+        first=lambda: model(*arguments),
+        copy=copy if protocol.residency == "stream" else None,
+        # The weights of a whole model are as cold as the model leaves them: there is nothing to copy.
+        weight_bytes=0,
+        activation_bytes=sum(tensor.nbytes for tensor in tensors),
+        details={
+            "parameter_bytes": sum(tensor.nbytes for tensor in model.parameters())
+            + sum(tensor.nbytes for tensor in model.buffers())
+        },
+    )
+
+
+def build_variant(variant: Variant, device: torch.device) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """A model variant and its inputs on a device, with seeded random weights."""
+    from farm import catalog
+
+    model = catalog.build(
+        variant.model,
+        weights=variant.weights,
+        device=device,
+        dtype=variant.dtype,
+        memory_format=variant.memory_format,
+        mode=variant.mode,
+    )
+    arguments = catalog.example_inputs(
+        variant.model,
+        variant.batch,
+        variant.input_size,
+        dtype=variant.dtype,
+        device=device,
+        memory_format=variant.memory_format,
+    )
+    return model, tuple(arguments)
+
+
+def _zero(tensors: Any) -> None:
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tensor.detach().zero_()
+
+
+def _tuple_bytes(spec: OperatorTuple) -> int:
+    storages: dict[int, int] = {}
+    for tensor in spec.tensors:
+        size = (tensor.extent + tensor.offset) * tensor.itemsize_bytes
+        storages[tensor.storage] = max(storages.get(tensor.storage, 0), size)
+    return sum(storages.values())
+
+
+def _guard(needed_bytes: int, device: torch.device) -> None:
+    # Before anything is allocated: on a CPU the kernel would rather end a process than refuse it memory.
+    if needed_bytes > MEMORY_SHARE * free_bytes(device):
+        raise Unmeasurable(
+            "out_of_memory",
+            f"Its inputs need {needed_bytes / 2**30:.1f} GiB and {free_bytes(device) / 2**30:.1f} GiB are free.",
+            "Choose a smaller batch.",
+        )
+
+
+def _output_bytes(output: object) -> int:
+    if isinstance(output, torch.Tensor):
+        return output.nbytes
+    if isinstance(output, (tuple, list)):
+        return sum(_output_bytes(entry) for entry in output)
+    if isinstance(output, dict):
+        return sum(_output_bytes(entry) for entry in output.values())
+    return 0
+
+
+def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torch.device) -> Workload:
+    cuda = device.type == "cuda"
+    output_bytes = _output_bytes(passes.first())  # also loads kernels and picks algorithms
+    pass_s = _time_pass(passes.first, device)
+    graph = cuda and protocol.launch == "graph"
+    if graph and pass_s < 1e-4:
+        # Launched one by one, short kernels measure the launch: a small graph gives a better estimate.
+        with _captured(subject):
+            small = _capture([passes.first] * 20, device)
+        pass_s = min(pass_s, _time_pass(small.replay, device) / 20)
+        del small
+    target_s = ROUND_S if cuda else CPU_ROUND_S
+    count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
+    copies, reached = _copies(passes, protocol, output_bytes, device)
+    if copies > 1 and count < copies:
+        copies = math.ceil(copies / count) * count  # several rounds of one size share the copies
+        calls = _make_copies(passes, copies, device)
+        groups = [calls[start : start + count] for start in range(0, len(calls), count)]
+    else:
+        calls = _make_copies(passes, copies, device)
+        groups = [calls * math.ceil(count / len(calls))]
+    details = {**passes.details, "copies": len(calls), "passes_per_round": len(groups[0])}
+    if not reached:
+        details["copies_wanted_more"] = True
+    keep: list[Any] = [calls]
+    rounds: list[Round] = []
+    if graph:
+        pool = torch.cuda.graph_pool_handle()  # replayed one after the other, so they may share their memory
+        with _captured(subject):
+            for group in groups:
+                captured = _capture(group, device, pool)
+                keep.insert(0, captured)
+                rounds.append(Round(captured.replay, len(group)))
+        torch.cuda.synchronize(device)
+    else:
+        rounds = [Round(_loop(group), len(group)) for group in groups]
+    return Workload(rounds, device, pass_s * len(groups[0]), details, keep)
+
+
+def _copies(passes: _Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:
+    if passes.copy is None:
+        return 1, True
+    copies, reached = copies_wanted(
+        protocol.residency, passes.weight_bytes, passes.activation_bytes, output_bytes, cache_bytes(device)
+    )
+    each_bytes = passes.weight_bytes + (passes.activation_bytes if protocol.residency == "stream" else 0)
+    if each_bytes:
+        affordable = max(1, int(MEMORY_SHARE * free_bytes(device) / each_bytes / 2))
+        copies, reached = min(copies, affordable), reached and copies <= affordable
+    if passes.pairs:
+        copies += copies % 2
+    return copies, reached
+
+
+def _make_copies(passes: _Passes, copies: int, device: torch.device) -> list[Pass]:
+    calls = [passes.first]
+    if passes.copy is not None:
+        calls += [passes.copy(index) for index in range(1, copies)]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return calls
+
+
+def _loop(calls: list[Pass]) -> Callable[[], None]:
+    def launch() -> None:
+        for call in calls:
+            call()
+
+    return launch
+
+
+def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float = 0.02) -> float:
+    """Seconds of one call, the shortest of a few."""
+    best = math.inf
+    begin_s = time.perf_counter()
+    for repeat in range(50):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start_s = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        now_s = time.perf_counter()
+        best = min(best, now_s - start_s)
+        if repeat + 1 >= least and now_s - begin_s > budget_s:
+            break
+    return best
+
+
+@contextlib.contextmanager
+def _captured(subject: Subject) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        first_line = str(error).split("\n")[0][:300]
+        raise Unmeasurable(
+            "not_capturable", f"No CUDA graph can be made of it: {first_line}", "Measure it with --launch eager."
+        ) from error
+
+
+def _capture(calls: list[Pass], device: torch.device, pool: Any = None) -> torch.cuda.CUDAGraph:
+    # Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache at each capture, which costs more
+    # than a short tuple's whole window. Outputs die at once, so the passes of a graph write to the same memory, as
+    # the allocator does it in a running model.
+    captured = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    # thread_local: the sampler and other threads may go on calling the driver.
+    captured.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        for call in calls:
+            call()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            captured.capture_end()
+        raise
+    captured.capture_end()
+    return captured

@@ -1,0 +1,186 @@
+"""What a card can tell, whatever it is: one abstract class, the card's description, and how cards are found.
+
+The farm asks cards through this surface alone, so that a GPU without an energy counter, a CPU and a simulated card
+are measured by the same code. What a card cannot tell is None and is missing from `Device.capabilities`: never zero.
+No torch here: workers and the command line list cards without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from farm.errors import NoSuchCard
+from farm.settings import Settings
+
+CardKind = Literal["cuda", "cpu", "simulated"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One physical card, known by its id wherever it is talked about.
+
+    `id` is the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". `refusal` says why
+    the card cannot be measured on; empty when it can.
+    """
+
+    id: str
+    kind: CardKind
+    model: str
+    memory_bytes: int
+    driver: str = ""
+    index: int = 0
+    host: str = ""
+    refusal: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+    def __str__(self) -> str:
+        return f"{self.model} ({self.id})"
+
+
+class Device(ABC):
+    """The readings of one card. Each getter returns None where the card has no such reading.
+
+    Getters may be called from any thread, and release the GIL while they wait for a driver.
+    """
+
+    card: Card
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> frozenset[str]:
+        """The names of the getters that give something here, e.g. {"energy_counter_mj", "power_instant_w"}."""
+
+    def energy_counter_mj(self) -> float | None:
+        """Energy since some moment in the past, which only grows. Unit: mJ."""
+        return None
+
+    def power_instant_w(self) -> float | None:
+        """Power right now, as little averaged as the card offers. Unit: W."""
+        return None
+
+    def power_average_w(self) -> float | None:
+        """Power averaged by the driver over a span of its own (1 s on Hopper). Unit: W."""
+        return None
+
+    def sm_clock_mhz(self) -> float | None:
+        """Clock of the arithmetic units. Unit: MHz."""
+        return None
+
+    def memory_clock_mhz(self) -> float | None:
+        """Clock of the memory. Unit: MHz."""
+        return None
+
+    def temperature_c(self) -> float | None:
+        """Temperature of the chip. Unit: degrees Celsius."""
+        return None
+
+    def memory_temperature_c(self) -> float | None:
+        """Temperature of the memory. Unit: degrees Celsius."""
+        return None
+
+    def power_limit_w(self) -> float | None:
+        """The power at which the card lowers its clocks. Unit: W."""
+        return None
+
+    def throttle_reasons(self) -> tuple[str, ...] | None:
+        """Why the clocks are lower than they could be: words such as "power_cap" or "thermal"; () when they are not."""
+        return None
+
+    def compute_processes(self) -> frozenset[int] | None:
+        """Ids of the processes that compute on the card, as the driver sees them: host ids, inside containers too."""
+        return None
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        return None
+
+
+def discover(settings: Settings) -> list[Card]:
+    """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
+
+    GPUs hidden by CUDA_VISIBLE_DEVICES (as Slurm does) are left out. A card that is there but cannot be measured
+    on (a GPU in MIG mode) is listed with its `refusal`.
+    """
+    if settings.simulated_cards:
+        from farm.devices import simulated
+
+        return simulated.simulated_cards(settings)
+    from farm.devices import nvidia
+
+    return _visible(nvidia.nvidia_cards(settings)) or [cpu_card(settings)]
+
+
+def cpu_card(settings: Settings) -> Card:
+    """This host's CPU as a card: measured on when asked for by id, also where there are GPUs."""
+    from farm.devices import cpu
+
+    return cpu.cpu_card(settings)
+
+
+def find_card(card_id: str, settings: Settings) -> Card:
+    """The card of this host with that id.
+
+    Raises:
+        NoSuchCard: no such card here, or it refuses to be measured on; the message says why.
+    """
+    from farm.devices import nvidia, simulated
+
+    if card_id.startswith("SIM-"):
+        candidates = simulated.simulated_cards(settings)
+    elif card_id.startswith("CPU-"):
+        candidates = [cpu_card(settings)]
+    else:
+        candidates = nvidia.nvidia_cards(settings)
+    for card in candidates:
+        if card.id == card_id:
+            if card.refusal:
+                raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
+            return card
+    raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
+
+
+def open_device(card: Card) -> Device:
+    """The live device behind a card.
+
+    Raises:
+        NoSuchCard: the card refuses to be measured on, or is gone.
+    """
+    if card.refusal:
+        raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
+    if card.kind == "cuda":
+        from farm.devices.nvidia import NvidiaDevice
+
+        return NvidiaDevice(card)
+    if card.kind == "cpu":
+        from farm.devices.cpu import CpuDevice
+
+        return CpuDevice(card)
+    from farm.devices.simulated import SimulatedDevice
+
+    return SimulatedDevice(card)
+
+
+def _visible(cards: list[Card]) -> list[Card]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return cards
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    return [
+        card
+        for card in cards
+        if any(
+            (name.isdigit() and int(name) == card.index) or (name.startswith("GPU-") and card.id.startswith(name))
+            for name in names
+        )
+    ]

@@ -1,0 +1,140 @@
+"""One holder per card and host: a second worker on the same card must refuse to start, and say whom it met.
+
+`flock` on a file in a host-wide directory: the kernel lets go of it when the holder dies, however it dies. The
+directory is to be mounted into containers, and is world-writable and sticky because two users' workers must meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from farm.errors import CardBusy
+
+
+class CardLock:
+    """The exclusive right to measure on a card, as a context manager or through `acquire` and `release`.
+
+    A child made by `fork` shares the lock until both have closed it; one made by `exec` does not.
+    """
+
+    def __init__(self, card_id: str, lock_dir: Path | str) -> None:
+        self.card_id = card_id
+        self.path = Path(lock_dir) / f"{_file_name(card_id)}.lock"
+        self._descriptor: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    def acquire(self) -> Self:
+        """Take the lock at once or not at all.
+
+        Raises:
+            CardBusy: another process holds it (the message names pid, host and command), or the file cannot be
+                opened.
+        """
+        if self._descriptor is not None:
+            return self
+        _make_directory(self.path.parent)
+        try:
+            descriptor = _open(self.path)
+        except OSError as error:
+            raise CardBusy(
+                f"The lock of card {self.card_id} cannot be opened: {error}.",
+                "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = _read(descriptor)
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise CardBusy(
+                    f"The lock of card {self.card_id} cannot be taken: {error}.",
+                    "Give FARM_LOCK_DIR a directory on a local file system.",
+                ) from error
+            raise CardBusy(
+                f"The card {self.card_id} is taken by {_describe(holder)}.",
+                "Stop that worker, wait for it, or choose another card with --card.",
+            ) from None
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": " ".join([Path(sys.argv[0] or "python").name, *sys.argv[1:2]])[:200],
+            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        """Let go. The file stays: removing it would let two holders meet on two files of one name."""
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _file_name(card_id: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in card_id)
+
+
+def _make_directory(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o1777 != 0o1777:
+            folder.chmod(0o1777)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(3):
+        # First without O_CREAT: with it, fs.protected_regular refuses another user's file in a sticky directory,
+        # even to root.
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            pass
+        try:
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            continue
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666)  # whatever the umask
+        return descriptor
+    raise FileNotFoundError(errno.ENOENT, "the file comes and goes", str(path))
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        data = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder.get('pid')} on {holder.get('host')} ({holder.get('command')}), since {holder.get('since')}"

@@ -1,0 +1,227 @@
+"""A benchmark process and its parent, on simulated cards: real processes, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.protocol import Protocol, Stopping, Subject, content_id
+from farm.errors import Unmeasurable
+
+CARD = "SIM-here-0"
+PROTOCOL, STOPPING = Protocol(), Stopping()
+
+
+def subject(kind: str = "operator", **parameters: Any) -> Subject:
+    spec = {"operator": "torch.nn.ReLU", "parameters": parameters}
+    return Subject(kind, content_id(spec), spec)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def process() -> Iterator[BenchmarkProcess]:
+    with BenchmarkProcess(CARD, {"FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"}) as made:
+        yield made
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_reading_comes_back_with_its_phases_card_and_software(process: BenchmarkProcess) -> None:
+    phases: list[str] = []
+    answer = process.measure(subject(), PROTOCOL, STOPPING, on_phase=lambda phase, _: phases.append(phase))
+    assert phases == ["rebuild", "warm-up", "window"]
+    assert answer.reading.flags == ("simulated",)
+    assert answer.reading.power_source == "simulated"
+    assert answer.card.id == CARD
+    assert answer.software.torch == "simulated"
+
+
+def test_two_cards_agree_on_a_subject(process: BenchmarkProcess) -> None:
+    with BenchmarkProcess("SIM-here-1", {"FARM_SIMULATED_CARDS": "2", "FARM_HOST": "here"}) as other:
+        first = process.measure(subject(), PROTOCOL, STOPPING).reading
+        second = other.measure(subject(), PROTOCOL, STOPPING).reading
+    assert (first.time_us, first.energy_mj) == (second.time_us, second.energy_mj)
+
+
+def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -> None:
+    parts = [subject(number=number) for number in range(3)]
+    sum_us = sum(2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us for part in parts)
+    answer = process.measure(subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts})
+    assert answer.reading.time_us == pytest.approx(sum_us)
+    assert answer.verification == {"matches": True, "differences": [], "simulated": True}
+
+
+@pytest.mark.parametrize(("behaviour", "reason"), [("oom", "out_of_memory"), ("raise", "raised")])
+def test_what_the_card_refuses_is_a_reason_and_the_process_goes_on(
+    process: BenchmarkProcess, behaviour: str, reason: str
+) -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
+    assert caught.value.reason == reason
+    process.measure(subject(), PROTOCOL, STOPPING)
+    assert process.starts == 1
+
+
+@pytest.mark.parametrize("behaviour", ["crash", "exit"])
+def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: BenchmarkProcess, behaviour: str) -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(simulate=behaviour), PROTOCOL, STOPPING)
+    assert caught.value.reason == "crashed"
+    assert ("SIGKILL" if behaviour == "crash" else "exit code 3") in caught.value.message
+    assert not process.alive
+    process.measure(subject(), PROTOCOL, STOPPING)
+    assert process.starts == 2
+
+
+def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
+    process.wait_ready()
+    pid = process.pid
+    assert pid is not None
+    with pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(simulate="hang"), PROTOCOL, STOPPING, timeout_s=0.3)
+    assert caught.value.reason == "hung"
+    assert gone(pid)
+    process.measure(subject(), PROTOCOL, STOPPING)
+
+
+def test_killed_from_outside_between_items_it_is_started_again(process: BenchmarkProcess) -> None:
+    process.wait_ready()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    while process.alive:
+        time.sleep(0.01)
+    process.measure(subject(), PROTOCOL, STOPPING)
+    assert process.starts == 2
+
+
+def test_a_poisoned_context_is_answered_and_not_used_again(process: BenchmarkProcess) -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(simulate="poison"), PROTOCOL, STOPPING)
+    assert caught.value.reason == "raised"
+    assert not process.alive
+
+
+def test_what_a_model_prints_is_no_answer(process: BenchmarkProcess) -> None:
+    process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+    deadline = time.monotonic() + 2
+    while "{not json" not in process.complaints and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "{not json" in process.complaints
+
+
+def test_an_exception_in_the_parent_ends_the_half_done_item(process: BenchmarkProcess) -> None:
+    def interrupt(phase: str, details: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.measure(subject(simulate="hang"), PROTOCOL, STOPPING, on_phase=interrupt)
+    assert not process.alive
+
+
+def test_a_card_that_is_not_there_is_said_so() -> None:
+    with BenchmarkProcess("GPU-nowhere") as process, pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(), PROTOCOL, STOPPING)
+    assert caught.value.reason == "not_available"
+    assert "no card 'GPU-nowhere'" in caught.value.message
+
+
+def start_bare() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "farm.benchmark.process", "--card", CARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"},
+    )
+
+
+def request(item_id: int, chosen: Subject) -> bytes:
+    data = {
+        "request": "measure",
+        "id": item_id,
+        "subject": chosen.to_json(),
+        "protocol": PROTOCOL.to_json(),
+        "stopping": STOPPING.to_json(),
+    }
+    return json.dumps(data).encode() + b"\n"
+
+
+def test_garbage_is_refused_line_by_line_and_does_no_harm() -> None:
+    child = start_bare()
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert json.loads(child.stdout.readline())["event"] == "ready"
+    garbage = [b"\x00\xff\xfe\n", b"{\n", b"[]\n", b'{"request": "measure"}\n', b"[" * 100_000 + b"\n", b"1e999\n"]
+    for line in garbage:
+        child.stdin.write(line)
+    child.stdin.write(request(1, subject()).replace(b'"launch"', b'"lunch"'))
+    child.stdin.write(request(2, subject()))
+    child.stdin.flush()
+    events = []
+    while not events or events[-1]["event"] != "reading":
+        events.append(json.loads(child.stdout.readline()))
+    assert [event["event"] for event in events].count("refused") == len(garbage)
+    assert [event["reason"] for event in events if event["event"] == "unmeasurable"] == ["rejected"]
+    child.stdin.close()
+    assert child.wait(5) == 0
+    child.stdout.close()
+
+
+def test_the_end_of_the_input_ends_it_in_the_middle_of_a_measurement() -> None:
+    child = start_bare()
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(request(1, subject(simulate="hang")))
+    child.stdin.flush()
+    while json.loads(child.stdout.readline())["event"] != "phase":
+        pass
+    child.stdin.close()
+    assert child.wait(5) == 0
+    child.stdout.close()
+
+
+def test_it_dies_with_its_parent() -> None:
+    program = (
+        "import os, sys, time\n"
+        "from farm.benchmark.client import BenchmarkProcess\n"
+        f"process = BenchmarkProcess({CARD!r}, {{'FARM_SIMULATED_CARDS': '1', 'FARM_HOST': 'here'}})\n"
+        "process.wait_ready()\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    try:
+        assert gone(child)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkProcess) -> None:
+    process.measure(subject(), PROTOCOL, STOPPING)
+    with open(f"/proc/{process.pid}/maps") as maps:
+        assert "libtorch" not in maps.read()
+    program = "import sys, farm.benchmark.client, farm.devices.device, farm.benchmark.statistics; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
