@@ -1,0 +1,5 @@
+"""``python -m cli`` is ``farm``."""
+
+from cli.main import main
+
+main()

@@ -1,0 +1,207 @@
+"""The one code path of `run` and `submit`: wishes become jobs, jobs are followed, reports are printed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cli.output import console, emit_json, say, show
+
+if TYPE_CHECKING:
+    from tasks.submit import Submitted
+
+    from cli.asking import Asked
+    from farm.defaults import Wish
+    from farm.devices.device import Card
+    from farm.request import Request
+    from farm.store.database import Database
+
+POLL_S = 0.5
+PLAIN_LINE_S = 5.0  # without a terminal, a line at most this often
+
+
+@dataclass
+class Outcome:
+    """What came of the wishes of one command."""
+
+    submitted: list[Submitted] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def job_ids(self) -> list[str]:
+        return [one.job_id for one in self.submitted]
+
+
+def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[tuple[Wish, Request, list[Card]]]:
+    """One job per wish and model of card.
+
+    Raises:
+        UsageError: a value is wrong; the message begins with the file and line of a wish from a file.
+    """
+    from farm.defaults import by_model, complete
+    from farm.errors import MeasurementFileError, UsageError
+
+    planned = []
+    for wish in wishes:
+        for group in by_model(cards).values():
+            try:
+                request = complete(wish, group[0].kind, target=target)
+            except UsageError as error:
+                if not wish.where:
+                    raise
+                raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
+            planned.append((wish, request, list(group)))
+    check_operators(request for _, request, _ in planned)
+    return planned
+
+
+def check_operators(requests: Iterable[Request]) -> None:
+    """Raises:
+    UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
+    """
+    check_operator_names({name for request in requests for name in request.operators} - {"all", "auto"})
+
+
+def check_operator_names(names: Iterable[str]) -> None:
+    """Raises:
+    UnknownOperator: one of the short names ("Conv2d") is of no operator that PyTorch has.
+    """
+    names = sorted(names)
+    if not names:
+        return
+    from farm.operators.rebuild import ALLOWED_OPERATORS
+
+    from farm.errors import UnknownOperator
+
+    known = {name.rpartition(".")[2] for name in ALLOWED_OPERATORS}
+    for name in names:
+        if name not in known:
+            raise UnknownOperator.named(name, known)
+
+
+def submit_all(database: Database, planned: Iterable[tuple[Wish, Request, list[Card]]]) -> Outcome:
+    """Make the jobs, except for entries of files that the database has whole already."""
+    from tasks.submit import submit
+
+    from farm import jobs
+
+    planned = list(planned)
+    outcome = Outcome()
+    written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
+    done: set[str] = set()
+    if written:
+        with database.read() as session:
+            done = jobs.done_entries(session, written)
+    for wish, request, cards in planned:
+        if wish.where and request.reuse != "none" and request.id in done:
+            outcome.skipped.append(request.title)
+            say(f"{wish.where}: {request.title} is done already; --reuse none measures it again.")
+            continue
+        one = submit(database, request, [card.id for card in cards])
+        outcome.submitted.append(one)
+        say(f"job {one.job_id}: {one.title}, {one.tuples} operator tuples, {one.new} to measure, {one.reused} reused")
+    return outcome
+
+
+def follow(database: Database, job_ids: Sequence[str]) -> None:
+    """Show the jobs' progress on stderr until each has ended: live in a terminal, else a line now and then."""
+    if not job_ids:
+        return
+    if sys.stderr.isatty():
+        _follow_live(database, job_ids)
+    else:
+        _follow_plainly(database, job_ids)
+
+
+def progress_of(database: Database, job_ids: Sequence[str]) -> list[Any]:
+    from farm import jobs
+
+    with database.read() as session:
+        return [jobs.progress(session, job_id) for job_id in job_ids]
+
+
+def ended(progresses: Iterable[Any]) -> bool:
+    return all(progress.state != "open" for progress in progresses)
+
+
+def _follow_live(database: Database, job_ids: Sequence[str]) -> None:
+    from rich.live import Live
+
+    from cli import render
+
+    progresses = progress_of(database, job_ids)
+    with Live(render.progress(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
+        while not ended(progresses):
+            time.sleep(POLL_S)
+            progresses = progress_of(database, job_ids)
+            live.update(render.progress(progresses))
+
+
+def _follow_plainly(database: Database, job_ids: Sequence[str]) -> None:
+    last: dict[str, str] = {}
+    said_at_s = 0.0
+    while True:
+        progresses = progress_of(database, job_ids)
+        over = ended(progresses)
+        if over or time.monotonic() - said_at_s >= PLAIN_LINE_S:
+            for progress in progresses:
+                if (line := progress_line(progress)) != last.get(progress.job_id):
+                    say(line)
+                    last[progress.job_id] = line
+            said_at_s = time.monotonic()
+        if over:
+            return
+        time.sleep(POLL_S)
+
+
+def progress_line(progress: Any) -> str:
+    """One job's progress as a line of plain text."""
+    counts = progress.counts
+    parts = [f"{counts.get('done', 0)}/{progress.total} measured"]
+    if progress.reused:
+        parts.append(f"{progress.reused} of them reused")
+    if counts.get("failed"):
+        parts.append(f"{counts['failed']} failed")
+    if progress.state == "open" and progress.expected_left_s is not None:
+        parts.append(f"about {progress.expected_left_s:.0f} s left")
+    if progress.state != "open":
+        parts.append(progress.state)
+    return f"{progress.title} [{progress.job_id}] round {progress.round}: {', '.join(parts)}"
+
+
+def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
+    """Print the reports of ended jobs.
+
+    Raises:
+        BelowTarget: ``--check`` was given and a verdict did not pass.
+    """
+    from farm.report import report as reports
+
+    with database.read() as session:
+        built = [reports.build(session, job_id) for job_id in outcome.job_ids]
+    if asked.as_json:
+        emit_json({"reports": [one.to_json() for one in built], "skipped": outcome.skipped})
+    else:
+        from cli import render
+
+        for one in built:
+            show(render.report(one))
+    if asked.check:
+        check(built)
+
+
+def check(reports: Sequence[Any]) -> None:
+    """Raises:
+    BelowTarget: a verdict did not pass.
+    """
+    from farm.errors import BelowTarget
+
+    failing = [one for one in reports if one.outcome == "fail" or (one.outcome != "pass" and one.kind == "model")]
+    if failing:
+        raise BelowTarget(
+            f"{len(failing)} of {len(reports)} verdicts did not pass: {', '.join(one.title for one in failing)}.",
+            "`farm report JOB` shows the gap and what is not measured.",
+        )

@@ -1,0 +1,133 @@
+"""The program ``farm``: its verbs, and the one place where an error becomes a message and an exit code.
+
+Everything heavy (pydantic, SQLAlchemy, Celery, torch) is imported inside the verbs: ``farm --help`` answers in about
+the time that Typer itself takes to load.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cli import (
+    cancel,
+    cards,
+    db,
+    flower,
+    jobs,
+    models,
+    operators,
+    report,
+    resume,
+    run,
+    settings,
+    significant,
+    status,
+    submit,
+    trace,
+    worker,
+)
+from cli.output import complain
+from farm import __version__
+from farm.errors import FarmError
+
+INTERRUPTED = 130
+
+
+class FarmGroup(TyperGroup):
+    """Turns what a verb raises into one message and the exit code of the error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FarmError as error:
+            _trace(ctx)
+            complain(error.message, error.next_step)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as interruption:
+            complain("interrupted.", getattr(interruption, "hint", ""))
+            raise typer.Exit(INTERRUPTED) from interruption
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith(("typer", "click")):
+                raise
+            _trace(ctx)
+            complain(
+                f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
+                "This is a fault in farm, not in what you asked. `farm --debug ...` shows where.",
+            )
+            raise typer.Exit(1) from error
+
+
+def _trace(ctx: Any) -> None:
+    if ctx.params.get("debug"):
+        import traceback
+
+        traceback.print_exc()
+
+
+app = typer.Typer(
+    name="farm",
+    cls=FarmGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"farm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def farm(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Measures what PyTorch operators cost, in time and energy, on real GPUs.
+
+    Start with `farm run resnet18`.
+    """
+
+
+# In the order in which a person meets them.
+app.command("run")(run.run)
+app.command("submit")(submit.submit)
+app.command("worker")(worker.worker)
+app.command("status")(status.status)
+app.command("report")(report.report)
+app.command("jobs")(jobs.jobs)
+app.command("resume")(resume.resume)
+app.command("cancel")(cancel.cancel)
+app.command("cards")(cards.cards)
+app.command("models")(models.models)
+app.command("operators")(operators.operators)
+app.command("trace")(trace.trace)
+app.command("flower")(flower.flower)
+app.command("settings")(settings.settings)
+app.add_typer(significant.app, name="significant")
+app.add_typer(db.app, name="db")
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except BrokenPipeError:
+        # The reader (`head`, say) has gone: quiet, but keep Python from flushing into the closed pipe at exit.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

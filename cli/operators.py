@@ -1,0 +1,35 @@
+"""``farm operators``: a model taken apart. Measures nothing; needs no broker, database or card."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.output import emit_json, show
+
+
+def operators(
+    model: Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")],
+    batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
+    mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+) -> None:
+    """Show a model's operator tuples with counts, FLOPs and bytes."""
+    from farm import catalog, listing
+    from farm.benchmark.protocol import Variant
+
+    size = catalog.find(model).input_size if input_size is None else input_size
+    variant = Variant(model, batch, size, dtype, memory_format, mode)
+    listed = listing.list_operators(variant)
+    if as_json:
+        emit_json(listed.to_json())
+    else:
+        from cli import render
+
+        show(render.operators(listed))

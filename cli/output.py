@@ -1,0 +1,53 @@
+"""How the command line speaks: results on stdout, everything else on stderr, errors as one message.
+
+Rich and traceback load only when something is printed with them, so that ``farm --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C where there is something to say about what goes on and how to continue."""
+
+    def __init__(self, hint: str) -> None:
+        super().__init__(hint)
+        self.hint = hint
+
+
+def emit_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def show(renderable: Any) -> None:
+    """A rich renderable on stdout; plain text where stdout is a pipe."""
+    console().print(renderable)
+
+
+def say(line: str) -> None:
+    """A line for the person, on stderr: never mixed into what a program reads."""
+    typer.echo(line, err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # A pipe has no width; 100 columns are what the tables are made for.
+    return Console(file=stream, width=None if stream.isatty() else 100, soft_wrap=False, highlight=False)
+
+
+def complain(message: str, next_step: str = "") -> None:
+    """An error, and what to do about it."""
+    say(f"error: {message}")
+    if next_step:
+        say(f"→ {next_step}")

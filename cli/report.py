@@ -1,0 +1,32 @@
+"""``farm report``: what a job found."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli import following, opening
+from cli.output import emit_json, show
+
+
+def report(
+    job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 5 unless the verdict passes.")] = False,
+) -> None:
+    """Show a job's figures: per operator type, sum against whole, coverage and verdict."""
+    from farm import jobs
+    from farm.report import report as reports
+
+    database = opening.open_database()
+    with database.read() as session:
+        built = reports.build(session, jobs.find(session, job).id)
+    if as_json:
+        emit_json(built.to_json())
+    else:
+        from cli import render
+
+        show(render.report(built))
+    if check:
+        following.check([built])

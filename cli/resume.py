@@ -1,0 +1,34 @@
+"""``farm resume``: publish again what a job still lacks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli import following, opening
+from cli.output import say
+
+
+def resume(
+    job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
+) -> None:
+    """Go on with a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
+    from tasks.submit import resume as resume_job
+
+    from farm import jobs
+    from farm.settings import settings
+    from tasks.app import check_broker
+
+    database = opening.open_database()
+    with database.read() as session:
+        row = jobs.find(session, job)
+    if row.state != "open":
+        say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
+        return
+    check_broker(settings())
+    resume_job(database, row.id)
+    say(f"Job {row.id} goes on.")
+    if wait:
+        following.follow(database, [row.id])

@@ -1,0 +1,58 @@
+"""``farm settings``: what is in force, and where each value comes from."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from cli.output import emit_json, show
+
+_SECRETS = ("flower_basic_auth",)
+_PASSWORD_IN_URL = re.compile(r"(://[^:/@\s]*:)[^@\s]*@")
+
+
+def settings(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
+    """Show the settings in force; secrets are masked."""
+    from farm.settings import settings as in_force
+
+    rows = [
+        {"setting": name, "variable": f"FARM_{name.upper()}", "value": masked(name, value), "source": _source(name)}
+        for name, value in in_force().model_dump(mode="json").items()
+    ]
+    derived = {"database": in_force().database, "cpu_card_id": in_force().cpu_card_id}
+    rows += [
+        {"setting": name, "variable": "", "value": masked(name, value), "source": "derived"}
+        for name, value in derived.items()
+    ]
+    if as_json:
+        emit_json({"settings": rows})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("setting", "value", "source"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["setting"], str(row["value"]) if row["value"] != "" else "-", row["source"])
+    show(table)
+
+
+def masked(name: str, value: Any) -> Any:
+    """The value without passwords."""
+    if name in _SECRETS:
+        return "***" if value else ""
+    return _PASSWORD_IN_URL.sub(r"\1***@", value) if isinstance(value, str) else value
+
+
+def _source(name: str) -> str:
+    import os
+
+    from farm.settings import settings as in_force
+
+    if any(key.upper() == f"FARM_{name.upper()}" for key in os.environ):
+        return "environment"
+    if name in in_force().model_fields_set:
+        return "file"
+    return "default"

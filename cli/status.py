@@ -1,0 +1,86 @@
+"""``farm status``: what the farm does now."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import following, opening
+from cli.output import console, emit_json, say, show
+
+if TYPE_CHECKING:
+    from farm.store.database import Database
+
+WATCH_S = 1.0
+
+
+def status(
+    job: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB]...", help="A job's id or its beginning. Default: open jobs, or the newest."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until the jobs have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+) -> None:
+    """Show the progress of jobs."""
+    database = opening.open_database()
+    job_ids = _jobs(database, job or [])
+    if not job_ids:
+        if as_json:
+            emit_json({"jobs": []})
+        else:
+            say("There is no job yet. Start one with `farm run resnet18`.")
+        return
+    if watch and not as_json:
+        _watch(database, job_ids)
+        return
+    while True:
+        progresses = following.progress_of(database, job_ids)
+        if as_json:
+            emit_json({"jobs": [as_data(progress) for progress in progresses]})
+        else:
+            from cli import render
+
+            show(render.progress(progresses))
+        if not watch or following.ended(progresses):
+            return
+        time.sleep(WATCH_S)
+
+
+def as_data(progress: Any) -> dict[str, Any]:
+    return dataclasses.asdict(progress)
+
+
+def _jobs(database: Database, wanted: list[str]) -> list[str]:
+    from sqlmodel import select
+
+    from farm import jobs
+    from farm.store import tables
+
+    with database.read() as session:
+        if wanted:
+            return [jobs.find(session, name).id for name in wanted]
+        newest_first = select(tables.Job.id).order_by(tables.Job.created_at_s.desc())  # type: ignore[attr-defined]
+        open_jobs = session.exec(newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)).all()
+        return list(open_jobs or session.exec(newest_first.limit(1)).all())
+
+
+def _watch(database: Database, job_ids: list[str]) -> None:
+    from rich.live import Live
+
+    from cli import render
+
+    out = console()
+    if not out.is_terminal:
+        following.follow(database, job_ids)
+    else:
+        progresses = following.progress_of(database, job_ids)
+        with Live(render.progress(progresses), console=out, refresh_per_second=4) as live:
+            while not following.ended(progresses):
+                time.sleep(WATCH_S)
+                progresses = following.progress_of(database, job_ids)
+                live.update(render.progress(progresses))
+    say(f"→ `farm report {job_ids[0]}` shows the result.")

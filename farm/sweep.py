@@ -1,0 +1,264 @@
+"""Sweeps: a grid over one operator's parameters and input sizes, expanded to operator tuples.
+
+Each combination is built as a real module on the meta device and captured like a model, so that a sweep's tuples
+are exactly the tuples that a model with such an operator would give. Names are checked without torch, so that a
+measurement file can be refused before anything heavy loads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import UnknownOperator, UsageError, did_you_mean
+from farm.request import Sweep
+
+if TYPE_CHECKING:
+    from farm.operators.tuple import OperatorTuple
+
+DTYPES = ("float32", "float16", "bfloat16")
+#: Names that every operator's grid may have: the dtype, and the share of zeros in the inputs.
+EVERYWHERE: dict[str, Any] = {"dtype": "float32", "zeros": 0.0}
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one operator is built from grid values.
+
+    ``parameters`` go to the module's constructor (or to the function as keywords), ``sizes`` shape the inputs;
+    both map a name to its default, or to `REQUIRED`. ``inputs`` gives the inputs' shapes.
+    """
+
+    parameters: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    inputs: Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]
+    function: str = ""  # e.g. "torch.matmul"; empty: the module torch.nn.<operator>
+    derived: Mapping[str, str] = field(default_factory=dict)  # a parameter that takes another's value if unsaid
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {**self.parameters, **self.sizes, **EVERYWHERE}
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    height, width = (value, value) if isinstance(value, int) else tuple(value)
+    return int(height), int(width)
+
+
+def _image(channels: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]:
+    return lambda values: ((values["batch"], values[channels], *_pair(values["image_size"])),)
+
+
+def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...], ...]]:
+    def shapes(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+        middle = (values["tokens"],) if values["tokens"] else ()
+        return ((values["batch"], *middle, values[features]),)
+
+    return shapes
+
+
+def _activation(parameters: Mapping[str, Any] | None = None) -> Recipe:
+    return Recipe({"inplace": False, **(parameters or {})}, _IMAGE, _image("channels"))
+
+
+def _plain_activation() -> Recipe:
+    return Recipe({}, _IMAGE, _image("channels"))
+
+
+def _elementwise(function: str, operands: int = 2) -> Recipe:
+    return Recipe({}, _IMAGE, lambda values: _image("channels")(values) * operands, function=function)
+
+
+def _pool(parameters: Mapping[str, Any]) -> Recipe:
+    return Recipe(parameters, _IMAGE, _image("channels"))
+
+
+_IMAGE: dict[str, Any] = {"batch": 1, "channels": 64, "image_size": 56}
+_CONVOLUTION: dict[str, Any] = {
+    "in_channels": REQUIRED,
+    "out_channels": REQUIRED,
+    "kernel_size": 1,
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "groups": 1,
+    "bias": True,
+}
+_NORM: dict[str, Any] = {"num_features": REQUIRED, "eps": 1e-5, "affine": True}
+
+RECIPES: dict[str, Recipe] = {
+    "Conv2d": Recipe(_CONVOLUTION, {"batch": 1, "image_size": 56}, _image("in_channels")),
+    "ConvTranspose2d": Recipe(
+        {**_CONVOLUTION, "output_padding": 0}, {"batch": 1, "image_size": 56}, _image("in_channels")
+    ),
+    "Linear": Recipe(
+        {"in_features": REQUIRED, "out_features": REQUIRED, "bias": True},
+        {"batch": 1, "tokens": 0},
+        _tokens("in_features"),
+    ),
+    "BatchNorm2d": Recipe(_NORM, {"batch": 1, "image_size": 56}, _image("num_features")),
+    "GroupNorm": Recipe(
+        {"num_groups": REQUIRED, "num_channels": REQUIRED, "eps": 1e-5, "affine": True},
+        {"batch": 1, "image_size": 56},
+        _image("num_channels"),
+    ),
+    "LayerNorm": Recipe(
+        {"normalized_shape": REQUIRED, "eps": 1e-5, "elementwise_affine": True},
+        {"batch": 1, "tokens": 0},
+        _tokens("normalized_shape"),
+    ),
+    "MultiheadAttention": Recipe(
+        {"embed_dim": REQUIRED, "num_heads": 1, "bias": True},
+        {"batch": 1, "tokens": 197},
+        lambda values: ((values["batch"], values["tokens"], values["embed_dim"]),),
+    ),
+    "Embedding": Recipe(
+        {"num_embeddings": REQUIRED, "embedding_dim": REQUIRED},
+        {"batch": 1, "tokens": 128},
+        lambda values: ((values["batch"], values["tokens"]),),
+    ),
+    "MaxPool2d": _pool({"kernel_size": 2, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}),
+    "AvgPool2d": _pool({"kernel_size": 2, "stride": None, "padding": 0, "ceil_mode": False}),
+    "AdaptiveAvgPool2d": _pool({"output_size": 1}),
+    "ReLU": _activation(),
+    "ReLU6": _activation(),
+    "SiLU": _activation(),
+    "Hardswish": _activation(),
+    "Hardsigmoid": _activation(),
+    "GELU": _plain_activation(),
+    "Sigmoid": _plain_activation(),
+    "Tanh": _plain_activation(),
+    "Softmax": Recipe({"dim": -1}, {"batch": 1, "tokens": 197, "features": 197}, _tokens("features")),
+    "matmul": Recipe(
+        {},
+        {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
+        lambda values: ((values["m"], values["k"]), (values["k"], values["n"])),
+        function="torch.matmul",
+    ),
+    "bmm": Recipe(
+        {},
+        {"batch": 1, "m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
+        lambda values: ((values["batch"], values["m"], values["k"]), (values["batch"], values["k"], values["n"])),
+        function="torch.bmm",
+    ),
+    "softmax": Recipe(
+        {"dim": -1},
+        {"batch": 1, "tokens": 197, "features": 197},
+        _tokens("features"),
+        function="torch.nn.functional.softmax",
+    ),
+    "scaled_dot_product_attention": Recipe(
+        {"is_causal": False},
+        {"batch": 1, "heads": 12, "tokens": 197, "head_features": 64},
+        lambda values: ((values["batch"], values["heads"], values["tokens"], values["head_features"]),) * 3,
+        function="torch.nn.functional.scaled_dot_product_attention",
+    ),
+    "add": _elementwise("torch.add"),
+    "mul": _elementwise("torch.mul"),
+}
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What a sweep came to: its tuples, and how many combinations PyTorch refused, by reason."""
+
+    tuples: tuple[OperatorTuple, ...]
+    skipped: Mapping[str, int]
+
+    @property
+    def skipped_count(self) -> int:
+        return sum(self.skipped.values())
+
+
+def check_names(sweep: Sweep) -> None:
+    """Check the operator, the grid's names and the kinds of its values; needs no torch.
+
+    Raises:
+        UnknownOperator: no sweep of that operator; names the nearest.
+        UsageError: a name or a value that the operator does not take.
+    """
+    if sweep.operator not in RECIPES:
+        step = did_you_mean(sweep.operator, RECIPES) or f"Sweeps know: {', '.join(RECIPES)}."
+        raise UnknownOperator(f"There is no sweep of the operator '{sweep.operator}'.", step)
+    names = RECIPES[sweep.operator].names
+    for name in sweep.grid:
+        if name not in names:
+            raise UsageError(
+                f"A sweep of {sweep.operator} has no '{name}'.",
+                did_you_mean(name, names) or f"It has: {', '.join(names)}.",
+            )
+    if missing := [name for name, default in names.items() if default is REQUIRED and name not in sweep.grid]:
+        raise UsageError(
+            f"A sweep of {sweep.operator} needs {' and '.join(missing)}.", f"Add e.g. {missing[0]}: [64, 128]."
+        )
+    for name, values in sweep.grid.items():
+        for value in values:
+            _check_value(sweep.operator, name, value, names[name])
+
+
+def expand(sweep: Sweep) -> list[OperatorTuple]:
+    """The operator tuples of a sweep, equal ones once, in the grid's order.
+
+    Raises:
+        UnknownOperator, UsageError: as `check_names`; also when not one combination is possible.
+    """
+    return list(explore(sweep).tuples)
+
+
+def explore(sweep: Sweep) -> Expansion:
+    """As `expand`, and says which combinations PyTorch refuses (a kernel larger than its image) and why."""
+    check_names(sweep)
+    from farm import sweep_building
+
+    recipe = RECIPES[sweep.operator]
+    found: dict[str, OperatorTuple] = {}
+    skipped: Counter[str] = Counter()
+    for combination in itertools.product(*sweep.grid.values()):
+        values = {**recipe.names, **dict(zip(sweep.grid, combination, strict=True))}
+        try:
+            spec = sweep_building.build(sweep.operator, recipe, values)
+        except sweep_building.Impossible as refusal:
+            skipped[str(refusal)] += 1
+            continue
+        found.setdefault(spec.id, spec)
+    if not found:
+        reason = next(iter(skipped), "the grid is empty")
+        raise UsageError(
+            f"None of the {sweep.size} combinations of {sweep} is possible: {reason}.", "Correct the grid."
+        )
+    return Expansion(tuple(found.values()), dict(skipped))
+
+
+def _check_value(operator: str, name: str, value: Any, default: Any) -> None:
+    def wrong(what: str) -> UsageError:
+        return UsageError(f"{name} of a {operator} sweep is {value!r}; it must be {what}.", "Correct the grid.")
+
+    if name == "dtype":
+        if value not in DTYPES:
+            raise wrong(f"one of {', '.join(DTYPES)}")
+    elif name == "zeros":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise wrong("a share from 0 to 1")
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise wrong("true or false")
+    elif isinstance(default, float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong("a number")
+    elif name == "padding" and value in ("same", "valid"):
+        return
+    elif not (value is None and default is None):
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if not numbers or any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+            raise wrong("a whole number, or a pair of them")
+        if name != "dim" and any(number < 0 for number in numbers):
+            raise wrong("at least 0")
+        if isinstance(value, list | tuple) and name not in _PAIRS:
+            raise wrong("a single whole number")
+
+
+_PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
