@@ -1,0 +1,86 @@
+"""Numbers as people read them: a fitting unit, three or four digits, and no more than the interval supports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from farm.verdict import Figure
+
+Units = Sequence[tuple[str, float]]  # falling; the factor turns the unit into the base unit
+
+TIME: Units = (("s", 1e6), ("ms", 1e3), ("µs", 1.0))  # base: µs
+ENERGY: Units = (("kJ", 1e6), ("J", 1e3), ("mJ", 1.0), ("µJ", 1e-3))  # base: mJ
+POWER: Units = (("W", 1.0),)
+_COUNT = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+
+NOTHING = "–"
+
+
+def quantity(value: float | None, units: Units, digits: int = 3) -> str:
+    """``5.31 ms``; a dash for None."""
+    if value is None:
+        return NOTHING
+    unit, factor = _fitting(value, units)
+    return f"{_rounded(value / factor, digits)} {unit}"
+
+
+def interval(figure: Figure | None, units: Units) -> str:
+    """``7.460 ± 0.021 ms``: as many digits as two of the half-width ask for."""
+    if figure is None:
+        return NOTHING
+    unit, factor = _fitting(figure.value, units)
+    value, half_width = figure.value / factor, figure.half_width / factor
+    if half_width <= 0 or not math.isfinite(half_width):
+        return f"{_rounded(value, 4)} {unit}"
+    decimals = min(4, max(0, 1 - math.floor(math.log10(half_width))))
+    return f"{value:.{decimals}f} ± {half_width:.{decimals}f} {unit}"
+
+
+def percent(fraction: float | None, decimals: int = 1) -> str:
+    """``99.7 %``. Rounded down next to 100 %, so that 99.96 % does not look complete."""
+    if fraction is None:
+        return NOTHING
+    scaled = fraction * 100
+    if scaled < 100 and round(scaled, decimals) >= 100:
+        scaled = math.floor(scaled * 10**decimals) / 10**decimals
+    return f"{scaled:.{decimals}f} %"
+
+
+def gap(figure: Figure | None) -> str:
+    """``+0.3 ± 0.4 %``, signed."""
+    return NOTHING if figure is None else f"{figure.value * 100:+.1f} ± {figure.half_width * 100:.1f} %"
+
+
+def count_of(number: float | None, unit: str) -> str:
+    """``4.09 GFLOP``, ``102 MB`` (decimal prefixes)."""
+    if number is None:
+        return NOTHING
+    prefix, factor = _fitting(number, _COUNT)
+    if not prefix:
+        return f"{number:.0f} {unit}"
+    return f"{_rounded(number / factor, 3)} {prefix}{unit}"
+
+
+def span(seconds: float | None) -> str:
+    """``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
+    if seconds is None:
+        return NOTHING
+    whole = max(0, round(seconds))
+    for size, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def _fitting(value: float, units: Units) -> tuple[str, float]:
+    return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
+
+
+def _rounded(value: float, digits: int) -> str:
+    if not value or not math.isfinite(value):
+        return f"{value:.0f}"
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"

@@ -1,0 +1,421 @@
+"""What the farm shows in a terminal: reports, lists and progress as rich renderables. Formatting, no logic.
+
+Made for 100 columns, and readable in a pipe without colour. Lists take the same rows that the verbs print with
+``--json``, so that both show the same; a key that a row lacks shows as a dash.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, percent, quantity, span
+
+if TYPE_CHECKING:
+    from farm.jobs import Progress
+    from farm.report import Report, TypeRow
+    from farm.verdict import Verdict
+
+Row = Mapping[str, Any]
+
+_MOST_UNMEASURED = 10
+_MOST_SWEEP_ROWS = 200
+_OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
+_STATES = {
+    "open": "cyan",
+    "done": "green",
+    "cancelled": "dim",
+    "idle": "green",
+    "busy": "cyan",
+    "draining": "yellow",
+    "quarantined": "bold red",
+    "lost": "red",
+    "stopped": "dim",
+}
+
+
+def report(report: Report, *, tuples: int = 0) -> RenderableType:
+    """The report of a job. `tuples`: how many of the heaviest tuples to list as well (a sweep lists them all)."""
+    parts: list[RenderableType] = [_header(report), Text()]
+    if report.kind == "sweep":
+        parts.append(_tuples(report, _MOST_SWEEP_ROWS))
+    else:
+        parts += [_types(report), Text()]
+        if tuples:
+            parts += [_tuples(report, tuples), Text()]
+        parts.append(_comparison(report.verdict))
+    parts += [Text(), *_remarks(report)]
+    if len(report.rounds) > 1:
+        parts.append(_rounds(report))
+    if report.verdict.unmeasured:
+        parts.append(_unmeasured(report.verdict))
+    parts += [Text(), _verdict(report)]
+    return Group(*parts)
+
+
+def _header(report: Report) -> RenderableType:
+    grid = _grid("", "", "")
+    grid.columns[1].style = "dim"
+    lines = [("job", f"{report.job_id}, {report.state}" + (f", round {report.round}" if report.round > 1 else ""))]
+    for card in report.cards:
+        detail = [card.id, card.host, f"driver {card.driver}" if card.driver else ""]
+        lines.append(("card", f"{card.model}  ({', '.join(part for part in detail if part)})"))
+    for software in report.software:
+        named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
+        lines.append(("software", ", ".join(f"{name} {software[key]}" for name, key in named if software.get(key))))
+    lines.append(("protocol", str(report.protocol)))
+    counts = report.readings
+    told = [f"{counts.measured} measured", f"{counts.reused} reused"]
+    told += [
+        f"{number} {name}" for name in ("failed", "open", "cancelled", "repeated") if (number := getattr(counts, name))
+    ]
+    spent = f" in {span(counts.card_time_s)} of card time" if counts.card_time_s >= 0.5 else ""
+    lines.append(("readings", ", ".join(told) + spent))
+    if report.flops:
+        cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
+        lines.append(("cost", cost + (" per pass" if report.kind == "model" else " in all")))
+    for name, text in lines:
+        _row(grid, " ", name, Text(text, overflow="fold"))
+    return Group(Text(report.title, style="bold"), grid)
+
+
+def _types(report: Report) -> Table:
+    with_energy = any(row.energy_mj is not None for row in report.types)
+    table = _table(
+        "operator", ">calls", ">tuples", ">time", ">share", *([">energy", ">share"] * with_energy), ">estimate"
+    )
+    for row in report.types:
+        _row(table, *_type_cells(row, with_energy), style="" if row.measured_tuples else "dim")
+    table.add_section()
+    verdict = report.verdict
+    total = [
+        "sum",
+        str(sum(row.calls for row in report.types)),
+        _of(sum(row.measured_tuples for row in report.types), sum(row.tuples for row in report.types)),
+        quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
+        "",
+    ]
+    if with_energy:
+        total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
+    _row(table, *total, "", style="bold")
+    return table
+
+
+def _type_cells(row: TypeRow, with_energy: bool) -> list[str]:
+    cells = [row.short_name, str(row.calls), _of(row.measured_tuples, row.tuples)]
+    cells += [quantity(row.time_us, TIME), percent(row.time_share)]
+    if with_energy:
+        cells += [quantity(row.energy_mj, ENERGY), percent(row.energy_share)]
+    return [*cells, percent(row.estimated_share)]
+
+
+def _tuples(report: Report, most: int) -> RenderableType:
+    with_energy = any(row.energy_mj is not None for row in report.tuples)
+    counted = report.kind != "sweep"
+    table = _table(
+        "operator tuple", *([">calls"] * counted), ">time", *([">power", ">energy"] * with_energy), "remarks"
+    )
+    for row in report.tuples[:most]:
+        remarks = [row.reason, row.used if row.used not in ("", "steady") else "", *row.flags]
+        cells = [row.label, *([str(row.calls)] * counted), quantity(row.time_us, TIME)]
+        if row.time_us and row.time_half_width_us:
+            cells[-1] += f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
+        if with_energy:
+            cells += [quantity(row.power_w, POWER), quantity(row.energy_mj, ENERGY)]
+        _row(table, *cells, ", ".join(remark for remark in remarks if remark))
+    left = len(report.tuples) - most
+    if left <= 0:
+        return table
+    return Group(table, Text(f"  and {left} more; --json lists all", style="dim"))
+
+
+def _comparison(verdict: Verdict) -> Table:
+    table = _table("", ">sum of the parts", ">whole model", ">gap", ">accuracy")
+    lines = (
+        ("time", verdict.time if verdict.measured or verdict.time.whole else None, TIME),
+        ("power", verdict.power, POWER),
+        ("energy", verdict.energy, ENERGY),
+        ("energy above idle", verdict.energy_above_idle, ENERGY),
+    )
+    for name, comparison, units in lines:
+        if comparison is None:
+            if name in ("time", "energy"):
+                _row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
+            continue
+        _row(
+            table,
+            name,
+            interval(comparison.total, units),
+            interval(comparison.whole, units),
+            gap(comparison.gap),
+            percent(comparison.accuracy) if name in ("time", "energy") else "",
+        )
+    return table
+
+
+def _remarks(report: Report) -> Iterable[RenderableType]:
+    verdict = report.verdict
+    grid = _grid("", "", "")
+    grid.columns[1].style = "dim"
+    if verdict.parts and report.kind == "model":
+        measured = f"{percent(verdict.coverage)} of the estimated cost; {verdict.measured} of {verdict.parts} tuples"
+        _row(grid, " ", "coverage", measured)
+    if report.kind == "model":
+        _row(grid, " ", "intervals", f"95 %. {_systematic(verdict)}")
+    if taken := [entry for entry in verdict.adjustments if entry.used != "steady"]:
+        time_us = sum(entry.effect_time_us for entry in taken)
+        _row(
+            grid,
+            " ",
+            "power limit",
+            f"{len(taken)} {_plural('tuple', len(taken))} taken as they run between neighbours, not in a steady loop: "
+            f"{time_us:+.0f} µs on the sum",
+        )
+    if verdict.launch_gap_us is not None:
+        _row(grid, " ", "launch gap", f"{quantity(verdict.launch_gap_us, TIME)} more when launched eagerly")
+    if report.capture_origin:
+        _row(grid, " ", "operators", _capture(report))
+    if verdict.flags:
+        _row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
+    return [grid] if grid.row_count else []
+
+
+def _systematic(verdict: Verdict) -> str:
+    if not verdict.systematic_time and not verdict.systematic_energy:
+        return verdict.systematic_note
+    spread = f"time {percent(verdict.systematic_time, 2)}"
+    if verdict.energy:
+        spread += f", energy {percent(verdict.systematic_energy, 2)}"
+    return f"Added linearly: {spread}, from {verdict.systematic_note}"
+
+
+def _capture(report: Report) -> str:
+    found = report.verification
+    if not found:
+        return (
+            "as predicted; not held against a run on the card" if report.capture_origin == "predicted" else "observed"
+        )
+    if found.get("matches"):
+        return "as an unobserved run on the card has them"
+    differences = found.get("differences") or []
+    first = f": {differences[0]}" if differences else ""
+    return f"{report.capture_origin}; {len(differences)} differences to an unobserved run on the card{first}"
+
+
+def _rounds(report: Report) -> Table:
+    table = _table(">round", "why", "operators", ">items", ">time", ">energy", ">coverage", "outcome")
+    for row in report.rounds:
+        operators = ", ".join(row.operators[:6]) + (
+            f" and {len(row.operators) - 6} more" if len(row.operators) > 6 else ""
+        )
+        _row(
+            table,
+            str(row.number),
+            row.reason,
+            operators,
+            str(row.items),
+            percent(row.accuracy_time),
+            percent(row.accuracy_energy),
+            percent(row.coverage),
+            _outcome(row.outcome) if row.outcome else Text("open", style="cyan"),
+        )
+    return table
+
+
+def _unmeasured(verdict: Verdict) -> RenderableType:
+    table = _table("not measured", ">calls", ">of the cost", "why")
+    for entry in verdict.unmeasured[:_MOST_UNMEASURED]:
+        _row(table, entry.label, str(entry.count), percent(entry.share), entry.reason)
+    left = verdict.unmeasured[_MOST_UNMEASURED:]
+    if not left:
+        return table
+    share = percent(sum(entry.share for entry in left))
+    return Group(table, Text(f"  and {len(left)} more ({share} of the cost); --json lists all", style="dim"))
+
+
+def _verdict(report: Report) -> RenderableType:
+    verdict = report.verdict
+    line = _outcome(verdict.outcome)
+    if report.preliminary:
+        line = Text("PRELIMINARY ", style="bold cyan").append_text(line) if report.readings.open else line
+    accuracies = [
+        f"{name} {percent(comparison.accuracy)}"
+        for name, comparison in (("time", verdict.time), ("energy", verdict.energy))
+        if comparison and comparison.accuracy is not None
+    ]
+    if report.kind == "sweep":
+        line = Text(f"{verdict.measured} of {verdict.parts} tuples measured", style="bold")
+    elif verdict.outcome != "none":
+        line.append(f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}", style="not bold")
+        line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
+    reasons = () if report.kind == "sweep" else verdict.reasons
+    return Group(line, *(Text(f"  {reason}") for reason in reasons))
+
+
+def jobs(rows: Sequence[Row]) -> RenderableType:
+    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s."""
+    if not rows:
+        return Text("No jobs yet. Start one with `farm run resnet18`.")
+    table = _table("job", "title", "state", ">items", ">time", ">energy", ">coverage", "verdict", ">age")
+    for row in rows:
+        age = None if row.get("created_at_s") is None else time.time() - row["created_at_s"]
+        _row(
+            table,
+            _text(row, "id"),
+            _text(row, "title"),
+            _state(row.get("state")),
+            _of(row.get("closed", 0), row.get("items", 0)),
+            percent(row.get("accuracy_time")),
+            percent(row.get("accuracy_energy")),
+            percent(row.get("coverage")),
+            _outcome(row["outcome"]) if row.get("outcome") else "",
+            span(age),
+        )
+    return table
+
+
+def cards(rows: Sequence[Row]) -> RenderableType:
+    """Keys: id, model, host, kind, memory_bytes, state, state_reason, measuring, waiting, last_seen_ago_s."""
+    if not rows:
+        return Text("No cards yet. Start their workers with `farm worker`.")
+    table = _table("card", "model", "host", ">memory", "state", ">waiting", ">seen", "measuring")
+    table.columns[0].no_wrap = True
+    for row in rows:
+        seen = row.get("last_seen_ago_s")
+        _row(
+            table,
+            _text(row, "id"),
+            _text(row, "model"),
+            _text(row, "host"),
+            count_of(row.get("memory_bytes") or None, "B"),
+            _state(row.get("state")),
+            _text(row, "waiting"),
+            NOTHING if seen is None else f"{span(seen)} ago",
+            str(row.get("measuring") or row.get("state_reason") or ""),
+        )
+    return table
+
+
+def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
+    """Keys: label, count, flops, bytes, share (of the estimated cost, a fraction)."""
+    table = _table("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
+    for row in rows:
+        _row(
+            table,
+            _text(row, "label"),
+            _text(row, "count"),
+            count_of(row.get("flops"), "FLOP"),
+            count_of(row.get("bytes"), "B"),
+            percent(row.get("share")),
+        )
+    table.add_section()
+    calls = sum(row.get("count", 0) for row in rows)
+    flops = sum(row.get("count", 0) * (row.get("flops") or 0) for row in rows)
+    moved = sum(row.get("count", 0) * (row.get("bytes") or 0) for row in rows)
+    total = f"{len(rows)} {_plural('tuple', len(rows))}"
+    _row(table, total, str(calls), count_of(flops, "FLOP"), count_of(moved, "B"), "", style="bold")
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def models(rows: Sequence[Row]) -> RenderableType:
+    """Keys: name, task, input_size, note."""
+    if not rows:
+        return Text("No model matches.")
+    table = _table("model", "task", ">input", "")
+    for row in rows:
+        size = row.get("input_size")
+        _row(
+            table, _text(row, "name"), _text(row, "task"), f"{size} px" if size else NOTHING, str(row.get("note") or "")
+        )
+    return table
+
+
+def progress(jobs: Sequence[Progress], *, width: int = 24) -> RenderableType:
+    """Live: per job a bar of its items, and what each card measures now."""
+    blocks: list[RenderableType] = []
+    for job in jobs:
+        grid = _grid("", "", "", "")
+        finished = job.state != "open"
+        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=width, finished_style="green")
+        _row(grid, Text(job.title, style="bold"), bar, f"{job.closed}/{job.total}", Text(_aside(job), style="dim"))
+        blocks.append(grid)
+        if finished:
+            continue
+        measuring = _grid("", "", "")
+        for card_id, label in job.current:
+            _row(measuring, " ", Text(_short(card_id), style="cyan"), Text(label, no_wrap=True, overflow="ellipsis"))
+        if job.message:
+            _row(measuring, " ", "", Text(job.message, style="yellow"))
+        if measuring.row_count:
+            blocks.append(measuring)
+    return Group(*blocks)
+
+
+def progress_line(job: Progress) -> str:
+    """The same for a log: one line per change, without bars or colours."""
+    return f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_aside(job)}".rstrip()
+
+
+def _aside(job: Progress) -> str:
+    failed = job.counts.get("failed", 0)
+    told = [f"{job.reused} reused" if job.reused else "", f"{failed} failed" if failed else ""]
+    told.append(f"round {job.round}" if job.round > 1 else "")
+    if job.state == "open":
+        told.append(f"about {span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
+    else:
+        told.append(f"{job.state} in {span(job.elapsed_s)}")
+    return ", ".join(part for part in told if part)
+
+
+def _table(*columns: str) -> Table:
+    """A table; a column whose name begins with > is set to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: RenderableType, style: str = "") -> None:
+    # As Text: a label such as "getitem[0]" is no markup.
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+def _grid(*columns: str) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    for _ in columns:
+        grid.add_column()
+    return grid
+
+
+def _outcome(outcome: str) -> Text:
+    words, style = _OUTCOMES.get(outcome, (outcome.upper(), ""))
+    return Text(words, style=style)
+
+
+def _state(state: Any) -> Text:
+    return Text(str(state or NOTHING), style=_STATES.get(str(state), ""))
+
+
+def _text(row: Row, key: str) -> str:
+    value = row.get(key)
+    return NOTHING if value is None or value == "" else str(value)
+
+
+def _of(part: int, whole: int) -> str:
+    return str(whole) if part == whole else f"{part}/{whole}"
+
+
+def _plural(word: str, number: int) -> str:
+    return word if number == 1 else f"{word}s"
+
+
+def _short(card_id: str) -> str:
+    return card_id if len(card_id) <= 14 else card_id[:12] + "…"
