@@ -1,0 +1,382 @@
+"""From a model's name to a module and an example input: torchvision's models and the user's own.
+
+The names are written down here, so that listing and checking them needs no torch; a test holds the list against
+torchvision. Torch is imported only by the functions that build. Nothing is ever downloaded: weights are random,
+seeded, and equal wherever the same torch builds them.
+
+A user's own models are registered on each host in the setting ``models``: a name and 'module:function'. The
+function takes no argument and returns the module, or the module and a tuple of example inputs. Only what this
+host's own settings name is ever imported; messages and the database carry the name alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
+from farm.settings import settings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_CLASSIFICATION = """
+alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
+efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
+efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf
+regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf regnet_y_1_6gf
+regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18 resnet34
+resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5
+shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn
+vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2
+wide_resnet50_2
+"""
+_SEGMENTATION = """
+deeplabv3_mobilenet_v3_large deeplabv3_resnet101 deeplabv3_resnet50 fcn_resnet101 fcn_resnet50
+lraspp_mobilenet_v3_large
+"""
+_VIDEO = "mc3_18 mvit_v1_b mvit_v2_s r2plus1d_18 r3d_18 s3d swin3d_b swin3d_s swin3d_t"
+_DETECTION = """
+fasterrcnn_mobilenet_v3_large_320_fpn fasterrcnn_mobilenet_v3_large_fpn fasterrcnn_resnet50_fpn
+fasterrcnn_resnet50_fpn_v2 fcos_resnet50_fpn keypointrcnn_resnet50_fpn maskrcnn_resnet50_fpn
+maskrcnn_resnet50_fpn_v2 retinanet_resnet50_fpn retinanet_resnet50_fpn_v2 ssd300_vgg16
+ssdlite320_mobilenet_v3_large
+"""
+_QUANTIZED = """
+quantized_googlenet quantized_inception_v3 quantized_mobilenet_v2 quantized_mobilenet_v3_large quantized_resnet18
+quantized_resnet50 quantized_resnext101_32x8d quantized_resnext101_64x4d quantized_shufflenet_v2_x0_5
+quantized_shufflenet_v2_x1_0 quantized_shufflenet_v2_x1_5 quantized_shufflenet_v2_x2_0
+"""
+_FLOW = "raft_large raft_small"
+
+_REASONS = {
+    "detection": "a detection model: the shapes of its operators depend on what it finds in the image",
+    "quantized": "a quantized model: torchvision's quantized operators run on the CPU only",
+    "flow": "an optical-flow model: it takes a pair of images and iterates, which this catalog does not describe",
+}
+
+_DEFAULT_SIZE = {"classification": 224, "segmentation": 520, "video": 112}
+_FRAMES = 16
+# Where a model needs another size than its task's default, or only one.
+_SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224}
+_SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
+_FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
+_SMALLEST = {"alexnet": 63, "inception_v3": 75}
+_SMALLEST_OF_ALL = 32
+_LARGEST_OF_ALL = 4096
+
+DTYPES = ("float32", "float16", "bfloat16")
+MEMORY_FORMATS = ("contiguous", "channels_last")
+MODES = ("eval", "train")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model of the catalog. Sizes are the side of the square input, in pixels.
+
+    ``input_size`` is the default; ``fixed_size`` says that the model takes no other, and ``smallest_size`` is the
+    least it takes. A user's model whose function returns its own example input has ``input_size`` 0 until built.
+    """
+
+    name: str
+    task: str
+    input_size: int
+    smallest_size: int = _SMALLEST_OF_ALL
+    fixed_size: bool = False
+    origin: str = "torchvision"
+
+    def check_size(self, input_size: int | None) -> int:
+        """The size to use; None is the default.
+
+        Raises:
+            UsageError: the model does not take it.
+        """
+        if input_size is None:
+            return self.input_size
+        if self.fixed_size and input_size != self.input_size:
+            raise UsageError(
+                f"{self.name} takes images of {self.input_size} px only, not {input_size} px.",
+                f"Leave the input size away, or give {self.input_size}.",
+            )
+        if not self.smallest_size <= input_size <= _LARGEST_OF_ALL:
+            raise UsageError(
+                f"{self.name} takes images from {self.smallest_size} to {_LARGEST_OF_ALL} px, not {input_size} px.",
+                f"Its default is {self.input_size}.",
+            )
+        return input_size
+
+
+def _entries(text: str, task: str) -> dict[str, ModelEntry]:
+    return {
+        name: ModelEntry(
+            name=name,
+            task=task,
+            input_size=_SIZES.get(name, _DEFAULT_SIZE[task]),
+            smallest_size=_SMALLEST.get(name, _SMALLEST_OF_ALL),
+            fixed_size=name in _FIXED,
+        )
+        for name in text.split()
+    }
+
+
+_TORCHVISION = (
+    _entries(_CLASSIFICATION, "classification") | _entries(_SEGMENTATION, "segmentation") | _entries(_VIDEO, "video")
+)
+_REFUSED = {
+    name: reason
+    for text, reason in (
+        (_DETECTION, _REASONS["detection"]),
+        (_QUANTIZED, _REASONS["quantized"]),
+        (_FLOW, _REASONS["flow"]),
+    )
+    for name in text.split()
+}
+
+
+@functools.cache
+def _user_models() -> dict[str, str]:
+    """The user's models of this host's settings: name -> 'module:function', checked but not imported."""
+    models = settings().models
+    for name, target in models.items():
+        if name in _TORCHVISION or name in _REFUSED:
+            raise SettingsError(
+                f"The setting 'models' names '{name}', which is a model of torchvision.", "Choose another name for it."
+            )
+        module, colon, function = target.partition(":")
+        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+            raise SettingsError(
+                f"The setting 'models' gives '{target}' for '{name}', which is not 'module:function'.",
+                "Write it as 'package.module:function'; the function takes no argument and returns the module.",
+            )
+    return dict(models)
+
+
+def names(task: str | None = None) -> list[str]:
+    """All models that can be measured, sorted; needs no torch. ``task`` narrows them."""
+    entries = [*_TORCHVISION.values(), *(_user_entry(name) for name in _user_models())]
+    return sorted(entry.name for entry in entries if task in (None, entry.task))
+
+
+def find(name: str) -> ModelEntry:
+    """The entry of a model; needs no torch.
+
+    Raises:
+        UnknownModel: there is none; the nearest names are suggested.
+        UnsupportedModel: torchvision has it, but it is refused, with the reason.
+    """
+    if name in _TORCHVISION:
+        return _TORCHVISION[name]
+    if name in _user_models():
+        return _user_entry(name)
+    if name in _REFUSED:
+        raise UnsupportedModel(f"{name} is {_REFUSED[name]}.", "List the models with `farm models`.")
+    raise UnknownModel.named(name, names())
+
+
+def _user_entry(name: str) -> ModelEntry:
+    return ModelEntry(
+        name=name, task="user", input_size=_DEFAULT_SIZE["classification"], smallest_size=1, origin="user"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- building
+
+
+def build(
+    name: str,
+    *,
+    weights: str = "random",
+    device: str | torch.device = "meta",
+    dtype: str = "float32",
+    memory_format: str = "contiguous",
+    mode: str = "eval",
+    seed: int = 0,
+) -> nn.Module:
+    """The model's module. On meta it has shapes and no memory; elsewhere its weights are random by ``seed``.
+
+    Raises:
+        UsageError: unknown weights, dtype, memory format or mode, or a model that is not in the catalog.
+    """
+    import torch
+
+    entry = find(name)
+    if weights != "random":
+        raise UsageError(
+            f"The weights '{weights}' are unknown.",
+            "Use 'random': nothing is downloaded, and time depends little on it.",
+        )
+    torch_dtype, torch_format = _dtype(dtype), _memory_format(memory_format)
+    _check(mode, MODES, "mode")
+    device = torch.device(device)
+    if device.type == "meta":
+        with _EmptyOnMeta():
+            model = _make(entry)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _make(entry)
+    model = model.to(device=device, dtype=torch_dtype)
+    if torch_format is not torch.contiguous_format and entry.task != "video":
+        model = model.to(memory_format=torch_format)  # type: ignore[call-overload]
+    return model.train(mode == "train")
+
+
+def example_inputs(
+    name: str,
+    batch: int = 1,
+    input_size: int | None = None,
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "meta",
+    memory_format: str = "contiguous",
+    seed: int = 0,
+) -> tuple[torch.Tensor, ...]:
+    """Positional arguments for the model: images of shape (batch, 3, size, size), or clips of 16 frames.
+
+    Values are standard normal by ``seed``. A user's model may bring its own, in which case ``batch`` and
+    ``input_size`` must be left at what they are.
+
+    Raises:
+        UsageError: batch below 1, or a size that the model does not take.
+    """
+    import torch
+
+    entry = find(name)
+    size = entry.check_size(input_size)
+    if batch < 1:
+        raise UsageError(f"The batch is {batch}; it must be at least 1.", "Give a batch of 1 or more.")
+    torch_dtype, torch_format = _dtype(dtype), _memory_format(memory_format)
+    if entry.task == "user" and (own := _make_user(name)[1]) is not None:
+        return tuple(_like(value, torch_dtype, torch.device(device), seed) for value in own)
+    shape = (batch, 3, _FRAMES, size, size) if entry.task == "video" else (batch, 3, size, size)
+    tensor = _random(shape, torch_dtype, torch.device(device), seed)
+    if torch_format is not torch.contiguous_format and tensor.dim() == 4:
+        tensor = tensor.contiguous(memory_format=torch_format)
+    return (tensor,)
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
+    import torch
+
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
+
+
+def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    """A user's own example input, brought to the dtype and device; what is on meta is filled at random."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    wanted = dtype if value.is_floating_point() else value.dtype
+    if value.device.type == "meta" and device.type != "meta":
+        if value.is_floating_point():
+            return _random(tuple(value.shape), wanted, device, seed)
+        return torch.zeros(value.shape, dtype=wanted, device=device)
+    return value.to(device=device, dtype=wanted)
+
+
+def _make(entry: ModelEntry) -> nn.Module:
+    if entry.origin == "user":
+        return _make_user(entry.name)[0]
+    models = torchvision_models()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # googlenet and inception_v3 announce another default of theirs
+        if entry.task == "segmentation":
+            return models.get_model(entry.name, weights=None, weights_backbone=None)
+        return models.get_model(entry.name, weights=None)
+
+
+def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
+    from torch import nn
+
+    target = _user_models()[name]
+    module_name, _, function_name = target.partition(":")
+    try:
+        made = getattr(importlib.import_module(module_name), function_name)()
+    except Exception as error:
+        raise SettingsError(
+            f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
+            "Check that the module can be imported on this host and that the function takes no argument.",
+        ) from error
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise SettingsError(
+            f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module.",
+            "Return a torch.nn.Module, or a pair of a module and a tuple of example inputs.",
+        )
+    return model, None if inputs is None else tuple(inputs)
+
+
+@functools.cache
+def torchvision_models() -> Any:
+    """``torchvision.models``, also where torchvision lacks its compiled operators.
+
+    A torchvision of the package index beside a CPU build of torch fails on import because ``torchvision::nms`` does
+    not exist. Only then are the schemas of the two operators that it asks for defined; no model here calls them.
+    """
+    import torch
+
+    try:
+        import torchvision.models as models
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _kept.append(library)  # the definitions live as long as it
+        import torchvision.models as models
+    return models
+
+
+_kept: list[Any] = []
+
+
+def _EmptyOnMeta() -> Any:
+    """While active, ``torch.empty`` makes meta tensors.
+
+    That is where modules get their parameters from; everything else (the stochastic-depth schedules that read
+    values back, index buffers) is computed for real and moved afterwards. ``torch.device("meta")`` as a context
+    fails on 15 of 80 models, this on none.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class EmptyOnMeta(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.empty and kwargs.get("device") is None:
+                kwargs = kwargs | {"device": "meta"}
+            return func(*args, **kwargs)
+
+    return EmptyOnMeta()
+
+
+def _check(value: str, known: tuple[str, ...], what: str) -> None:
+    if value not in known:
+        raise UsageError(f"The {what} '{value}' is unknown.", f"Use one of {', '.join(known)}.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    _check(name, DTYPES, "dtype")
+    return getattr(torch, name)
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    import torch
+
+    _check(name, MEMORY_FORMATS, "memory format")
+    return torch.channels_last if name == "channels_last" else torch.contiguous_format

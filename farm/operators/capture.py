@@ -1,0 +1,546 @@
+"""Takes a model apart into operator tuples by watching one forward pass, and proves that nothing was missed.
+
+Who owns an operator call: the leaf module of ``torch.nn`` that is running (the exact class, constructed as its
+attributes say), else the outermost call of a function of PyTorch's public API. One slot holds the owner; an
+auditor at the dispatcher tags each aten operator with it. An aten operator that costs anything and has no owner
+is a *gap*, one with two owners an *overlap*; a model is fully described when it has neither.
+
+Observing must not change what runs. An active ``TorchFunctionMode`` and any hook on a module switch off PyTorch's
+fused attention path (other operators, other strides behind it). So no hooks: ``torch.nn.Module.__call__`` is
+replaced while the pass runs, and inside a leaf the function mode is disabled; only the dispatch mode sees inside.
+`verify_on_device` holds an observed pass against an unobserved one, by the profiler's account.
+
+Which operators run depends on the device and the grad mode, so a capture carries both. `predict` runs without
+computing anything, on fake tensors that claim to be on a device; meta tensors would take other paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention asks for it when a dispatch mode is active
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farm.errors import CaptureError
+from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
+from farm.operators.encoding import NotEncodable, TensorTable, encode
+from farm.operators.leaves import describe_leaf
+from farm.operators.tuple import OperatorTuple
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call in one pass. ``reads`` and ``writes`` index `Capture.storages`."""
+
+    index: int
+    module_path: str
+    tuple_id: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """A piece of memory that calls read or write; views of one tensor share it."""
+
+    size_bytes: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one forward pass consists of.
+
+    ``gaps`` and ``overlaps`` are texts for people: the aten operator, where, and why. ``operators`` counts the
+    aten operators that cost anything, as the auditor saw them.
+    """
+
+    tuples: dict[str, OperatorTuple]
+    calls: tuple[Call, ...]
+    storages: tuple[StorageSpec, ...]
+    gaps: tuple[str, ...]
+    overlaps: tuple[str, ...]
+    device_type: str
+    grad_enabled: bool
+    training: bool
+    operators: Counter[str]
+
+    @functools.cached_property
+    def counts(self) -> dict[str, int]:
+        """Calls per tuple id, in order of first appearance."""
+        return dict(Counter(call.tuple_id for call in self.calls))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Capture {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.gaps)} gaps, "
+            f"{len(self.overlaps)} overlaps on {self.device_type}>"
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """An observed pass held against an unobserved one on a real device.
+
+    The counters hold the innermost aten operators with their input shapes on the CPU, and the kernels' names on
+    CUDA. ``differences`` is empty when observing changed nothing.
+    """
+
+    capture: Capture
+    unobserved: Counter[str]
+    observed: Counter[str]
+    differences: list[str]
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    device_type: str = "cpu",
+    grad_enabled: bool = False,
+) -> Capture:
+    """Watches one forward pass of ``model`` on the tensors it holds (real or fake).
+
+    Raises:
+        CaptureError: the model is compiled or scripted, or raised.
+    """
+    _refuse_opaque(model)
+    recorder = _Recorder(model, device_type)
+    grad = torch.enable_grad() if grad_enabled else torch.no_grad()
+    try:
+        with _observed_calls(recorder), grad, _Auditor(recorder), _Functions(recorder):
+            model(*args, **(kwargs or {}))
+    except CaptureError:
+        raise
+    except Exception as error:
+        where = f" at '{recorder.path}'" if recorder.path else ""
+        raise CaptureError(
+            f"The model raised{where}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            "Run the model alone on this input first; data-dependent shapes cannot be captured.",
+        ) from error
+    return recorder.result(device_type, grad_enabled, model.training)
+
+
+def predict(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    device_type: str = "cpu",
+    grad_enabled: bool = False,
+) -> Capture:
+    """The capture that a pass would give, computed on fake tensors: no memory, no arithmetic.
+
+    ``model`` and its arguments are typically on meta; they are left as they were. Fake CUDA tensors open a CUDA
+    context, so they are used only where this process already has one; elsewhere the prediction is the CPU's, and
+    ``Capture.device_type`` says so.
+    """
+    if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
+        device_type = "cpu"
+    mode = FakeTensorMode()
+    fakes = _Fakes(mode, device_type)
+    with fakes.swapped(model):
+        fake_args, fake_kwargs = fakes.tree(args), fakes.tree(kwargs or {})
+        with mode:
+            return capture(model, fake_args, fake_kwargs, device_type=device_type, grad_enabled=grad_enabled)
+
+
+def verify_on_device(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    device: torch.device | str,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    grad_enabled: bool = False,
+) -> Verification:
+    """Captures ``model``, which is on ``device`` already, and holds the pass against an unobserved one.
+
+    Both passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS does not count.
+    """
+    device = torch.device(device)
+    grad = torch.enable_grad if grad_enabled else torch.no_grad
+    with grad():
+        model(*args, **(kwargs or {}))
+    _Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
+    with grad(), _Profiled(device) as plain:
+        model(*args, **(kwargs or {}))
+    with _Profiled(device) as watched:
+        seen = capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled)
+    differences = [
+        f"{name}: {plain.counts[name]} unobserved, {watched.counts[name]} observed"
+        for name in sorted(plain.counts.keys() | watched.counts.keys())
+        if plain.counts[name] != watched.counts[name]
+    ]
+    return Verification(seen, plain.counts, watched.counts, differences)
+
+
+# -------------------------------------------------------------------------------------------- what is free
+
+# Allocations run no kernel and yet return new memory: the one thing that schemas do not tell.
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+@functools.cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that an aten operator writes."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for entry in tree:
+            yield from _tensors_in(entry)
+    elif isinstance(tree, dict):
+        for entry in tree.values():
+            yield from _tensors_in(entry)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    """Whether an aten operator runs a kernel: it writes an argument or returns memory that was not there before.
+
+    Views of every sort return the storage of an input, whatever their schema says (``_unsafe_view``).
+    """
+    if func._schema.is_mutable:
+        return torch.Tag.inplace_view not in func.tags
+    outputs = list(_tensors_in(out))
+    if not outputs:
+        return torch.Tag.data_dependent_output in func.tags
+    if func._schema.name.removeprefix("aten::") in _ALLOCATIONS:
+        return False
+    inputs = {_storage_key(tensor) for tensor in _tensors_in((args, kwargs))}
+    return any(_storage_key(tensor) not in inputs for tensor in outputs)
+
+
+# ------------------------------------------------------------------------------------------------ recorder
+
+
+class _Open:
+    """The call that owns the slot."""
+
+    __slots__ = ("costly", "path", "what", "written")
+
+    def __init__(self, what: str, path: str) -> None:
+        self.what, self.path = what, path
+        self.costly: list[str] = []
+        self.written: set[int] = set()
+
+
+class _Recorder:
+    def __init__(self, model: nn.Module, device_type: str) -> None:
+        self.thread = threading.get_ident()
+        self.device_type = device_type
+        self.owners: list[_Open] = []
+        self.path = ""
+        self.tuples: dict[str, OperatorTuple] = {}
+        self.calls: list[Call] = []
+        self.gaps: list[str] = []
+        self.overlaps: list[str] = []
+        self.operators: Counter[str] = Counter()
+        self.storages: dict[int, int] = {}
+        self.storage_specs: list[StorageSpec] = []
+        self.kept: list[StorageWeakRef] = []  # an address is not used again while a weak reference holds it
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.roles: dict[int, str] = {}
+        self.leaves: dict[int, dict[str, Any] | None] = {}
+        for module in model.modules():
+            self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
+            self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
+            self.leaves[id(module)] = describe_leaf(module) if type(module) in LEAF_CLASSES else None
+
+    def leaf_parameters(self, module: nn.Module) -> dict[str, Any] | None:
+        if type(module) not in LEAF_CLASSES:
+            return None
+        if id(module) not in self.leaves:  # made while the model runs
+            return describe_leaf(module)
+        return self.leaves[id(module)]
+
+    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.owners or threading.get_ident() != self.thread:
+            return original(module, *args, **kwargs)
+        outer, self.path = self.path, self.paths.get(id(module), self.path)
+        parameters = self.leaf_parameters(module)
+        if parameters is None:
+            out = original(module, *args, **kwargs)
+        else:
+            call = _Open(type(module).__name__, self.path)
+            self.owners.append(call)
+            try:
+                with torch._C.DisableTorchFunction():
+                    out = original(module, *args, **kwargs)
+                    if call.costly:
+                        name = f"torch.nn.{type(module).__name__}"
+                        self._close(call, name, parameters, module, args, kwargs, out)
+            finally:
+                self.owners.pop()
+        self.path = outer  # only on success: after an error the path says where
+        return out
+
+    def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.owners or threading.get_ident() != self.thread:
+            return func(*args, **kwargs)
+        name = FUNCTION_NAMES.get(func)
+        call = _Open(name or _text(func), self.path)
+        self.owners.append(call)
+        try:
+            out = func(*args, **kwargs)
+            if call.costly:
+                if name is None:
+                    self._gap(call, "the function is not in the allow-list")
+                else:
+                    self._close(call, name, None, None, args, kwargs, out)
+        finally:
+            self.owners.pop()
+        return out
+
+    def aten(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if not costs_something(func, args, kwargs, out):
+            return
+        name = str(func)
+        self.operators[name] += 1
+        if not self.owners:
+            self.gaps.append(f"{name} at '{self.path}': no operator call around it")
+            return
+        if len(self.owners) > 1:
+            self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.owners)}")
+        call = self.owners[-1]
+        call.costly.append(name)
+        for position, argument in _written_arguments(func):
+            value = args[position] if position < len(args) else kwargs.get(argument)
+            call.written.update(_storage_key(tensor) for tensor in _tensors_in(value))
+
+    def _gap(self, call: _Open, reason: str) -> None:
+        self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
+
+    def _close(
+        self,
+        call: _Open,
+        name: str,
+        parameters: dict[str, Any] | None,
+        module: nn.Module | None,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+    ) -> None:
+        if torch.is_autocast_enabled(self.device_type):
+            self._gap(call, "it runs under autocast, which a tuple does not hold")
+            return
+        table = TensorTable(self.roles)
+        try:
+            if module is not None:
+                table.add_module(module)
+            arguments = tuple(encode(value, table) for value in args)
+            keywords = {key: encode(value, table) for key, value in kwargs.items() if key != "_stacklevel"}
+        except NotEncodable as error:
+            self._gap(call, str(error))
+            return
+        spec = OperatorTuple(
+            operator=name,
+            kind="function" if module is None else "module",
+            parameters=parameters or {},
+            arguments=arguments,
+            keywords=keywords,
+            tensors=table.specs(),
+            training=module is not None and module.training,
+        )
+        spec = self.tuples.setdefault(spec.id, spec)
+        inputs = [(tensor, table.role(tensor)) for tensor in table.tensors]
+        reads = tuple(dict.fromkeys(self._storage(tensor, role) for tensor, role in inputs))
+        read_keys = {_storage_key(tensor) for tensor, _ in inputs}
+        writes = [self.storages[key] for key in call.written if key in self.storages and key in read_keys]
+        for tensor in _tensors_in(out):
+            if _storage_key(tensor) not in read_keys:
+                writes.append(self._storage(tensor, "activation"))
+        self.calls.append(Call(len(self.calls), call.path, spec.id, reads, tuple(sorted(set(writes)))))
+
+    def _storage(self, tensor: torch.Tensor, role: str) -> int:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.storages:
+            self.kept.append(StorageWeakRef(storage))
+            self.storages[key] = len(self.storage_specs)
+            self.storage_specs.append(StorageSpec(storage.nbytes(), role))
+        return self.storages[key]
+
+    def result(self, device_type: str, grad_enabled: bool, training: bool) -> Capture:
+        return Capture(
+            tuples=self.tuples,
+            calls=tuple(self.calls),
+            storages=tuple(self.storage_specs),
+            gaps=tuple(self.gaps),
+            overlaps=tuple(self.overlaps),
+            device_type=device_type,
+            grad_enabled=grad_enabled,
+            training=training,
+            operators=self.operators,
+        )
+
+
+def _text(func: Any) -> str:
+    return getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or str(func)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.recorder.call_function(func, args, kwargs or {})
+
+
+class _Auditor(TorchDispatchMode):
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self.recorder.aten(func, args, kwargs, out)
+        return out
+
+
+@contextlib.contextmanager
+def _observed_calls(recorder: _Recorder) -> Iterator[None]:
+    original = nn.Module.__call__
+
+    def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return recorder.call_module(original, module, args, kwargs)
+
+    nn.Module.__call__ = observed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def _refuse_opaque(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        compiled = type(module).__module__.startswith("torch._dynamo") or module._compiled_call_impl is not None
+        if scripted or compiled:
+            kind = "scripted" if scripted else "compiled"
+            raise CaptureError(
+                f"The module '{path or type(module).__name__}' is {kind}: its operators cannot be seen.",
+                "Give the model as it is before torch.compile or torch.jit.",
+            )
+
+
+# ------------------------------------------------------------------------------------------------- fakes
+
+
+class _Fakes:
+    """Stands fake tensors in for a model's own, keeping identity and strides."""
+
+    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
+        self.mode, self.device_type = mode, device_type
+        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self.known:
+            with self.mode:
+                fake: torch.Tensor = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device_type
+                )
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            self.known[id(tensor)] = (tensor, fake)  # the original is held, so its id stays its own
+        return self.known[id(tensor)][1]
+
+    def tree(self, tree: Any) -> Any:
+        if isinstance(tree, torch.Tensor):
+            return self.tensor(tree)
+        if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
+            return type(tree)(self.tree(entry) for entry in tree)
+        if isinstance(tree, dict):
+            return {key: self.tree(value) for key, value in tree.items()}
+        return copy.copy(tree)
+
+    @contextlib.contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for module in model.modules():
+                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+                for place in places:
+                    for name, value in list(place.items()):
+                        if isinstance(value, torch.Tensor):
+                            undo.append((place, name, value))
+                            place[name] = self.tensor(value)
+                if isinstance(module, nn.RNNBase):  # a list of its own parameters, handed to the kernel
+                    undo.append((module.__dict__, "_flat_weights", module._flat_weights))
+                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+            yield
+        finally:
+            for place, name, value in undo:
+                place[name] = value
+
+
+# ---------------------------------------------------------------------------------------------- profiler
+
+
+class _Profiled:
+    """What the profiler saw: kernels on CUDA, innermost aten operators with shapes on the CPU.
+
+    Innermost, since a dispatch mode adds a second event for the outer ones; the kernels below are the same.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.counts: Counter[str] = Counter()
+
+    def __enter__(self) -> _Profiled:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+            torch.cuda.synchronize(self.device)
+        self.profile = torch.profiler.profile(activities=activities, record_shapes=True)
+        self.profile.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.profile.__exit__(*error)
+        events = self.profile.events() or []
+        for event in events:
+            if self.device.type == "cuda":
+                if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
+                    self.counts[event.name] += 1
+            elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
+                # With a mode active, linear adds its bias out of place: the same arithmetic, another name.
+                self.counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+
+
+@functools.cache
+def _is_view(name: str) -> bool:
+    # A view is taken in other words (view, _reshape_alias) when a mode is active, at no cost either way.
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    return packet is not None and any(getattr(packet, overload).is_view for overload in packet.overloads())
+
+
+def _has_aten_below(event: Any) -> bool:
+    return any(child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children)
