@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
@@ -26,6 +27,7 @@ from farm.errors import Unmeasurable
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -79,10 +81,13 @@ class BenchmarkProcess:
         self._events = queue.Queue()
         self._complaints.clear()
         environment = {**os.environ, **self._env, "PYTHONUNBUFFERED": "1"}
+        # -P keeps the worker's directory out of the child's imports, so it must be told where this package is.
+        paths = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), str(PACKAGE_ROOT)]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
         environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "farm.benchmark.process", "--card", self.card_id, "--parent", str(os.getpid())],
+            [sys.executable, "-P", "-m", "farm.benchmark.process", "--card", self.card_id, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,0 +1,135 @@
+"""A card that exists only as an NVML library: it stands behind the real `pynvml`, in place of libnvidia-ml.so.1.
+
+Only the C functions are replaced, so everything that `pynvml` does with pointers, structures and error codes is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pynvml
+import pytest
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+Function = Callable[..., int]
+
+
+class FakeNvml:
+    """Set the attributes; give `lacks` the C functions (and `lacking_fields` the field ids) that answer an error."""
+
+    def __init__(self) -> None:
+        self.name = b"NVIDIA H200"
+        self.energy_mj = 123_456_789
+        self.power_instant_mw = 345_678
+        self.power_average_mw = 300_000
+        self.sm_clock_mhz = 1980
+        self.memory_clock_mhz = 3201
+        self.temperature_c = 41
+        self.memory_temperature_c = 55
+        self.throttle_mask = 0
+        self.processes: list[int] = []
+        self.mig = 0
+        self.lacks: dict[str, int] = {}
+        self.lacking_fields: dict[int, int] = {}
+        self.missing: set[str] = set()  # not in the library at all, as with an old driver
+        self.calls: list[str] = []
+        self._functions: dict[str, Function] = {}
+
+    def __getattr__(self, name: str) -> Function:
+        if not name.startswith("nvml") or name in self.missing:
+            raise AttributeError(name)
+        # pynvml sets `restype` on what it gets, so it must be one object per function.
+        if name not in self._functions:
+
+            def call(*arguments: Any) -> int | bytes:
+                self.calls.append(name)
+                if name in self.lacks:
+                    return self.lacks[name]
+                answer = getattr(self, f"_{name}", None)
+                if answer is None:
+                    return pynvml.NVML_ERROR_NOT_SUPPORTED
+                given = answer(*arguments)
+                return pynvml.NVML_SUCCESS if given is None else given
+
+            self._functions[name] = call
+        return self._functions[name]
+
+    def _nvmlInitWithFlags(self, flags: int) -> None: ...
+    def _nvmlShutdown(self) -> None: ...
+
+    def _nvmlErrorString(self, code: int) -> bytes:
+        return b"error %d" % code
+
+    def _nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> None:
+        text.value = b"580.00"
+
+    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
+        count._obj.value = 1
+
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None: ...
+
+    def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int | None:
+        return None if uuid.value == UUID.encode() else pynvml.NVML_ERROR_NOT_FOUND
+
+    def _nvmlDeviceGetUUID(self, handle: Any, text: Any, size: Any) -> None:
+        text.value = UUID.encode()
+
+    def _nvmlDeviceGetName(self, handle: Any, text: Any, size: Any) -> None:
+        text.value = self.name
+
+    def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
+        memory._obj.total = 143_771 * 2**20
+
+    def _nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> None:
+        current._obj.value = pending._obj.value = self.mig
+
+    def _nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, value: Any) -> None:
+        value._obj.value = self.energy_mj
+
+    def _nvmlDeviceGetPowerUsage(self, handle: Any, value: Any) -> None:
+        value._obj.value = self.power_average_mw
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle: Any, value: Any) -> None:
+        value._obj.value = 700_000
+
+    def _nvmlDeviceGetFieldValues(self, handle: Any, count: Any, values: Any) -> None:
+        known = {
+            pynvml.NVML_FI_DEV_POWER_INSTANT: self.power_instant_mw,
+            pynvml.NVML_FI_DEV_MEMORY_TEMP: self.memory_temperature_c,
+        }
+        for field in values._obj:
+            field.nvmlReturn = self.lacking_fields.get(field.fieldId, pynvml.NVML_SUCCESS)
+            field.value.uiVal = known[field.fieldId]
+
+    def _nvmlDeviceGetClockInfo(self, handle: Any, kind: Any, value: Any) -> None:
+        memory = getattr(kind, "value", kind) == pynvml.NVML_CLOCK_MEM
+        value._obj.value = self.memory_clock_mhz if memory else self.sm_clock_mhz
+
+    def _nvmlDeviceGetTemperature(self, handle: Any, sensor: Any, value: Any) -> None:
+        value._obj.value = self.temperature_c
+
+    def _nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any, value: Any) -> None:
+        value._obj.value = self.throttle_mask
+
+    _nvmlDeviceGetCurrentClocksThrottleReasons = _nvmlDeviceGetCurrentClocksEventReasons
+
+    def _nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, entries: Any) -> int | None:
+        if entries is None:
+            count._obj.value = len(self.processes)
+            return pynvml.NVML_ERROR_INSUFFICIENT_SIZE if self.processes else None
+        count._obj.value = len(self.processes)
+        for entry, pid in zip(entries, self.processes, strict=False):
+            entry.pid = pid
+        return None
+
+
+@contextmanager
+def behind_pynvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    library = FakeNvml()
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlLib", library)
+        patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        yield library

@@ -1,0 +1,149 @@
+"""NVIDIA cards, through the real `pynvml` and a library that stands in for the driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+
+from farm.devices.device import Card, Device, discover, find_card, open_device
+from farm.errors import NoSuchCard
+from farm.settings import settings
+from tests.devices.fake_nvml import UUID, FakeNvml, behind_pynvml
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with behind_pynvml(monkeypatch) as library:
+        yield library
+
+
+def device() -> Device:
+    return open_device(find_card(UUID, settings()))
+
+
+def test_a_card_is_found_by_its_uuid(nvml: FakeNvml) -> None:
+    (card,) = discover(settings())
+    assert card == Card(
+        id=UUID,
+        kind="cuda",
+        model="NVIDIA H200",
+        memory_bytes=143_771 * 2**20,
+        driver="580.00",
+        index=0,
+        host=settings().host,
+    )
+    assert Card.from_json(card.to_json()) == card
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0", 1), (UUID, 1), (UUID[:12], 1), ("1", 0), ("", 0)])
+def test_hidden_cards_are_left_out(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert sum(card.kind == "cuda" for card in discover(settings())) == count
+    assert find_card(UUID, settings()).id == UUID
+
+
+def test_every_getter_gives_its_unit(nvml: FakeNvml) -> None:
+    nvml.throttle_mask = pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    nvml.processes = [17, 23]
+    card = device()
+    assert card.energy_counter_mj() == 123_456_789
+    assert card.power_instant_w() == pytest.approx(345.678)
+    assert card.power_average_w() == pytest.approx(300)
+    assert card.power_limit_w() == pytest.approx(700)
+    assert card.sm_clock_mhz() == 1980
+    assert card.memory_clock_mhz() == 3201
+    assert card.temperature_c() == 41
+    assert card.memory_temperature_c() == 55
+    assert card.throttle_reasons() == ("power_cap", "hardware_thermal")
+    assert card.compute_processes() == {17, 23}
+    assert len(card.capabilities) == 10
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_UNKNOWN,
+    ],
+)
+@pytest.mark.parametrize(
+    ("function", "getter"),
+    [
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_counter_mj"),
+        ("nvmlDeviceGetFieldValues", "power_instant_w"),
+        ("nvmlDeviceGetPowerUsage", "power_average_w"),
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", "throttle_reasons"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "compute_processes"),
+        ("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w"),
+    ],
+)
+def test_what_a_card_lacks_is_none_and_not_asked_again(nvml: FakeNvml, code: int, function: str, getter: str) -> None:
+    nvml.lacks[function] = code
+    nvml.missing.add("nvmlDeviceGetCurrentClocksThrottleReasons")
+    card = device()
+    nvml.calls.clear()
+    assert getattr(card, getter)() is None
+    assert getter not in card.capabilities
+    assert function not in nvml.calls
+
+
+def test_a_field_that_is_not_supported_is_none_though_the_call_succeeds(nvml: FakeNvml) -> None:
+    nvml.lacking_fields[pynvml.NVML_FI_DEV_POWER_INSTANT] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    card = device()
+    assert card.power_instant_w() is None
+    assert card.memory_temperature_c() == 55
+
+
+def test_a_counter_of_zero_is_a_counter_that_is_not_there(nvml: FakeNvml) -> None:
+    nvml.energy_mj = 0
+    assert "energy_counter_mj" not in device().capabilities
+
+
+def test_functions_missing_from_an_old_driver_are_lacks_too(nvml: FakeNvml) -> None:
+    nvml.missing |= {"nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetComputeRunningProcesses_v3"}
+    card = device()
+    assert card.energy_counter_mj() is None
+    assert card.compute_processes() is None
+
+
+def test_an_old_driver_names_throttle_reasons_differently(nvml: FakeNvml) -> None:
+    nvml.missing.add("nvmlDeviceGetCurrentClocksEventReasons")
+    nvml.throttle_mask = pynvml.nvmlClocksEventReasonSwThermalSlowdown
+    assert device().throttle_reasons() == ("thermal",)
+
+
+def test_an_error_in_passing_does_not_lose_a_source(nvml: FakeNvml) -> None:
+    card = device()
+    nvml.lacks["nvmlDeviceGetTemperature"] = pynvml.NVML_ERROR_UNKNOWN
+    assert card.temperature_c() is None
+    del nvml.lacks["nvmlDeviceGetTemperature"]
+    assert card.temperature_c() == 41
+
+
+def test_a_card_in_mig_mode_is_listed_and_refused_with_the_reason(nvml: FakeNvml) -> None:
+    nvml.mig = 1
+    (card,) = discover(settings())
+    assert "MIG" in card.refusal
+    with pytest.raises(NoSuchCard, match="MIG"):
+        find_card(UUID, settings())
+    with pytest.raises(NoSuchCard, match="MIG"):
+        open_device(card)
+
+
+def test_without_a_driver_the_cpu_is_the_card(nvml: FakeNvml) -> None:
+    nvml.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    (card,) = discover(settings())
+    assert (card.kind, card.id) == ("cpu", settings().cpu_card_id)
+
+
+def test_a_closed_device_says_nothing(nvml: FakeNvml) -> None:
+    card = device()
+    card.close()
+    assert card.energy_counter_mj() is None
