@@ -321,7 +321,7 @@ def find(session: Session, job_or_prefix: str) -> tables.Job:
 def progress(session: Session, job_id: str) -> Progress:
     """Where the job stands now."""
     job = session.get_one(tables.Job, job_id)
-    now = session.exec(select(database_now())).one()
+    now = _now(session)
     counts: dict[str, int] = {}
     reused = 0
     left_s: dict[str, float] = defaultdict(float)
@@ -391,6 +391,31 @@ def retry_failed(database: Database, job_id: str) -> int:
         return int(again.rowcount)  # type: ignore[attr-defined]
 
 
+def move_items(database: Database, card_id: str, peers: Sequence[tables.Card]) -> list[int]:
+    """Reassign a card's open items to its peers, where there are any; the ids of those that want publishing.
+
+    A tuple goes to the peer that is free first. A whole or a canary is about this very card and cannot move: it
+    closes as failed, and the verdict goes by the cards that are left. Late writes of the old card are fenced out.
+    """
+    if not peers:
+        return []
+    with database.write() as session:
+        held = select(Item).where(Item.card_id == card_id, col(Item.state).in_(OPEN))
+        stranded = [item for item in session.exec(held) if item.lease_until_s < _now(session)]
+        movable = []
+        for item in stranded:
+            if item.role == "tuple":
+                movable.append(item)
+                item.state, item.token, item.holder, item.claim_key = ItemState.WAITING, "", "", None
+            else:
+                item.state, item.reason, item.claim_key = ItemState.FAILED, "not_available", None
+                item.message = "The card left the farm before it could be measured on it."
+                item.token, item.ended_at_s = "", database_now()  # type: ignore[assignment]
+        _place(session, movable, peers)
+        session.add_all(stranded)
+        return [item.id for item in movable if item.id is not None]
+
+
 def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:
     """Which of the requests are done already, by `Request.id`: a finished job asked the same, and nothing failed."""
     wanted = [request.id for request in requests]
@@ -401,6 +426,10 @@ def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:
         col(tables.Job.id).not_in(failed),
     )
     return set(session.exec(query))
+
+
+def _now(session: Session) -> float:
+    return float(session.exec(select(database_now())).one())
 
 
 def _new_id(session: Session) -> str:

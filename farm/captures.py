@@ -1,0 +1,198 @@
+"""From a request to stored calls: what a model is made of, as predicted at submit time and as seen on a card.
+
+Torch is imported only where a model really has to be taken apart; a variant whose capture is in the database costs
+one query.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlmodel import Session, col, func, select
+
+from farm.benchmark.protocol import Variant
+from farm.errors import CaptureError
+from farm.request import Request
+from farm.roofline import Roofline
+from farm.store import tables
+from farm.store.content import find_capture, store_capture, store_operators, store_variant
+from farm.store.database import Database
+from farm.verdict import Part
+
+
+def torch_version() -> str:
+    """The installed PyTorch's version, without importing it."""
+    return importlib.metadata.version("torch")
+
+
+def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:
+    """The id of the capture that the request's model goes by, taken apart now if the database has none.
+
+    Raises:
+        CaptureError: the model cannot be taken apart without gaps.
+    """
+    assert request.variant is not None
+    with database.read() as session:
+        known = find_capture(session, request.variant.id, device_type, request.protocol.grad, torch)
+    if known is not None and known.id is not None:
+        return known.id
+    return _predict(database, request.variant, device_type=device_type, grad=request.protocol.grad, torch=torch)
+
+
+def _predict(database: Database, variant: Variant, *, device_type: str, grad: bool, torch: str) -> int:
+    from farm import catalog
+    from farm.operators import capture, cost
+
+    model = catalog.build(
+        variant.model, device="meta", dtype=variant.dtype, memory_format=variant.memory_format, mode=variant.mode
+    )
+    arguments = catalog.example_inputs(
+        variant.model,
+        variant.batch,
+        variant.input_size,
+        dtype=variant.dtype,
+        device="meta",
+        memory_format=variant.memory_format,
+    )
+    # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
+    model_flops = cost.model_flops(model, arguments)
+    taken = capture.predict(model, arguments, device_type=device_type, grad_enabled=grad)
+    if taken.gaps or taken.overlaps:
+        what = (*taken.gaps, *taken.overlaps)
+        raise CaptureError(
+            f"{variant.model} cannot be taken apart completely: {'; '.join(what[:3])}"
+            + (f" and {len(what) - 3} more." if len(what) > 3 else "."),
+            "Its sum would miss these calls. Write the part with public PyTorch functions and modules.",
+        )
+    costs = {spec: cost.cost(spec) for spec in taken.tuples.values()}
+    with database.write() as session:
+        store_operators(session, costs)
+        store_variant(
+            session,
+            variant,
+            flops=sum(costs[taken.tuples[call.tuple_id]].flops for call in taken.calls),
+            bytes_moved=sum(costs[taken.tuples[call.tuple_id]].bytes for call in taken.calls),
+            model_flops=model_flops,
+        )
+        return store_capture(
+            session,
+            taken.calls,
+            variant_id=variant.id,
+            device_type=device_type,
+            grad=grad,
+            torch=torch,
+            origin="predicted",
+        )
+
+
+def store_sweep(database: Database, request: Request) -> list[str]:
+    """Expand a sweep and store its tuples; their ids."""
+    from farm.operators import cost
+    from farm.sweep import expand
+
+    assert request.sweep is not None
+    specs = expand(request.sweep)
+    with database.write() as session:
+        store_operators(session, {spec: cost.cost(spec) for spec in specs})
+    return [spec.id for spec in specs]
+
+
+def predicted_counts(database: Database, capture_id: int) -> dict[str, int] | None:
+    """Tuple id -> calls, to hold against the card; None where that has been done already."""
+    with database.read() as session:
+        capture = session.get_one(tables.Capture, capture_id)
+        if capture.origin == "observed" or capture.verification:
+            return None
+        return counts(session, capture_id)
+
+
+def counts(session: Session, capture_id: int) -> dict[str, int]:
+    """Tuple id -> calls of a capture."""
+    call = tables.Call
+    query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
+    return {operator_id: int(number) for operator_id, number in session.execute(query)}
+
+
+def store_observed(
+    database: Database,
+    capture_id: int,
+    observed: Mapping[str, Any] | None,
+    verification: Mapping[str, Any],
+    *,
+    card_id: str,
+) -> int | None:
+    """Keep what a card said of a prediction; the id of the observed capture where it differs, else None.
+
+    ``observed`` comes from the card's benchmark process and is validated again before it is stored.
+    """
+    from farm.operators.tuple import OperatorTuple
+
+    with database.write() as session:
+        predicted = session.get_one(tables.Capture, capture_id)
+        predicted.verification = {**verification, "card": card_id}
+        session.add(predicted)
+        if observed is None:
+            return None
+        seen = [_Call(**call) for call in observed["calls"]]
+        if _same_calls(session, capture_id, seen):
+            return None
+        specs = {spec.id: spec for spec in map(OperatorTuple.from_json, observed["tuples"])}
+        costs = {specs[tuple_id]: _Cost(**cost) for tuple_id, cost in observed["costs"].items()}
+        store_operators(session, costs)
+        return store_capture(
+            session,
+            seen,
+            variant_id=predicted.variant_id,
+            device_type=predicted.device_type,
+            grad=predicted.grad,
+            torch=predicted.torch,
+            origin="observed",
+            card_id=card_id,
+            verification=dict(verification),
+        )
+
+
+@dataclass(frozen=True)
+class _Call:
+    index: int
+    module_path: str
+    tuple_id: str
+    reads: list[int]
+    writes: list[int]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    flops: int
+    bytes: int
+
+
+def _same_calls(session: Session, capture_id: int, seen: list[_Call]) -> bool:
+    query = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
+    return list(session.exec(query.order_by(col(tables.Call.call_index)))) == [call.tuple_id for call in seen]
+
+
+def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
+    """A capture's tuples with their estimated cost and nothing else: what the accuracy loop chooses its first types by."""
+    number = counts(session, capture_id)
+    operators = session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(list(number))))
+    return [
+        Part(
+            operator_id=operator.id,
+            short_name=operator.short_name,
+            label=operator.label,
+            count=number[operator.id],
+            flops=operator.flops,
+            bytes_moved=operator.bytes_moved,
+            estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+            reading=None,
+            reason="not in scope",
+            card_id="",
+            in_scope=False,
+            reused=False,
+        )
+        for operator in operators
+    ]

@@ -1,0 +1,118 @@
+"""Closing a round: the verdict, and whether a further round follows.
+
+Idempotent by the unique key of (job, round): whoever comes second finds the verdict there and leaves. The verdict
+and the next round's items are one transaction, so that a crash in between cannot lose a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, col, select
+
+from farm.aggregate import aggregate, next_operators
+from farm.items import open_items
+from farm.jobs import add_round
+from farm.report.parts import parts_of
+from farm.request import Request
+from farm.store import tables
+from farm.store.content import find_capture
+from farm.store.database import Database, database_now
+from farm.store.tables import JobState
+from farm.verdict import Part, Verdict
+
+
+class Closing(StrEnum):
+    """What closing a round came to."""
+
+    OPEN = "open"  # items of it are not closed yet: somebody will come again
+    ALREADY = "already"  # its verdict is there, or its job ended
+    DONE = "done"  # the job's last round
+    NEXT = "next"  # a further round is planned and wants publishing
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    closing: Closing
+    next_round: int | None = None
+    outcome: str = ""
+
+
+def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
+    """Aggregate a round whose items are all closed, once."""
+    try:
+        with database.write() as session:
+            return _close(session, job_id, number)
+    except IntegrityError:
+        return ClosedRound(Closing.ALREADY)
+
+
+def _close(session: Session, job_id: str, number: int) -> ClosedRound:
+    job = session.get(tables.Job, job_id)
+    if job is None or job.state != JobState.OPEN or number != job.round:
+        return ClosedRound(Closing.ALREADY)
+    if open_items(session, job_id, number):
+        return ClosedRound(Closing.OPEN)
+    there = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
+    if session.exec(there).first() is not None:
+        return ClosedRound(Closing.ALREADY)
+    request = Request.from_json(job.request)
+    parts, wholes, canaries = parts_of(session, job, number)
+    verdict = aggregate(parts, wholes, canaries, target=request.target, launch=request.protocol.launch)
+    session.add(
+        tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    )
+    session.flush()
+    if (following := _next_round(session, job, request, parts, verdict)) is not None:
+        return ClosedRound(Closing.NEXT, following, verdict.outcome)
+    job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
+    session.add(job)
+    return ClosedRound(Closing.DONE, None, verdict.outcome)
+
+
+def _next_round(session: Session, job: tables.Job, request: Request, parts: list[Part], verdict: Verdict) -> int | None:
+    """Plan a further round if the card ran other operators than predicted, or the accuracy loop wants more types."""
+    this = session.get_one(tables.Round, (job.id, job.round))
+    if this.capture_id is None:
+        return None
+    predicted = session.get_one(tables.Capture, this.capture_id)
+    newest = find_capture(session, predicted.variant_id, predicted.device_type, predicted.grad, predicted.torch)
+    if newest is not None and newest.id != this.capture_id:
+        reason = "the card ran other operators than predicted"
+        return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
+    if request.operators == ("auto",) and verdict.outcome != "pass":
+        added = next_operators(parts, significant(session), target=request.target)
+        if added:
+            remember_significant(session, added, job.id)
+            reason = f"below the target with {len(this.operators)} operator types"
+            scope = [*this.operators, *added]
+            return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
+    return None
+
+
+def significant(session: Session) -> set[str]:
+    """The operator types that the accuracy loop starts with, for every model."""
+    return set(session.exec(select(tables.SignificantOperator.name)))
+
+
+def remember_significant(session: Session, names: list[str], added_by: str) -> None:
+    """Add operator types to the global set; those that are there keep who added them."""
+    there = set(
+        session.exec(select(tables.SignificantOperator.name).where(col(tables.SignificantOperator.name).in_(names)))
+    )
+    for name in names:
+        if name not in there:
+            session.add(
+                tables.SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
+            )
+
+
+def forget_significant(session: Session, name: str) -> bool:
+    """Remove an operator type from the global set; whether it was there."""
+    row = session.get(tables.SignificantOperator, name)
+    if row is None:
+        return False
+    session.delete(row)
+    return True

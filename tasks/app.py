@@ -1,0 +1,112 @@
+"""The Celery application: one set of settings for everybody who publishes or works.
+
+Why each setting stands here is a measured fact of Celery on Redis (``docs/architecture.md``): above all, the
+database is the truth and the queue only transport, so nothing here tries to make the broker remember.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+from kombu.utils.url import as_url, url_to_parts
+
+from farm.errors import BrokerUnreachable
+from farm.settings import Settings, settings
+
+#: How these reach a worker process: in its environment, before Python starts. Not settings: the supervisor's own.
+CARD_VARIABLE = "FARM_WORKER_CARD"
+HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
+EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
+
+CONTROL_QUEUE = "control"
+
+app = Celery("farm", include=["tasks.measure", "tasks.aggregate", "tasks.recovery"])
+
+
+def hard_time_limit_s(current: Settings) -> float:
+    """The backstop behind the item's own time limit, which ends the benchmark process and keeps the worker."""
+    return current.item_timeout_s * (current.max_attempts + 1) + 60.0
+
+
+def configure(current: Settings) -> Celery:
+    """Set the application up for a broker; again for another one (the embedded farm has its own)."""
+    hard_s = hard_time_limit_s(current)
+    app.close()
+    app.conf.update(
+        broker_url=current.broker_url or "redis+socket:///nonexistent/no-broker-is-configured",
+        result_backend=current.broker_url or None,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            # Not extended while a task runs, so a running item must never look abandoned.
+            "visibility_timeout": 4 * hard_s,
+            "socket_keepalive": True,
+        },
+        # Nothing that travels is executable.
+        task_serializer="json",
+        result_serializer="json",
+        event_serializer="json",
+        accept_content=["json"],
+        result_accept_content=["json"],
+        # A message is done with when the work is done; a dead worker's message comes back.
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        worker_concurrency=1,
+        # A forked copy of a process that has touched CUDA cannot use it.
+        worker_pool_start_method="spawn",
+        task_time_limit=hard_s,
+        # Chord parts may lie days apart on a busy card.
+        result_expires=7 * 24 * 3600,
+        result_chord_expires=7 * 24 * 3600,
+        result_backend_always_retry=True,
+        result_backend_max_retries=20,
+        task_default_queue=CONTROL_QUEUE,
+        task_track_started=True,
+        task_send_sent_event=True,
+        worker_send_task_events=True,
+        worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        enable_utc=True,
+    )
+    # Celery keeps the backend it made from the earlier settings.
+    app._backend_cache = None
+    app._local = threading.local()
+    return app
+
+
+def check_broker(current: Settings) -> None:
+    """Raises:
+    BrokerUnreachable: no broker is configured, or it does not answer.
+    """
+    if not current.broker_url:
+        raise BrokerUnreachable(
+            "No broker is configured.",
+            "Set FARM_BROKER_URL to your Redis or Valkey, or measure here and now with `farm run`.",
+        )
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
+            connection.default_channel.client.ping()
+    except (OperationalError, redis.RedisError, OSError) as error:
+        raise BrokerUnreachable(
+            f"The broker {masked(current.broker_url)} does not answer: {error}.",
+            "Start it, or correct FARM_BROKER_URL.",
+        ) from error
+
+
+def masked(url: str) -> str:
+    """A URL for people: without its password."""
+    parts = url_to_parts(url)
+    if not parts.password:
+        return url
+    shown: Any = as_url(
+        parts.scheme, parts.hostname, parts.port, parts.username, parts.password, parts.path, sanitize=True
+    )
+    return str(shown)
+
+
+configure(settings())

@@ -1,0 +1,176 @@
+"""A whole farm for the length of one command: a private broker, a control worker and a worker per card.
+
+All are real processes, the same as on many hosts; embedded only means that the command starts and stops them.
+Nothing of them outlives it, not even after SIGKILL: the kernel ends them with their parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from sqlmodel import col, select
+
+from farm import jobs
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.errors import FarmError, NoWorker
+from farm.settings import Settings, settings
+from farm.store import tables
+from farm.store.database import Database
+from farm.store.tables import CardState, JobState
+from tasks.app import EMBEDDED_VARIABLE, configure
+from tasks.servers import BrokerServer
+from tasks.worker import Supervisor
+
+#: Importing torch from a slow disk is the longest part of a worker's start.
+READY_TIMEOUT_S = 180.0
+STOP_GRACE_S = 3.0
+
+
+class EmbeddedFarm:
+    """A context manager. Inside, the process's settings point at this farm; after it, all is as before.
+
+    Jobs that are still open when it closes are cancelled: their broker is gone, and what was measured is kept.
+
+    Raises:
+        CardBusy: another worker serves one of the cards.
+        BrokerUnreachable: no broker program is to be had, or it does not come up.
+    """
+
+    def __init__(self, current: Settings, cards: Sequence[Card]) -> None:
+        self.settings = current
+        self.cards = list(cards)
+        self.id = f"embedded:{current.host}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._stack = contextlib.ExitStack()
+        self.supervisor: Supervisor | None = None
+        self.database: Database | None = None
+
+    def __enter__(self) -> EmbeddedFarm:
+        with contextlib.ExitStack() as stack:
+            for card in self.cards:
+                with CardLock(card.id, self.settings.lock_dir):
+                    pass  # free now; the worker takes it for good
+            self.database = Database(self.settings.database)
+            self.database.upgrade()
+            stack.callback(self.database.close)
+            broker = stack.enter_context(BrokerServer())
+            stack.enter_context(_environment(FARM_BROKER_URL=broker.url, **{EMBEDDED_VARIABLE: self.id}))
+            _cancel_abandoned(self.database, self.settings.host)
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-logs-")))
+            self.supervisor = Supervisor([card.id for card in self.cards], log_dir=logs)
+            stack.callback(self._stop)
+            self.supervisor.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def wait_ready(self) -> None:
+        """Wait until every card's worker has registered.
+
+        Raises:
+            NoWorker: one of them ended, or took too long; with the end of its log.
+        """
+        assert self.supervisor is not None
+        assert self.database is not None
+        wanted = {card.id for card in self.cards}
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            with self.database.read() as session:
+                serving = {
+                    card.id: card.worker
+                    for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(wanted)))
+                }
+            # By the process that registered it: a row of an earlier farm looks the same otherwise.
+            ready = {
+                child.name
+                for child in self.supervisor.children
+                if child.process is not None and f":{child.process.pid}:" in serving.get(child.name, "")
+            }
+            if ready == wanted:
+                return
+            for child in self.supervisor.tend():
+                raise NoWorker(
+                    f"The worker of {child.name} ended with exit code {child.last_exit}: "
+                    f"{self.supervisor.last_words(child) or 'it wrote nothing'}",
+                    "Mend what it says and run again; nothing was lost.",
+                )
+            if time.monotonic() > deadline:
+                raise NoWorker(
+                    f"The workers of {', '.join(sorted(wanted - ready))} did not get ready in {READY_TIMEOUT_S:.0f} s.",
+                    "Run again; the first import of torch can be slow.",
+                )
+            time.sleep(0.1)
+
+    def tend(self) -> None:
+        """Restart workers that died; call it now and then."""
+        if self.supervisor is not None:
+            self.supervisor.tend()
+
+    def _stop(self) -> None:
+        assert self.supervisor is not None
+        assert self.database is not None
+        with contextlib.suppress(FarmError):
+            _cancel(self.database, self.id)
+        self.supervisor.stop(STOP_GRACE_S)
+        with contextlib.suppress(FarmError):
+            _mark_stopped(self.database, [card.id for card in self.cards])
+
+
+def _cancel(database: Database, farm: str) -> None:
+    with database.read() as session:
+        query = select(tables.Job.id).where(tables.Job.farm == farm, tables.Job.state == JobState.OPEN)
+        open_jobs = list(session.exec(query))
+    for job_id in open_jobs:
+        jobs.cancel(database, job_id)
+
+
+def _cancel_abandoned(database: Database, host: str) -> None:
+    """End the jobs of embedded farms on this host that were killed before they could."""
+    with database.read() as session:
+        query = select(tables.Job.farm).where(
+            col(tables.Job.farm).startswith(f"embedded:{host}:", autoescape=True), tables.Job.state == JobState.OPEN
+        )
+        farms = set(session.exec(query))
+    for farm in farms:
+        pid = int(farm.removeprefix(f"embedded:{host}:").partition(":")[0])
+        if not Path(f"/proc/{pid}").exists():
+            _cancel(database, farm)
+
+
+def _mark_stopped(database: Database, card_ids: Sequence[str]) -> None:
+    with database.write() as session:
+        for card_id in card_ids:
+            card = session.get(tables.Card, card_id)
+            if card is not None and card.state == CardState.IDLE:
+                card.state, card.worker = CardState.STOPPED, ""
+                session.add(card)
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables, and with them this process's settings and its Celery application."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    settings.cache_clear()
+    configure(settings())
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        settings.cache_clear()
+        configure(settings())

@@ -1,0 +1,192 @@
+"""The task on a card's queue: claim the item, have the card's benchmark process measure it, write the result.
+
+It always returns a status and never raises for what happened on the card: a chord whose header task raises never
+runs its body. Only a copy of a message that finds nothing to do raises ``Ignore``, so that it does not count as
+the chord's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore
+from celery.signals import worker_process_init, worker_process_shutdown
+
+from farm import cards, items
+from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.protocol import Software
+from farm.captures import predicted_counts, store_observed
+from farm.devices.device import open_device
+from farm.errors import DatabaseUnreachable, FarmError, Unmeasurable
+from farm.items import Claim, Closed, Declined
+from farm.settings import settings
+from farm.spool import Spool
+from farm.store.database import Database
+from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
+from tasks.process import die_with_parent
+from tasks.queues import card_queue, follow_up
+
+log = logging.getLogger("farm.worker")
+
+
+@dataclass
+class CardWorker:
+    """What one pool process of one card's worker holds: the way to the database and the benchmark process."""
+
+    card_id: str
+    holder: str
+    database: Database
+    benchmark: BenchmarkProcess
+    spool: Spool
+    software: Software | None = None
+
+    def register(self) -> str:
+        """Wait for the benchmark process and write the card down with its software; its software id."""
+        software = self.benchmark.wait_ready()
+        if software != self.software:
+            card = self.benchmark.card
+            capabilities: tuple[str, ...] = ()
+            with contextlib.suppress(FarmError):
+                capabilities = tuple(open_device(card).capabilities)
+            cards.register(
+                self.database,
+                card,
+                software,
+                holder=self.holder,
+                queue=card_queue(card.id),
+                capabilities=capabilities,
+            )
+            self.software = software
+        return software.id
+
+
+_worker: CardWorker | None = None
+# The benchmark process is shared by the registration at start and the first task.
+_lock = threading.Lock()
+
+
+@worker_process_init.connect(weak=False)
+def begin(**_: Any) -> None:
+    """A fresh pool process: tie it to its worker, start the benchmark process, register the card when it is ready."""
+    global _worker
+    card_id = os.environ.get(CARD_VARIABLE)
+    if not card_id:
+        return
+    die_with_parent()
+    current = settings()
+    _worker = CardWorker(
+        card_id,
+        os.environ[HOLDER_VARIABLE],
+        Database(current.database),
+        BenchmarkProcess(card_id),
+        Spool(current.state_dir / "spool"),
+    )
+    _worker.benchmark.start()
+    threading.Thread(target=_register, args=(_worker,), name="register", daemon=True).start()
+
+
+def _register(worker: CardWorker) -> None:
+    try:
+        with _lock:
+            worker.register()
+    except FarmError as error:
+        log.error("The card %s cannot be served: %s %s", worker.card_id, error.message, error.next_step)
+
+
+@worker_process_shutdown.connect(weak=False)
+def end(**_: Any) -> None:
+    if _worker is not None:
+        _worker.benchmark.close()
+        _worker.database.close()
+
+
+@app.task(
+    name="measure", bind=True, max_retries=settings().max_attempts, default_retry_delay=0, retry_on_worker_lost=True
+)
+def measure(self: Task, item_id: int) -> dict[str, Any]:
+    """Measure one item on this worker's card.
+
+    Returns:
+        {"item": id, "status": "done" | "reused" | "failed" | "spooled", "reason": ...}
+    """
+    assert _worker is not None, "card queues are consumed by pinned workers only"
+    with _lock:
+        return _measure(self, _worker, item_id)
+
+
+def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
+    current = settings()
+    while True:
+        software_id = worker.register()
+        taken = items.claim(
+            worker.database,
+            item_id,
+            card_id=worker.card_id,
+            holder=worker.holder,
+            software_id=software_id,
+            lease_s=current.lease_s,
+            max_attempts=current.max_attempts,
+        )
+        if isinstance(taken, Claim):
+            status = _attempt(task, worker, taken)
+            if status is not None:
+                return status
+            continue  # the process died under it; the next claim counts the attempt
+        declined, closed = taken
+        if declined is Declined.DEFERRED and item_id in closed.woken:
+            continue
+        follow_up(worker.database, closed)
+        if declined in (Declined.GONE, Declined.DEFERRED):
+            raise Ignore()
+        return {"item": item_id, "status": "reused" if declined is Declined.REUSED else "failed"}
+
+
+def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] | None:
+    """One attempt at a claimed item; None when it may be tried again."""
+    current = settings()
+
+    def tell(phase: str, details: dict[str, Any]) -> None:
+        task.send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
+
+    predicted = None
+    if claimed.role == "whole" and claimed.capture_id is not None:
+        predicted = predicted_counts(worker.database, claimed.capture_id)
+    try:
+        answer = worker.benchmark.measure(
+            claimed.subject,
+            claimed.protocol,
+            claimed.stopping,
+            predicted=predicted,
+            timeout_s=current.item_timeout_s,
+            on_phase=tell,
+        )
+    except Unmeasurable as error:
+        log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
+        if error.reason == "crashed":
+            items.note_attempt(worker.database, claimed, error.reason, error.message)
+            return None
+        follow_up(worker.database, items.fail(worker.database, claimed, error.reason, error.message))
+        return {"item": claimed.item_id, "status": "failed", "reason": error.reason}
+    if answer.verification is not None and claimed.capture_id is not None:
+        store_observed(
+            worker.database, claimed.capture_id, answer.observed, answer.verification, card_id=worker.card_id
+        )
+    try:
+        closed: Closed = items.complete(
+            worker.database, claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id
+        )
+    except DatabaseUnreachable:
+        # The reading cost card time; it waits on disk, and its token decides when the database is back.
+        worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
+        log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
+        return {"item": claimed.item_id, "status": "spooled"}
+    follow_up(worker.database, closed)
+    if not closed.accepted:
+        raise Ignore()
+    return {"item": claimed.item_id, "status": "done"}

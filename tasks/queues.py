@@ -1,0 +1,128 @@
+"""Publishing: a chord per (job, round) over the cards' queues, and single messages where a chord has no part.
+
+Messages carry ids only. A message too many is harmless (its claim is declined), so whoever is in doubt publishes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from celery import chord
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
+from redis import RedisError
+from sqlalchemy import update
+from sqlmodel import col, select
+
+from farm.errors import BrokerUnreachable
+from farm.items import Closed
+from farm.settings import settings
+from farm.store import tables
+from farm.store.database import Database, database_now
+from farm.store.tables import Item, ItemState
+from tasks.app import CONTROL_QUEUE, app, masked
+
+
+def card_queue(card_id: str) -> str:
+    """The name of a card's own queue."""
+    return f"card.{card_id}"
+
+
+def publish_round(database: Database, job_id: str, number: int) -> int:
+    """Publish a chord of the job's waiting items; how many. A round without any goes straight to aggregation."""
+    with database.read() as session:
+        rows = session.execute(_labelled().where(Item.job_id == job_id, Item.state == ItemState.WAITING)).all()
+    # The whole first, since it may show that the prediction was wrong; the rest in random order, so that what
+    # drifts on the card does not line up with what varies over the model.
+    rows = sorted(rows, key=lambda row: row.id)
+    random.Random(f"{job_id}/{number}").shuffle(rows)
+    rows.sort(key=lambda row: row.role != "whole")
+    body = aggregate_signature(job_id, number)
+    with _explained():
+        if rows:
+            chord([_measure(row.id, row.card_id, row.short_name, row.label) for row in rows])(
+                body.on_error(aggregate_signature(job_id, number))
+            )
+        else:
+            body.apply_async()
+    with database.write() as session:
+        _mark_published(session, [row.id for row in rows])
+        session.execute(
+            update(tables.Round)
+            .where(col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
+            .values(published_at_s=database_now())
+        )
+    return len(rows)
+
+
+def publish_items(database: Database, item_ids: Sequence[int]) -> None:
+    """Publish single messages for items that wait (woken, moved or lost by the broker)."""
+    if not item_ids:
+        return
+    with database.read() as session:
+        rows = session.execute(_labelled().where(col(Item.id).in_(item_ids))).all()
+    with _explained(), app.producer_pool.acquire(block=True) as producer:
+        for row in rows:
+            _measure(row.id, row.card_id, row.short_name, row.label).apply_async(producer=producer)
+    with database.write() as session:
+        _mark_published(session, [row.id for row in rows])
+
+
+def publish_aggregate(job_id: str, number: int) -> None:
+    with _explained():
+        aggregate_signature(job_id, number).apply_async()
+
+
+def follow_up(database: Database, closed: Closed) -> None:
+    """Publish what closing an item asks for."""
+    for job_id, number in closed.rounds:
+        publish_aggregate(job_id, number)
+    publish_items(database, closed.woken)
+
+
+def queue_depth(card_id: str) -> int:
+    """Messages waiting in a card's queue."""
+    with _explained(), app.connection_for_read() as connection:
+        return int(connection.default_channel.client.llen(card_queue(card_id)))
+
+
+def aggregate_signature(job_id: str, number: int) -> Signature:
+    signature: Signature = app.signature("aggregate", (f"{job_id}/{number}",), immutable=True, app=app)
+    return signature.set(queue=CONTROL_QUEUE, argsrepr=f"job {job_id}, round {number}")
+
+
+def _measure(item_id: int, card_id: str, short_name: str | None, label: str | None) -> Signature:
+    signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
+    # The shadow name becomes a Prometheus label in Flower: the operator's name, never its shapes.
+    return signature.set(
+        queue=card_queue(card_id), shadow=short_name or "whole model", argsrepr=label or "whole model", kwargsrepr=""
+    )
+
+
+def _labelled():  # type: ignore[no-untyped-def]
+    operator = tables.Operator
+    return select(Item.id, Item.card_id, Item.role, operator.short_name, operator.label).join(
+        operator, col(operator.id) == col(Item.subject_id), isouter=True
+    )
+
+
+def _mark_published(session, item_ids: Sequence[int]) -> None:  # type: ignore[no-untyped-def]
+    for start in range(0, len(item_ids), 500):
+        session.execute(
+            update(Item).where(col(Item.id).in_(item_ids[start : start + 500])).values(published_at_s=database_now())
+        )
+
+
+class _explained:
+    """Turns a broker that does not answer into an error for people."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (OperationalError, RedisError)):
+            raise BrokerUnreachable(
+                f"The broker {masked(settings().broker_url)} does not answer: {error}.",
+                "Start it again; the job is in the database, continue it with `farm resume JOB`.",
+            ) from error

@@ -1,0 +1,128 @@
+"""The reconciler: what the broker lost, or a crash cut short, is published again from the database.
+
+It runs in every host's control worker, at its own pace; several at once do no harm, since a message too many finds
+its claim declined and a round closes once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sqlmodel import Session, col, func, select
+
+from farm import cards, items
+from farm.jobs import move_items
+from farm.settings import Settings, settings
+from farm.store import tables
+from farm.store.database import Database, database_now
+from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from tasks.aggregate import database
+from tasks.app import EMBEDDED_VARIABLE, app
+from tasks.queues import publish_aggregate, publish_items, publish_round, queue_depth
+
+log = logging.getLogger("farm.control")
+
+
+@app.task(name="reconcile")
+def reconcile(farm: str = "") -> dict[str, int]:
+    """Put right what is out of step for the jobs of one farm; how much there was of each."""
+    return reconcile_now(database(), settings(), farm)
+
+
+def reconcile_now(store: Database, current: Settings, farm: str) -> dict[str, int]:
+    done = {"woken": 0, "moved": 0, "published": 0, "rounds": 0, "aggregations": 0}
+    woken = items.wake_orphans(store)
+    publish_items(store, woken)
+    done["woken"] = len(woken)
+    with store.read() as session:
+        views = cards.views(session, current.heartbeat_s)
+    for view in views:
+        if view.state in (CardState.LOST, CardState.STOPPED, CardState.DRAINING, CardState.QUARANTINED):
+            moved = move_items(store, view.card.id, [other.card for other in views if _peer(view, other)])
+            if moved:
+                log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
+            publish_items(store, moved)
+            done["moved"] += len(moved)
+    idle_for_s = max(2 * current.heartbeat_s, 5.0)
+    for view in views:
+        if view.state != CardState.IDLE or queue_depth(view.card.id):
+            continue
+        with store.read() as session:
+            lost = _lost(session, view.card.id, farm, idle_for_s)
+        if lost:
+            log.warning("%s items of card %s have no message left; publishing them again", len(lost), view.card.id)
+        publish_items(store, lost)
+        done["published"] += len(lost)
+    with store.read() as session:
+        unpublished = _unpublished(session, farm)
+        unfinished = _unfinished(session, farm)
+    for job_id, number in unpublished:
+        publish_round(store, job_id, number)
+    for job_id, number in unfinished:
+        publish_aggregate(job_id, number)
+    done["rounds"], done["aggregations"] = len(unpublished), len(unfinished)
+    return done
+
+
+def _peer(view: cards.CardView, other: cards.CardView) -> bool:
+    return (
+        other.card.model == view.card.model
+        and other.card.software_id == view.card.software_id
+        and other.state in (CardState.IDLE, CardState.BUSY)
+    )
+
+
+def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[int]:
+    """Open items of a card that rests although its queue is empty."""
+    query = (
+        select(Item.id)
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .where(
+            Item.card_id == card_id,
+            col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+            col(Item.lease_until_s) < database_now(),
+            func.coalesce(Item.published_at_s, 0.0) < database_now() - idle_for_s,
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+        )
+        .order_by(col(Item.id))
+    )
+    return [item_id for item_id in session.exec(query) if item_id is not None]
+
+
+def _unpublished(session: Session, farm: str, after_s: float = 30.0) -> list[tuple[str, int]]:
+    """Rounds whose publisher did not get to the end."""
+    query = (
+        select(tables.Round.job_id, tables.Round.number)
+        .join(tables.Job, col(tables.Job.id) == col(tables.Round.job_id))
+        .where(
+            col(tables.Round.published_at_s).is_(None),
+            col(tables.Round.created_at_s) < database_now() - after_s,
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+        )
+    )
+    return [(job_id, number) for job_id, number in session.execute(query)]
+
+
+def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
+    """The newest rounds of open jobs, with no item open and no verdict."""
+    still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
+    judged = select(tables.Verdict.id).where(
+        tables.Verdict.job_id == tables.Job.id, tables.Verdict.round == tables.Job.round
+    )
+    query = select(tables.Job.id, tables.Job.round).where(
+        tables.Job.state == JobState.OPEN,
+        tables.Job.farm == farm,
+        col(tables.Job.id).not_in(still_open),
+        ~judged.exists(),
+    )
+    return [(job_id, number) for job_id, number in session.execute(query)]
+
+
+def schedule(**_: Any) -> None:
+    """Publish the reconciler from a control worker's timer."""
+    import os
+
+    reconcile.apply_async((os.environ.get(EMBEDDED_VARIABLE, ""),), expires=settings().reconcile_s)

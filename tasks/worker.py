@@ -1,0 +1,331 @@
+"""The workers of one host: a pinned Celery worker per card, one control worker beside them, and their supervisor.
+
+    python -m tasks.worker card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python starts)
+    python -m tasks.worker control      aggregation, rounds, reconciling; no card
+
+`farm worker` supervises all of a host's (`run`).
+
+Celery's own processes never import torch: the card's benchmark process alone owns the CUDA context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from farm import cards, items
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.errors import DatabaseUnreachable, FarmError
+from farm.settings import Settings, settings
+from farm.spool import Spool
+from farm.store.database import Database
+from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
+from tasks.process import die_with_parent
+from tasks.queues import card_queue, follow_up
+
+log = logging.getLogger("farm.worker")
+
+#: A worker that dies is started again after these pauses; one that ran this long starts over at the first.
+BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_AFTER_S = 60.0
+STOP_GRACE_S = 30.0
+
+
+# ---------------------------------------------------------------------------------------------- one worker
+
+
+def serve_card(card_id: str) -> int:
+    """Be the worker of one card until told to stop.
+
+    Raises:
+        CardBusy: another worker on this host serves the card.
+    """
+    current = settings()
+    holder = os.environ.setdefault(HOLDER_VARIABLE, f"{card_id}@{current.host}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
+    os.environ[CARD_VARIABLE] = card_id
+    database = Database(current.database)
+    database.check_schema()
+    with CardLock(card_id, current.lock_dir):
+        # Nobody else can be measuring on this card now: what an earlier worker held is free at once.
+        items.release_card(database, card_id)
+        ended = threading.Event()
+        beat = threading.Thread(target=_heartbeat, args=(database, card_id, holder, current, ended), daemon=True)
+        beat.start()
+        try:
+            return _celery_worker(
+                name=f"card-{card_id}", queues=[card_queue(card_id)], pool="prefork", host=current.host
+            )
+        finally:
+            ended.set()
+            with contextlib.suppress(FarmError):
+                cards.stopped(database, holder)
+            database.close()
+
+
+def serve_control() -> int:
+    """Be the control worker of this host."""
+    current = settings()
+    Database(current.database).check_schema()
+    ended = threading.Event()
+    threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
+    try:
+        return _celery_worker(name="control", queues=[CONTROL_QUEUE], pool="threads", host=current.host)
+    finally:
+        ended.set()
+
+
+def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) -> int:
+    worker = app.Worker(
+        hostname=f"{name}@{host}",
+        queues=list(queues),
+        pool=pool,
+        concurrency=1,
+        prefetch_multiplier=1,
+        task_events=True,
+        without_gossip=True,
+        without_mingle=True,
+        quiet=True,
+        loglevel=logging.INFO,
+        optimization="fair",
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _heartbeat(database: Database, card_id: str, holder: str, current: Settings, ended: threading.Event) -> None:
+    """Renew what the pool process holds, from outside it: it may be busy, hung or dead."""
+    spool = Spool(current.state_dir / "spool")
+    while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
+        try:
+            items.renew(database, holder, current.lease_s)
+            cards.seen(database, holder)
+            for closed in spool.flush(database, card_id):
+                follow_up(database, closed)
+        except FarmError as error:
+            log.warning("Heartbeat: %s", error.message)
+        except Exception:
+            log.exception("Heartbeat failed")
+
+
+def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
+    from tasks.recovery import reconcile_now
+
+    database = Database(current.database)
+    while not ended.wait(current.reconcile_s):
+        try:
+            reconcile_now(database, current, os.environ.get(EMBEDDED_VARIABLE, ""))
+        except DatabaseUnreachable as error:
+            log.warning("Reconciling: %s", error.message)
+        except FarmError as error:
+            log.warning("Reconciling: %s", error.message)
+        except Exception:
+            log.exception("Reconciling failed")
+
+
+# ---------------------------------------------------------------------------------------------- the supervisor
+
+
+@dataclass
+class Child:
+    """One worker process under the supervisor."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    deaths: int = 0
+    not_before_s: float = 0.0
+    last_exit: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Supervisor:
+    """Starts a host's workers, restarts with back-off what dies, stops all in order.
+
+    Children are in sessions of their own, so that Ctrl-C reaches only the supervisor, and die with it.
+    """
+
+    def __init__(
+        self, card_ids: Sequence[str], *, environment: Mapping[str, str] | None = None, log_dir: Path | None = None
+    ) -> None:
+        shared = dict(environment or {})
+        self.log_dir = log_dir
+        self.children = [Child("control", ("control",), {**shared, "CUDA_VISIBLE_DEVICES": ""})]
+        self.children += [
+            Child(card_id, ("card", card_id), {**shared, "CUDA_VISIBLE_DEVICES": visible_devices(card_id)})
+            for card_id in card_ids
+        ]
+
+    def start(self) -> None:
+        for child in self.children:
+            self._start(child)
+
+    def tend(self) -> list[Child]:
+        """Restart what died and whose pause is over; the children found dead by this call."""
+        now = time.monotonic()
+        found = []
+        for child in self.children:
+            if child.running:
+                continue
+            if child.process is not None:
+                child.last_exit = child.process.returncode
+                steady = now - child.started_s > STEADY_AFTER_S
+                child.deaths = 1 if steady else child.deaths + 1
+                child.not_before_s = now + BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
+                child.process = None
+                found.append(child)
+                log.warning(
+                    "Worker %s ended with %s; starting it again in %.1f s",
+                    child.name,
+                    child.last_exit,
+                    child.not_before_s - now,
+                )
+            elif now >= child.not_before_s:
+                self._start(child)
+        return found
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """SIGTERM: each finishes its item; what is not gone after the grace is killed with its whole group."""
+        running = [child for child in self.children if child.running]
+        for child in running:
+            assert child.process is not None
+            child.process.terminate()
+        deadline = time.monotonic() + grace_s
+        for child in running:
+            assert child.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        for child in self.children:
+            if child.process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
+                child.process.wait()
+
+    def last_words(self, child: Child, lines: int = 5) -> str:
+        """The end of a child's log, for a message."""
+        if self.log_dir is None:
+            return ""
+        with contextlib.suppress(OSError):
+            text = (self.log_dir / f"{child.name}.log").read_text(errors="replace").strip().splitlines()
+            return " | ".join(text[-lines:])
+        return ""
+
+    def _start(self, child: Child) -> None:
+        output: IO[bytes] | None = None
+        if self.log_dir is not None:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            output = (self.log_dir / f"{child.name}.log").open("ab")
+        try:
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "tasks.worker", *child.arguments, "--parent", str(os.getpid())],
+                env={**os.environ, **child.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        child.started_s = time.monotonic()
+
+
+def visible_devices(card_id: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that pins a process to a card: nothing but a GPU sees CUDA."""
+    return card_id if card_id.startswith("GPU-") else ""
+
+
+def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
+    """`farm worker`: supervise this host's workers until SIGTERM or Ctrl-C.
+
+    Raises:
+        CardBusy: another worker serves one of the cards; named before anything is started.
+    """
+    current = settings()
+    configure(current)
+    for card in chosen:
+        with CardLock(card.id, current.lock_dir):
+            pass
+    _log_to_stderr(json_logs)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    supervisor = Supervisor(
+        [card.id for card in chosen], environment={"FARM_WORKER_JSON_LOGS": "1"} if json_logs else None
+    )
+    supervisor.start()
+    log.info("Serving %s", ", ".join(str(card) for card in chosen))
+    try:
+        while not stopping.wait(0.5):
+            supervisor.tend()
+        log.info("Stopping: items in work are finished first; again to stop at once")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.kill())
+        supervisor.stop()
+    finally:
+        supervisor.kill()
+    return 0
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if card := os.environ.get(CARD_VARIABLE):
+            line["card"] = card
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log_to_stderr(json_logs: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _JsonLines() if json_logs else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tasks.worker")
+    parser.add_argument("role", choices=("card", "control"))
+    parser.add_argument("card", nargs="?")
+    parser.add_argument("--parent", type=int, default=0)
+    options = parser.parse_args(arguments)
+    die_with_parent(signal.SIGTERM, options.parent or None)
+    _log_to_stderr(bool(os.environ.get("FARM_WORKER_JSON_LOGS")))
+    role: Callable[[], int] = serve_control if options.role == "control" else lambda: serve_card(options.card)
+    try:
+        return role()
+    except FarmError as error:
+        log.error("%s %s", error.message, error.next_step)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
