@@ -15,18 +15,11 @@ def cards(
     local: Annotated[bool, typer.Option("--local", help="Only this host's cards; asks no database.")] = False,
 ) -> None:
     """List the cards of this host, and those that joined the farm."""
-    from farm.devices.device import cpu_card, discover
-    from farm.settings import settings
+    from farm import listing
 
-    here = discover(settings())
-    if not any(card.kind in ("cpu", "simulated") for card in here):
-        here.append(cpu_card(settings()))
-    rows: dict[str, dict[str, Any]] = {card.id: {**card.to_json(), "state": "not in the farm"} for card in here}
+    rows = {row["id"]: row for row in listing.local_cards(opening.all_own_cards())}
     if not local:
-        for row in _registered():
-            rows[row.id] = {**opening.as_card(row).to_json(), "refusal": "", "state": str(row.state)}
-            rows[row.id]["state_reason"] = row.state_reason
-            rows[row.id]["last_seen_at_s"] = row.last_seen_at_s
+        rows.update({row["id"]: row for row in _registered()})
     if as_json:
         emit_json({"cards": list(rows.values())})
     else:
@@ -35,11 +28,14 @@ def cards(
         show(render.cards(list(rows.values())))
 
 
-def _registered() -> list[Any]:
+def _registered() -> list[dict[str, Any]]:
+    from farm import listing
     from farm.errors import FarmUnavailable
+    from farm.settings import settings
 
     try:
-        return list(opening.farm_cards(opening.open_database()))
+        with opening.open_database().read() as session:
+            return listing.registered_cards(session, settings().heartbeat_s)
     except FarmUnavailable as error:
         # This host's cards can be listed without the farm; say what is missing and go on.
         say(f"Only this host's cards: {error.message}")

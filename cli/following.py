@@ -6,20 +6,22 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cli.output import console, emit_json, say, show
 
 if TYPE_CHECKING:
-    from tasks.submit import Submitted
-
     from cli.asking import Asked
     from farm.defaults import Wish
     from farm.devices.device import Card
+    from farm.jobs import Progress
+    from farm.report.report import Report
     from farm.request import Request
     from farm.store.database import Database
+    from tasks.submit import Submitted
 
 POLL_S = 0.5
+DATABASE_PATIENCE_S = 120.0
 PLAIN_LINE_S = 5.0  # without a terminal, a line at most this often
 
 
@@ -72,11 +74,11 @@ def check_operator_names(names: Iterable[str]) -> None:
     names = sorted(names)
     if not names:
         return
-    from farm.operators.rebuild import ALLOWED_OPERATORS
-
     from farm.errors import UnknownOperator
+    from farm.operators.allowed import ALLOWED_OPERATORS
 
-    known = {name.rpartition(".")[2] for name in ALLOWED_OPERATORS}
+    # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
+    known = sorted({name.rpartition(".")[2] for name in ALLOWED_OPERATORS}, key=lambda name: (name[0].isupper(), name))
     for name in names:
         if name not in known:
             raise UnknownOperator.named(name, known)
@@ -84,9 +86,8 @@ def check_operator_names(names: Iterable[str]) -> None:
 
 def submit_all(database: Database, planned: Iterable[tuple[Wish, Request, list[Card]]]) -> Outcome:
     """Make the jobs, except for entries of files that the database has whole already."""
-    from tasks.submit import submit
-
     from farm import jobs
+    from tasks.submit import submit
 
     planned = list(planned)
     outcome = Outcome()
@@ -116,15 +117,32 @@ def follow(database: Database, job_ids: Sequence[str]) -> None:
         _follow_plainly(database, job_ids)
 
 
-def progress_of(database: Database, job_ids: Sequence[str]) -> list[Any]:
+def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
+    """Where the jobs stand now."""
     from farm import jobs
 
     with database.read() as session:
         return [jobs.progress(session, job_id) for job_id in job_ids]
 
 
-def ended(progresses: Iterable[Any]) -> bool:
+def ended(progresses: Iterable[Progress]) -> bool:
+    """Whether none of the jobs goes on."""
     return all(progress.state != "open" for progress in progresses)
+
+
+def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
+    """Where the jobs stand now. A database that is away for a while is waited for: the jobs go on without us."""
+    from farm.errors import DatabaseUnreachable
+
+    deadline_s = time.monotonic() + DATABASE_PATIENCE_S
+    while True:
+        try:
+            return progress_of(database, job_ids)
+        except DatabaseUnreachable as error:
+            if time.monotonic() > deadline_s:
+                raise
+            say(f"{error.message} Trying again.")
+            time.sleep(5.0)
 
 
 def _follow_live(database: Database, job_ids: Sequence[str]) -> None:
@@ -136,40 +154,27 @@ def _follow_live(database: Database, job_ids: Sequence[str]) -> None:
     with Live(render.progress(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
         while not ended(progresses):
             time.sleep(POLL_S)
-            progresses = progress_of(database, job_ids)
+            progresses = next_progress(database, job_ids)
             live.update(render.progress(progresses))
 
 
 def _follow_plainly(database: Database, job_ids: Sequence[str]) -> None:
+    from cli import render
+
     last: dict[str, str] = {}
     said_at_s = 0.0
     while True:
-        progresses = progress_of(database, job_ids)
+        progresses = next_progress(database, job_ids)
         over = ended(progresses)
         if over or time.monotonic() - said_at_s >= PLAIN_LINE_S:
             for progress in progresses:
-                if (line := progress_line(progress)) != last.get(progress.job_id):
+                if (line := render.progress_line(progress)) != last.get(progress.job_id):
                     say(line)
                     last[progress.job_id] = line
             said_at_s = time.monotonic()
         if over:
             return
         time.sleep(POLL_S)
-
-
-def progress_line(progress: Any) -> str:
-    """One job's progress as a line of plain text."""
-    counts = progress.counts
-    parts = [f"{counts.get('done', 0)}/{progress.total} measured"]
-    if progress.reused:
-        parts.append(f"{progress.reused} of them reused")
-    if counts.get("failed"):
-        parts.append(f"{counts['failed']} failed")
-    if progress.state == "open" and progress.expected_left_s is not None:
-        parts.append(f"about {progress.expected_left_s:.0f} s left")
-    if progress.state != "open":
-        parts.append(progress.state)
-    return f"{progress.title} [{progress.job_id}] round {progress.round}: {', '.join(parts)}"
 
 
 def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
@@ -193,15 +198,16 @@ def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
         check(built)
 
 
-def check(reports: Sequence[Any]) -> None:
+def check(reports: Sequence[Report]) -> None:
     """Raises:
     BelowTarget: a verdict did not pass.
     """
     from farm.errors import BelowTarget
 
-    failing = [one for one in reports if one.outcome == "fail" or (one.outcome != "pass" and one.kind == "model")]
+    # A sweep has no whole to be held against, so it cannot fail.
+    failing = [one for one in reports if one.kind == "model" and one.verdict.outcome != "pass"]
     if failing:
         raise BelowTarget(
             f"{len(failing)} of {len(reports)} verdicts did not pass: {', '.join(one.title for one in failing)}.",
-            "`farm report JOB` shows the gap and what is not measured.",
+            f"`farm report {failing[0].job_id}` shows the gap and what is not measured.",
         )

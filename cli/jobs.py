@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
-from cli.output import emit_json, say, show
+from cli.output import emit_json, show
 
 
 def jobs(
@@ -15,43 +15,13 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """List jobs, newest first."""
-    from sqlmodel import select
+    from farm import listing
 
-    from farm.store import tables
-
-    database = opening.open_database()
-    with database.read() as session:
-        newest = select(tables.Job).order_by(tables.Job.created_at_s.desc()).limit(limit)  # type: ignore[attr-defined]
-        rows = list(session.exec(newest).all())
-        verdicts = {
-            row.job_id: row
-            for row in session.exec(
-                select(tables.Verdict)
-                .where(tables.Verdict.job_id.in_([job.id for job in rows]))  # type: ignore[attr-defined]
-                .order_by(tables.Verdict.round)  # type: ignore[arg-type]
-            )
-        }
+    with opening.open_database().read() as session:
+        rows = listing.jobs(session, limit)
     if as_json:
-        emit_json({"jobs": [_as_data(row, verdicts.get(row.id)) for row in rows]})
-    elif not rows:
-        say("There is no job yet. Start one with `farm run resnet18`.")
+        emit_json({"jobs": rows})
     else:
         from cli import render
 
-        show(render.jobs(rows, verdicts))
-
-
-def _as_data(row, verdict):  # type: ignore[no-untyped-def]
-    return {
-        "job_id": row.id,
-        "kind": row.kind,
-        "title": row.title,
-        "state": str(row.state),
-        "round": row.round,
-        "created_at_s": row.created_at_s,
-        "ended_at_s": row.ended_at_s,
-        "outcome": verdict.outcome if verdict else None,
-        "accuracy_time": verdict.accuracy_time if verdict else None,
-        "accuracy_energy": verdict.accuracy_energy if verdict else None,
-        "coverage": verdict.coverage if verdict else None,
-    }
+        show(render.jobs(rows))

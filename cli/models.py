@@ -27,9 +27,21 @@ def models(
         if not found:
             raise UnknownModel.named(pattern, names)
         names = found
-    rows = [catalog.describe(name) for name in names]
+    entries = [catalog.find(name) for name in names]
+    rows = [
+        {
+            "name": entry.name,
+            "task": entry.task,
+            "input_size": entry.input_size,
+            "smallest_size": entry.input_size if entry.fixed_size else entry.smallest_size,
+            "fixed_size": entry.fixed_size,
+            "origin": entry.origin,
+            "note": "takes this size only" if entry.fixed_size else "",
+        }
+        for entry in entries
+    ]
     if as_json:
-        emit_json({"models": [{"name": e.name, "task": e.task, "input_size": e.input_size} for e in rows]})
+        emit_json({"models": rows})
     else:
         from cli import render
 

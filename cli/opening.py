@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cli.output import say
+
 if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.store import tables
@@ -24,28 +26,30 @@ def open_database() -> Database:
     return database
 
 
-def own_cards() -> list[Card]:
-    """Every card of this host that can be measured on, its CPU included."""
+def all_own_cards() -> list[Card]:
+    """Every card of this host, its CPU included, and also those that refuse to be measured on."""
     from farm.devices.device import cpu_card, discover
     from farm.settings import settings
 
-    cards = [card for card in discover(settings()) if not card.refusal]
-    if not any(card.kind in ("cpu", "simulated") for card in cards):
-        cards.append(cpu_card(settings()))
-    return cards
+    found = discover(settings())
+    if not any(card.kind in ("cpu", "simulated") for card in found):
+        found.append(cpu_card(settings()))
+    return found
 
 
-def farm_cards(database: Database) -> list[tables.Card]:
-    """Every card that ever registered in this farm, those of this host first."""
-    from sqlmodel import select
-
-    from farm.store import tables
-
-    with database.read() as session:
-        return list(session.exec(select(tables.Card).order_by(tables.Card.host, tables.Card.index)))
+def own_cards() -> list[Card]:
+    """Every card of this host that can be measured on; says which cannot."""
+    usable = []
+    for card in all_own_cards():
+        if card.refusal:
+            say(f"Left out: {card}: {card.refusal}")
+        else:
+            usable.append(card)
+    return usable
 
 
 def as_card(row: tables.Card) -> Card:
+    """A registered card in the words of `farm.devices`."""
     from farm.devices.device import Card
 
     return Card(

@@ -21,15 +21,25 @@ def operators(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
-    from farm import catalog, listing
+    from farm import listing
     from farm.benchmark.protocol import Variant
+    from farm.catalog import find
 
-    size = catalog.find(model).input_size if input_size is None else input_size
-    variant = Variant(model, batch, size, dtype, memory_format, mode)
-    listed = listing.list_operators(variant)
+    size = find(model).check_size(input_size)
+    listed = listing.operators(Variant(model, batch, size, dtype, memory_format, mode))
     if as_json:
         emit_json(listed.to_json())
     else:
         from cli import render
 
-        show(render.operators(listed))
+        rows = [
+            {
+                "label": row.label,
+                "count": row.count,
+                "flops": row.flops,
+                "bytes": row.bytes_moved,
+                "share": row.share,
+            }
+            for row in listed.rows
+        ]
+        show(render.operators(rows, str(listed.variant)))

@@ -19,15 +19,15 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 @asks
 def run(asked: Asked) -> None:
     """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing behind."""
-    from tasks.embedded import EmbeddedFarm
-
     from farm.defaults import choose_cards
     from farm.settings import settings
     from farm.store.database import Database
+    from tasks.embedded import EmbeddedFarm
 
     wishes = asked.wishes()
     cards: list[Card] = choose_cards(opening.own_cards(), asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
+
     database = Database(settings().database)
     database.upgrade()
     signal.signal(signal.SIGTERM, _end)

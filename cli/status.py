@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,7 +39,7 @@ def status(
     while True:
         progresses = following.progress_of(database, job_ids)
         if as_json:
-            emit_json({"jobs": [as_data(progress) for progress in progresses]})
+            emit_json({"jobs": [progress.to_json() for progress in progresses]})
         else:
             from cli import render
 
@@ -48,10 +47,6 @@ def status(
         if not watch or following.ended(progresses):
             return
         time.sleep(WATCH_S)
-
-
-def as_data(progress: Any) -> dict[str, Any]:
-    return dataclasses.asdict(progress)
 
 
 def _jobs(database: Database, wanted: list[str]) -> list[str]:
@@ -81,6 +76,6 @@ def _watch(database: Database, job_ids: list[str]) -> None:
         with Live(render.progress(progresses), console=out, refresh_per_second=4) as live:
             while not following.ended(progresses):
                 time.sleep(WATCH_S)
-                progresses = following.progress_of(database, job_ids)
+                progresses = following.next_progress(database, job_ids)
                 live.update(render.progress(progresses))
     say(f"→ `farm report {job_ids[0]}` shows the result.")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import following, opening
 from cli.asking import Asked, asks
 from cli.output import Interrupted, emit_json, say
+
+if TYPE_CHECKING:
+    from farm.devices.device import Card
+    from farm.store.database import Database
 
 
 @asks
@@ -46,42 +51,30 @@ def submit(
     following.conclude(database, outcome, asked)
 
 
-def listening_cards(database, wanted):  # type: ignore[no-untyped-def]
-    """The farm's cards on whose queue a worker listens now.
+def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
+    """The farm's cards that a worker serves now: those it may be asked to measure on.
 
     Raises:
-        NoWorker: there are none, or a card that was asked for is known but nobody listens on it.
+        NoWorker: there are none, or a card that was asked for is known and nobody serves it; names those that are.
     """
-    from farm.defaults import choose_cards
-    from farm.errors import NoSuchCard, NoWorker
-    from tasks.app import app
-    from tasks.queues import listening
+    from farm import cards as registry
+    from farm.defaults import matching_cards
+    from farm.errors import NoWorker
+    from farm.settings import settings
 
-    known = [opening.as_card(row) for row in opening.farm_cards(database)]
-    there = listening(app)
-    cards = [card for card in known if card.id in there]
-    names = "; ".join(f"{card.model} ({card.id})" for card in cards[:8])
-    if not cards:
-        raise NoWorker(
-            "No worker listens on any card of this farm.", "Start one on each host with cards: `farm worker`."
-        )
+    with database.read() as session:
+        states = {
+            opening.as_card(view.card): str(view.state) for view in registry.views(session, settings().heartbeat_s)
+        }
+    serving = [card for card, state in states.items() if state in ("idle", "busy")]
+    names = "; ".join(str(card) for card in serving[:8])
     for want in wanted:
-        try:
-            choose_cards(cards, [want])
-        except NoSuchCard:
-            if choose_cards_or_none(known, want):
-                raise NoWorker(
-                    f"No worker listens on the card '{want}'.", f"Start it with `farm worker`, or choose: {names}."
-                ) from None
-            raise
-    return cards
-
-
-def choose_cards_or_none(cards, want):  # type: ignore[no-untyped-def]
-    from farm.defaults import choose_cards
-    from farm.errors import NoSuchCard
-
-    try:
-        return choose_cards(cards, [want])
-    except NoSuchCard:
-        return []
+        known = matching_cards(list(states), want)
+        if known and not any(card in serving for card in known):
+            raise NoWorker(
+                f"No worker listens on the card '{want}': {known[0]} is {states[known[0]]}.",
+                f"Start it there with `farm worker`{f', or choose: {names}' if names else ''}.",
+            )
+    if not serving:
+        raise NoWorker("No worker listens on any card of this farm.", "Start `farm worker` on each host with cards.")
+    return serving

@@ -34,7 +34,13 @@ _DEFAULTS = {
 }
 
 #: `--quick`: figures to look at, not to publish.
-QUICK = {"warm_up_s": 0.1, "minimum_s": 0.1, "maximum_s": 0.5, "time_half_width": 0.03, "energy_half_width": 0.06}
+QUICK: dict[str, Any] = {
+    "warm_up_s": 0.1,
+    "minimum_s": 0.1,
+    "maximum_s": 0.5,
+    "time_half_width": 0.03,
+    "energy_half_width": 0.06,
+}
 
 
 def defaults_for(card_kind: str) -> Defaults:
@@ -108,10 +114,9 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         if wish.model is None:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
         values = {"batch": defaults.batch, **wish._said(_VARIANT)}
-        if "input_size" not in values:
-            from farm.catalog import find
+        from farm.catalog import find
 
-            values["input_size"] = find(wish.model).input_size
+        values["input_size"] = find(wish.model).check_size(wish.input_size)
         variant = Variant(model=wish.model, **values)
     return Request(
         variant=variant,
@@ -183,7 +188,7 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
         return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
     chosen: dict[str, AnyCard] = {}
     for want in wanted:
-        matches = _matching(cards, want)
+        matches = matching_cards(cards, want)
         if not matches:
             raise NoSuchCard(f"There is no card '{want}' here.", _what_is_there(cards, want))
         chosen.update({card.id: card for card in matches})
@@ -198,7 +203,8 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
     return groups
 
 
-def _matching(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
+def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
+    """The cards that one ``--card`` option means; none where nothing matches."""
     low = want.strip().lower()
     if not low:
         return []

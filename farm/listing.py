@@ -1,16 +1,27 @@
-"""The operator tuples of a model variant with their cost, for people and programs that want no measurement."""
+"""Lists for people and programs: the operator tuples of a model variant, the jobs, the cards.
+
+Each list is made of plain rows whose names carry their unit, ready for JSON and for a table.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.benchmark.protocol import Variant
+from farm.roofline import Roofline, roofline_of
+
+if TYPE_CHECKING:
+    from sqlmodel import Session
+
+    from farm.devices.device import Card
 
 
 @dataclass(frozen=True)
-class Row:
-    """One operator tuple: how often it is called, and the cost of *one* call."""
+class OperatorRow:
+    """One operator tuple: how often it is called, the cost of *one* call, and its share of the estimated cost."""
 
     operator_id: str
     short_name: str
@@ -18,14 +29,15 @@ class Row:
     count: int
     flops: int
     bytes_moved: int
+    share: float
 
 
 @dataclass(frozen=True)
-class Listing:
+class Operators:
     """A variant's tuples, the costliest first. ``model_flops`` is PyTorch's own count over the whole model."""
 
     variant: Variant
-    rows: tuple[Row, ...]
+    rows: tuple[OperatorRow, ...]
     model_flops: int
     gaps: tuple[str, ...] = ()
 
@@ -40,14 +52,6 @@ class Listing:
     @property
     def bytes_moved(self) -> int:
         return sum(row.count * row.bytes_moved for row in self.rows)
-
-    def flops_share(self, row: Row) -> float:
-        """Share of the model's FLOPs, 0 to 1."""
-        return row.count * row.flops / self.flops if self.flops else 0.0
-
-    def bytes_share(self, row: Row) -> float:
-        """Share of the model's bytes, 0 to 1."""
-        return row.count * row.bytes_moved / self.bytes_moved if self.bytes_moved else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -66,16 +70,18 @@ class Listing:
                     "count": row.count,
                     "flops_per_call": row.flops,
                     "bytes_per_call": row.bytes_moved,
-                    "flops_share": self.flops_share(row),
-                    "bytes_share": self.bytes_share(row),
+                    "estimated_cost_share": row.share,
                 }
                 for row in self.rows
             ],
         }
 
 
-def list_operators(variant: Variant) -> Listing:
-    """Take a variant apart on meta and count each tuple's cost. Imports torch; measures nothing.
+def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
+    """Take a variant apart and count each tuple's cost. Imports torch; measures nothing.
+
+    Args:
+        roofline: what the shares of the estimated cost are estimated with; a generic GPU's if None.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.catalog`.
@@ -85,14 +91,105 @@ def list_operators(variant: Variant) -> Listing:
     from farm.operators.capture import predict
     from farm.operators.cost import cost, model_flops
 
-    common = {"dtype": variant.dtype, "memory_format": variant.memory_format}
-    inputs = catalog.example_inputs(variant.model, variant.batch, variant.input_size, device="meta", **common)
-    model = catalog.build(variant.model, device="meta", mode=variant.mode, **common)
+    peaks = roofline or roofline_of("cuda", "", dtype=variant.dtype)
+    inputs = catalog.example_inputs(
+        variant.model, variant.batch, variant.input_size, dtype=variant.dtype, memory_format=variant.memory_format
+    )
+    model = catalog.build(variant.model, dtype=variant.dtype, memory_format=variant.memory_format, mode=variant.mode)
     taken = predict(model, inputs, device_type="cpu", grad_enabled=False)
+    costs = {operator_id: cost(spec) for operator_id, spec in taken.tuples.items()}
+    weights_us = {
+        operator_id: count * peaks.estimate_us(costs[operator_id].flops, costs[operator_id].bytes)
+        for operator_id, count in taken.counts.items()
+    }
+    whole_us = sum(weights_us.values())
+    rows = [
+        OperatorRow(
+            operator_id,
+            taken.tuples[operator_id].short_name,
+            taken.tuples[operator_id].label,
+            count,
+            costs[operator_id].flops,
+            costs[operator_id].bytes,
+            weights_us[operator_id] / whole_us,
+        )
+        for operator_id, count in taken.counts.items()
+    ]
+    rows.sort(key=lambda row: (-row.share, row.label))
+    return Operators(variant, tuple(rows), model_flops(model, inputs), taken.gaps)
+
+
+def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
+    """The newest jobs, each with its newest verdict. Accuracies and coverage are fractions, None where there is none."""
+    from sqlmodel import col, func, select
+
+    from farm.store import tables
+
+    newest = session.exec(select(tables.Job).order_by(col(tables.Job.created_at_s).desc()).limit(limit)).all()
+    ids = [job.id for job in newest]
+    items: dict[str, int] = defaultdict(int)
+    closed: dict[str, int] = defaultdict(int)
+    counted = (
+        select(tables.Item.job_id, tables.Item.state, func.count())
+        .where(col(tables.Item.job_id).in_(ids))
+        .group_by(col(tables.Item.job_id), col(tables.Item.state))
+    )
+    for job_id, state, number in session.execute(counted):
+        items[job_id] += number
+        closed[job_id] += number if state in tables.CLOSED else 0
+    by_round = select(tables.Verdict).where(col(tables.Verdict.job_id).in_(ids)).order_by(col(tables.Verdict.round))
+    verdicts = {verdict.job_id: verdict for verdict in session.exec(by_round)}
+    return [
+        {
+            "id": job.id,
+            "kind": job.kind,
+            "title": job.title,
+            "state": str(job.state),
+            "round": job.round,
+            "items": items[job.id],
+            "closed": closed[job.id],
+            "created_at_s": job.created_at_s,
+            "ended_at_s": job.ended_at_s,
+            **{
+                name: getattr(verdicts.get(job.id), name, None)
+                for name in ("outcome", "accuracy_time", "accuracy_energy", "coverage")
+            },
+        }
+        for job in newest
+    ]
+
+
+def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
+    """Every card that ever joined the farm, with what it does now."""
+    from farm import cards
+
+    return [
+        {
+            "id": view.card.id,
+            "kind": view.card.kind,
+            "model": view.card.model,
+            "host": view.card.host,
+            "index": view.card.index,
+            "memory_bytes": view.card.memory_bytes,
+            "driver": view.card.driver,
+            "state": str(view.state),
+            "state_reason": view.card.state_reason,
+            "measuring": view.measuring,
+            "waiting": view.waiting,
+            "done_last_hour": view.done_last_hour,
+            "last_seen_ago_s": view.seen_ago_s,
+            "capabilities": list(view.card.capabilities),
+            "fingerprint": dict(view.card.fingerprint),
+        }
+        for view in cards.views(session, heartbeat_s)
+    ]
+
+
+def local_cards(found: Sequence[Card]) -> list[dict[str, Any]]:
+    """Cards of this host as rows; a card that cannot be measured on says why."""
     rows = []
-    for operator_id, count in taken.counts.items():
-        spec = taken.tuples[operator_id]
-        counted = cost(spec)
-        rows.append(Row(operator_id, spec.short_name, spec.label, count, counted.flops, counted.bytes))
-    rows.sort(key=lambda row: (-row.count * row.flops, -row.count * row.bytes_moved, row.label))
-    return Listing(variant, tuple(rows), model_flops(model, inputs), taken.gaps)
+    for card in found:
+        row = card.to_json()
+        refusal = row.pop("refusal")
+        rows.append({**row, "state": "refused" if refusal else "here", "state_reason": refusal})
+    return rows

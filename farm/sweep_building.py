@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.errors import CaptureError
 from farm.operators.capture import capture
 from farm.operators.tuple import OperatorTuple
 
@@ -96,7 +97,7 @@ def build(operator: str, recipe: Recipe, values: Mapping[str, Any]) -> OperatorT
                 torch.empty(shape, dtype=torch.int64 if operator == "Embedding" else dtype) for shape in shapes
             )
             taken = capture(module, inputs)
-    except (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
+    except (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError, CaptureError) as error:
         raise Impossible(_reason(error)) from error
     if len(taken.tuples) != 1:
         raise Impossible(f"it runs {len(taken.tuples)} operators instead of one")

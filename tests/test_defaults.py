@@ -36,12 +36,14 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
 @pytest.mark.parametrize(
     ("wish", "kind", "message"),
     [
-        (Wish(model="a", input_size=1, batch=0), "cuda", "The batch is 0"),
-        (Wish(model="a", input_size=1, dtype="int3"), "cuda", "dtype 'int3' is unknown"),
-        (Wish(model="a", input_size=1, launch="graph"), "cpu", "no CUDA graphs"),
-        (Wish(model="a", input_size=1, maximum_s=0.0), "cpu", "maximum_s is 0.0"),
-        (Wish(model="a", input_size=1, minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
-        (Wish(model="a", input_size=1, target=1.5), "cpu", "The target is 1.5"),
+        (Wish(model="resnet18", batch=0), "cuda", "The batch is 0"),
+        (Wish(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
+        (Wish(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
+        (Wish(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),
+        (Wish(model="resnet18", minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
+        (Wish(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
+        (Wish(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
+        (Wish(model="resnet18", input_size=0), "cpu", "not 0 px"),
         (Wish(), "cpu", "No model was named"),
     ],
 )
