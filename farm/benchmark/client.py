@@ -87,7 +87,16 @@ class BenchmarkProcess:
         # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
         environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "farm.benchmark.process", "--card", self.card_id, "--parent", str(os.getpid())],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "farm.benchmark.process",
+                "--card",
+                self.card_id,
+                "--parent",
+                str(os.getpid()),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

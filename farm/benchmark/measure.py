@@ -181,7 +181,7 @@ class Bench:
                 rebuild_s = time.perf_counter() - started_s
                 reading = self._steady_until_good(workload, stopping, on_phase)
                 burst_s = 0.0
-                if self.cuda and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities:
+                if "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities:
                     on_phase("burst", {})
                     started_s = time.perf_counter()
                     burst = self._burst(workload)

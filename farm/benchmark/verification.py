@@ -41,7 +41,7 @@ def verify(
 
     try:
         with numeric_flags(protocol):
-            model, arguments = build_variant(Variant.from_json(subject.spec), device)
+            model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
             found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
     except torch.OutOfMemoryError as error:
         raise out_of_memory(error) from error

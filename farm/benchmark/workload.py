@@ -228,10 +228,24 @@ def _variant(subject: Subject, protocol: Protocol, device: torch.device) -> _Pas
     )
 
 
-def build_variant(variant: Variant, device: torch.device) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """A model variant and its inputs on a device, with seeded random weights."""
+# One built variant on its way from the verification to the measurement that follows it: building takes seconds.
+_handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
+
+
+def build_variant(
+    variant: Variant, device: torch.device, *, hand_over: bool = False
+) -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """A model variant and its inputs on a device, with seeded random weights.
+
+    With `hand_over` the next call for the same variant gets the same objects, once.
+    """
     from farm import catalog
 
+    key = (variant.id, str(device))
+    known = _handed_over.pop(key, None)
+    _handed_over.clear()
+    if known is not None:
+        return known
     model = catalog.build(
         variant.model,
         weights=variant.weights,
@@ -248,6 +262,8 @@ def build_variant(variant: Variant, device: torch.device) -> tuple[torch.nn.Modu
         device=device,
         memory_format=variant.memory_format,
     )
+    if hand_over:
+        _handed_over[key] = (model, tuple(arguments))
     return model, tuple(arguments)
 
 

@@ -1,0 +1,47 @@
+"""Operator tuples for measuring, as captures give them."""
+
+from __future__ import annotations
+
+from farm.benchmark.protocol import Subject
+from farm.operators.tuple import OperatorTuple, TensorSpec
+
+
+def subject(spec: OperatorTuple) -> Subject:
+    return Subject("operator", spec.id, spec.to_json())
+
+
+def linear(rows: int, inputs: int, outputs: int, dtype: str = "float32") -> Subject:
+    spec = OperatorTuple(
+        operator="torch.nn.functional.linear",
+        kind="function",
+        arguments=({"tensor": 0}, {"tensor": 1}),
+        tensors=(
+            TensorSpec("activation", "", (rows, inputs), dtype, storage=0),
+            TensorSpec("parameter", "", (outputs, inputs), dtype, storage=1),
+        ),
+    )
+    return subject(spec)
+
+
+def relu_in_place(rows: int, columns: int) -> Subject:
+    spec = OperatorTuple(
+        operator="torch.relu_",
+        kind="function",
+        arguments=({"tensor": 0},),
+        tensors=(TensorSpec("activation", "", (rows, columns), "float32"),),
+    )
+    return subject(spec)
+
+
+def product_that_does_not_fit() -> Subject:
+    """Its two inputs have shapes that do not go together: PyTorch raises."""
+    spec = OperatorTuple(
+        operator="torch.mm",
+        kind="function",
+        arguments=({"tensor": 0}, {"tensor": 1}),
+        tensors=(
+            TensorSpec("activation", "", (4, 5), "float32", storage=0),
+            TensorSpec("activation", "", (6, 7), "float32", storage=1),
+        ),
+    )
+    return subject(spec)

@@ -1,0 +1,87 @@
+"""The sampling thread: what it sees, and what it costs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from farm.benchmark.protocol import Trace
+from farm.benchmark.sampler import Sampler
+from farm.benchmark.statistics import slope
+from tests.benchmark.fake_device import FakeDevice
+
+
+def test_the_counters_ticks_are_seen_within_milliseconds_and_give_the_power() -> None:
+    device = FakeDevice(tick_s=0.05)
+    with Sampler(device) as sampler:
+        time.sleep(0.6)
+    times, energies = sampler.ticks()
+    assert len(times) >= 9
+    for moment in times:
+        phase_s = (moment - device.began_s) % 0.05
+        assert min(phase_s, 0.05 - phase_s) < 0.015
+    assert slope(times, energies).rate / 1e3 == pytest.approx(300, rel=0.03)
+    assert sampler.tick_s == pytest.approx(0.05, rel=0.1)
+
+
+def test_a_window_holds_what_lies_in_it() -> None:
+    device = FakeDevice(power_w=lambda s: 200.0 if s < 0.3 else 400.0)
+    device.reasons = ("power_cap",)
+    with Sampler(device) as sampler:
+        time.sleep(0.6)
+    window = sampler.window(device.began_s + 0.35, device.began_s + 0.6)
+    assert window.power_w == pytest.approx(400)
+    assert window.power_source == "power_instant"
+    assert window.sm_clock_mhz == 1980
+    assert window.memory_clock_mhz is None
+    assert window.throttle_shares == {"power_cap": 1.0}
+    assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_without_instant_power_the_averaged_one_is_the_source() -> None:
+    with Sampler(FakeDevice(lacks=frozenset({"power_instant_w"}))) as sampler:
+        time.sleep(0.05)
+    assert sampler.window(0, float("inf")).power_source == "power_average"
+
+
+def test_a_card_that_tells_nothing_gets_no_thread_and_no_trace() -> None:
+    with Sampler(FakeDevice(lacks=FakeDevice().capabilities)) as sampler:
+        time.sleep(0.02)
+    assert not sampler.active
+    assert sampler.trace((0.0, 1.0)) is None
+    assert sampler.ticks() == ([], [])
+
+
+def test_the_trace_survives_storage_with_its_window_marked() -> None:
+    with Sampler(FakeDevice()) as sampler:
+        time.sleep(0.15)
+    trace = sampler.trace((sampler.began_s + 0.05, sampler.began_s + 0.1))
+    assert trace is not None
+    again = Trace.unpack(trace.pack())
+    assert again.window_s == pytest.approx((0.05, 0.1))
+    assert set(again.series) == {"energy_mj", "power_instant_w", "sm_clock_mhz", "temperature_c"}
+    times, values = again.series["power_instant_w"]
+    assert len(times) == len(values) > 5
+
+
+def test_it_asks_seldom_while_no_tick_is_due() -> None:
+    device = FakeDevice(tick_s=0.1)
+    with Sampler(device) as sampler:
+        time.sleep(1.0)
+    assert device.calls < 450
+    assert sampler.busy_s < 0.1
+
+
+def test_it_does_not_slow_down_a_busy_thread() -> None:
+    def work_s() -> float:
+        begin_s = time.thread_time()
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        return time.thread_time() - begin_s
+
+    alone_s = min(work_s() for _ in range(5))
+    with Sampler(FakeDevice(tick_s=0.1)):
+        beside_s = min(work_s() for _ in range(5))
+    assert beside_s < 1.2 * alone_s

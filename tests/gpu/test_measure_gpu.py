@@ -1,0 +1,85 @@
+"""The benchmark on a real NVIDIA card. Skipped without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from farm.benchmark.client import BenchmarkProcess  # noqa: E402
+from farm.benchmark.measure import Bench  # noqa: E402
+from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant  # noqa: E402
+from farm.devices.device import discover, open_device  # noqa: E402
+from farm.errors import Unmeasurable  # noqa: E402
+from farm.settings import settings  # noqa: E402
+from tests.benchmark.operators import linear, relu_in_place  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.serial,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
+]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    device = open_device(discover(settings())[0])
+    yield Bench(device, "cuda:0")
+    device.close()
+
+
+def test_a_matrix_product_is_read_with_energy_within_its_interval(bench: Bench) -> None:
+    reading = bench.measure(linear(256, 2048, 2048), Protocol(), Stopping())
+    assert reading.power_source == "energy_counter"
+    assert reading.time_half_width_us / reading.time_us <= 0.01
+    assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
+    assert reading.window_s >= 0.45
+    assert reading.cost_s["total"] < 4
+    assert reading.base_power_w is not None
+    assert reading.trace is not None
+
+
+def test_a_graph_is_faster_than_eager_for_a_short_operator(bench: Bench) -> None:
+    graph = bench.measure(linear(1, 64, 64), Protocol(), Stopping())
+    eager = bench.measure(linear(1, 64, 64), Protocol(launch="eager"), Stopping())
+    assert graph.time_us < eager.time_us
+
+
+def test_an_operator_that_writes_its_input_is_read(bench: Bench) -> None:
+    assert bench.measure(relu_in_place(64, 1024), Protocol(), Stopping()).time_us > 0
+
+
+def test_a_large_product_in_half_precision_is_also_read_in_bursts(bench: Bench) -> None:
+    reading = bench.measure(linear(8192, 8192, 8192, "bfloat16"), Protocol(), Stopping())
+    if "throttled_power" not in reading.flags:
+        pytest.skip("this card does not reach its power limit")
+    burst = reading.details["burst"]
+    assert burst["time_us"] < 1.02 * reading.time_us
+    assert burst["power_w"] > 0.9 * reading.power_w
+
+
+def test_what_does_not_fit_is_out_of_memory_and_the_card_is_usable_afterwards(bench: Bench) -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        bench.measure(relu_in_place(1024, 2**28), Protocol(), Stopping())
+    assert caught.value.reason == "out_of_memory"
+    assert bench.measure(linear(8, 64, 64), Protocol(), Stopping()).time_us > 0
+
+
+def test_the_benchmark_process_measures_and_verifies_a_whole_model() -> None:
+    variant = Variant("resnet18", 2, 224)
+    subject = Subject("variant", variant.id, variant.to_json())
+    phases: list[str] = []
+
+    def on_phase(phase: str, details: dict[str, Any]) -> None:
+        phases.append(phase)
+
+    with BenchmarkProcess(discover(settings())[0].id) as process:
+        answer = process.measure(subject, Protocol(), Stopping(), predicted={}, on_phase=on_phase)
+    assert phases[:4] == ["verify", "rebuild", "warm-up", "window"]
+    assert answer.observed is not None
+    assert answer.verification is not None
+    assert answer.verification["observer_effect"] == []
+    assert answer.reading.energy_mj is not None
