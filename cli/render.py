@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+# A line under the head and above a section, and no other.
+_BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 _MOST_UNMEASURED = 10
+_MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
 _OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
 _STATES = {
@@ -51,11 +54,11 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         if tuples:
             parts += [_tuples(report, tuples), Text()]
         parts.append(_comparison(report.verdict))
-    parts += [Text(), *_remarks(report)]
+    parts += [Text(), *_remarks(report)] if report.kind == "model" or report.verdict.flags else []
     if len(report.rounds) > 1:
-        parts.append(_rounds(report))
-    if report.verdict.unmeasured:
-        parts.append(_unmeasured(report.verdict))
+        parts += [Text(), _rounds(report)]
+    if report.kind == "model" and report.verdict.unmeasured:
+        parts += [Text(), _unmeasured(report.verdict)]
     parts += [Text(), _verdict(report)]
     return Group(*parts)
 
@@ -64,9 +67,11 @@ def _header(report: Report) -> RenderableType:
     grid = _grid("", "", "")
     grid.columns[1].style = "dim"
     lines = [("job", f"{report.job_id}, {report.state}" + (f", round {report.round}" if report.round > 1 else ""))]
-    for card in report.cards:
+    for card in report.cards[:_MOST_CARDS]:
         detail = [card.id, card.host, f"driver {card.driver}" if card.driver else ""]
         lines.append(("card", f"{card.model}  ({', '.join(part for part in detail if part)})"))
+    if (left := len(report.cards) - _MOST_CARDS) > 0:
+        lines.append(("", f"and {left} more {_plural('card', left)}"))
     for software in report.software:
         named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
         lines.append(("software", ", ".join(f"{name} {software[key]}" for name, key in named if software.get(key))))
@@ -190,23 +195,22 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
 def _systematic(verdict: Verdict) -> str:
     if not verdict.systematic_time and not verdict.systematic_energy:
         return verdict.systematic_note
-    spread = f"time {percent(verdict.systematic_time, 2)}"
+    spread = f"time by {percent(verdict.systematic_time, 2)}"
     if verdict.energy:
-        spread += f", energy {percent(verdict.systematic_energy, 2)}"
-    return f"Added linearly: {spread}, from {verdict.systematic_note}"
+        spread += f", energy by {percent(verdict.systematic_energy, 2)}"
+    return f"Added linearly: {spread} ({verdict.systematic_note.rstrip('.')})."
 
 
 def _capture(report: Report) -> str:
     found = report.verification
     if not found:
-        return (
-            "as predicted; not held against a run on the card" if report.capture_origin == "predicted" else "observed"
-        )
+        return f"{report.capture_origin}; not held against a run on the card"
     if found.get("matches"):
-        return "as an unobserved run on the card has them"
+        return f"{report.capture_origin}; an unobserved run on the card has the same"
     differences = found.get("differences") or []
-    first = f": {differences[0]}" if differences else ""
-    return f"{report.capture_origin}; {len(differences)} differences to an unobserved run on the card{first}"
+    number = found.get("difference_count", len(differences))
+    first = f", the first: {differences[0]}" if differences else ""
+    return f"{report.capture_origin}; {number} {_plural('difference', number)} between prediction and card{first}"
 
 
 def _rounds(report: Report) -> Table:
@@ -282,23 +286,21 @@ def jobs(rows: Sequence[Row]) -> RenderableType:
 
 
 def cards(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, model, host, kind, memory_bytes, state, state_reason, measuring, waiting, last_seen_ago_s."""
+    """Keys: id, model, host, index, state, state_reason, measuring, waiting, last_seen_ago_s."""
     if not rows:
         return Text("No cards yet. Start their workers with `farm worker`.")
-    table = _table("card", "model", "host", ">memory", "state", ">waiting", ">seen", "measuring")
-    table.columns[0].no_wrap = True
+    table = _table("card", "model", "host", ">state", ">waiting", ">seen", "measuring")
     for row in rows:
-        seen = row.get("last_seen_ago_s")
+        index = f":{row['index']}" if row.get("index") is not None else ""
         _row(
             table,
-            _text(row, "id"),
-            _text(row, "model"),
-            _text(row, "host"),
-            count_of(row.get("memory_bytes") or None, "B"),
+            Text(_short(_text(row, "id")), no_wrap=True),
+            _clipped(_text(row, "model"), 24),
+            _clipped(f"{row.get('host') or NOTHING}{index}", 16),
             _state(row.get("state")),
             _text(row, "waiting"),
-            NOTHING if seen is None else f"{span(seen)} ago",
-            str(row.get("measuring") or row.get("state_reason") or ""),
+            span(row.get("last_seen_ago_s")),
+            _clipped(str(row.get("measuring") or row.get("state_reason") or ""), 60),
         )
     return table
 
@@ -337,11 +339,12 @@ def models(rows: Sequence[Row]) -> RenderableType:
     return table
 
 
-def progress(jobs: Sequence[Progress], *, width: int = 24) -> RenderableType:
+def progress(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:
     """Live: per job a bar of its items, and what each card measures now."""
     blocks: list[RenderableType] = []
     for job in jobs:
         grid = _grid("", "", "", "")
+        grid.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
         finished = job.state != "open"
         bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=width, finished_style="green")
         _row(grid, Text(job.title, style="bold"), bar, f"{job.closed}/{job.total}", Text(_aside(job), style="dim"))
@@ -368,7 +371,7 @@ def _aside(job: Progress) -> str:
     told = [f"{job.reused} reused" if job.reused else "", f"{failed} failed" if failed else ""]
     told.append(f"round {job.round}" if job.round > 1 else "")
     if job.state == "open":
-        told.append(f"about {span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
+        told.append(f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
     else:
         told.append(f"{job.state} in {span(job.elapsed_s)}")
     return ", ".join(part for part in told if part)
@@ -376,7 +379,7 @@ def _aside(job: Progress) -> str:
 
 def _table(*columns: str) -> Table:
     """A table; a column whose name begins with > is set to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table = Table(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     for column in columns:
         right = column.startswith(">")
         table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
@@ -407,6 +410,11 @@ def _state(state: Any) -> Text:
 def _text(row: Row, key: str) -> str:
     value = row.get(key)
     return NOTHING if value is None or value == "" else str(value)
+
+
+def _clipped(text: str, most: int) -> Text:
+    """One line: cut at `most` characters, and further where the table is narrow."""
+    return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
 
 
 def _of(part: int, whole: int) -> str:

@@ -28,6 +28,7 @@ from farm.verdict import (
     Chosen,
     Comparison,
     Figure,
+    Outcome,
     Part,
     ReadingView,
     Unmeasured,
@@ -199,7 +200,7 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
             reasons.append("None of the operators was measured.")
         return dataclasses.replace(verdict, outcome="none", reasons=tuple(reasons))
 
-    passed = True
+    shortfalls: list[str] = []
     compared = [("time", verdict.time)]
     if verdict.energy and verdict.energy.accuracy is not None:
         compared.append(("energy", verdict.energy))
@@ -207,25 +208,27 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
         gap, accuracy = comparison.gap, comparison.accuracy
         if gap is None or accuracy is None:
             continue
+        allowed = 1 - target
         if accuracy < target:
-            passed = False
-            reasons.append(f"The sum's {name} is {gap.value:+.1%} off the whole; {1 - target:.1%} is allowed.")
-        if abs(abs(gap.value) - (1 - target)) < gap.half_width:
-            reasons.append(f"The {name} gap is within its interval (±{gap.half_width:.1%}) of the limit.")
+            shortfalls.append(
+                f"The sum's {name} is {gap.value * 100:+.1f} % off the whole; {_percent(allowed)} is allowed."
+            )
+        if abs(abs(gap.value) - allowed) < gap.half_width:
+            reasons.append(f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit.")
     if verdict.coverage is None or verdict.coverage < target:
-        passed = False
-        reasons.append(f"The coverage is {verdict.coverage or 0:.1%}; {target:.1%} is asked for.")
+        shortfalls.append(f"The coverage is {_percent(verdict.coverage or 0)}; {_percent(target)} is asked for.")
     if len(compared) == 1:
         without = f" for {blind} of {verdict.measured} tuples" if 0 < blind < verdict.measured else ""
         reasons.append(f"Energy is not available{without}; the verdict rests on time and coverage alone.")
-    missing = [whole for whole in wholes if not whole.reading]
+    missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in wholes if not whole.reading]
     if missing:
-        reasons.append(
-            "The whole was not measured on "
-            + ", ".join(f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in missing)
-            + "."
-        )
-    return dataclasses.replace(verdict, outcome="pass" if passed else "fail", reasons=tuple(reasons))
+        reasons.append(f"The whole was not measured on {', '.join(missing)}.")
+    outcome: Outcome = "fail" if shortfalls else "pass"
+    return dataclasses.replace(verdict, outcome=outcome, reasons=(*shortfalls, *reasons))
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:.1f} %"
 
 
 def _sum(figures: Iterable[Figure], systematic: float) -> Figure:

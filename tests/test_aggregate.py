@@ -32,7 +32,7 @@ def test_sums_gaps_accuracy_and_power():
     assert verdict.energy.accuracy == pytest.approx(1 - 0.2 / 7.2)
     assert verdict.power.total.value == pytest.approx(7 / 40 * 1000)  # mJ/µs are kW
     assert verdict.outcome == "fail"
-    assert "time is +5.3% off" in verdict.reasons[0]
+    assert "time is +5.3 % off" in verdict.reasons[0]
     assert judge(parts, reading(39.0, energy_mj=7.2)).outcome == "pass"
 
 
@@ -86,7 +86,7 @@ def test_errors_that_cancel_do_not_pass():
     verdict = judge(parts, reading(100, energy_mj=20))
     assert verdict.time.accuracy == 1
     assert verdict.outcome == "fail"
-    assert "coverage is 50.0%" in verdict.reasons[0]
+    assert "coverage is 50.0 %" in verdict.reasons[0]
 
 
 def test_missing_energy_is_not_available_never_zero():

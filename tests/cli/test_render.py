@@ -1,0 +1,118 @@
+"""What a terminal shows: a golden report, and that nothing breaks with what may be missing."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sqlmodel import select
+
+from cli import render
+from farm import report
+from farm.jobs import Progress
+from farm.store import tables
+from tests.report import rows
+
+GOLDEN = Path(__file__).parent.parent / "report" / "golden"
+
+
+def text(renderable, width=100):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(renderable)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    return "\n".join(lines) + "\n"
+
+
+def shown(database, job_id, **options):
+    with database.read() as session:
+        return text(render.report(report.build(session, job_id), **options))
+
+
+def golden(request, name, found):
+    path = GOLDEN / name
+    if request.config.getoption("--regenerate-golden", default=False) or not path.exists():
+        path.write_text(found)
+    assert found == path.read_text(), f"{path} differs; look at it, then run pytest with --regenerate-golden"
+
+
+def test_the_report_of_a_model(request, database):
+    golden(request, "model.txt", shown(database, rows.model_job(database), tuples=3))
+
+
+def test_the_report_of_a_sweep_without_energy(request, database):
+    golden(request, "sweep.txt", shown(database, rows.sweep_job(database, energy=False)))
+
+
+def test_an_open_job_says_that_it_is_preliminary(database):
+    rows.model_job(database)
+    with database.write() as session:
+        for item in session.exec(select(tables.Item)).all():
+            item.state, item.reading_id = "waiting", None
+    found = shown(database, "job1")
+    assert "PRELIMINARY NO VERDICT" in found
+    assert "7 open" in found
+
+
+def test_rounds_are_shown_where_there_are_several(database):
+    rows.model_job(database)
+    with database.write() as session:
+        job = session.get_one(tables.Job, "job1")
+        job.round = 2
+        first = session.get_one(tables.Round, ("job1", 1))
+        session.add(
+            tables.Round(job_id="job1", number=2, reason="below target", operators=["x"], capture_id=first.capture_id)
+        )
+    assert "below target" in shown(database, "job1")
+
+
+def test_labels_are_no_markup(database):
+    found = shown(database, rows.model_job(database))
+    assert "ReLU 32x64[0] fp32" in found
+    assert "[memory]" in found
+
+
+def progress(state="open", **more):
+    values = {
+        "job_id": "ab12",
+        "title": "resnet50 32x224 float32",
+        "state": state,
+        "round": 2,
+        "counts": {"done": 30, "failed": 1, "waiting": 30},
+        "reused": 12,
+        "total": 61,
+        "expected_left_s": 200.0,
+        "current": ((rows.CARD, "Conv2d 64->64 k3 | 32x64x56x56 fp32"),),
+        "started_at_s": 0.0,
+        "elapsed_s": 75.0,
+    }
+    return Progress(**values | more)
+
+
+def test_progress_shows_items_cards_and_time_left():
+    found = text(render.progress([progress(message="waits for a card"), progress("done", current=())]))
+    for expected in (
+        "31/61",
+        "12 reused, 1 failed, round 2, 3 min 20 s left",
+        "Conv2d 64->64",
+        "waits for a card",
+    ):
+        assert expected in found
+    assert "done in 1 min 15 s" in found
+    assert render.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+
+
+def test_lists_bear_what_is_missing_and_what_is_long():
+    card = {"id": rows.CARD, "model": "A very long name of a card with 24 cores", "host": "h" * 40, "index": 3}
+    assert "GPU-aaaa0000…" in text(render.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
+    assert "PASS" in text(render.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}]))
+    operators = [{"label": "getitem[0]", "count": 2, "flops": 0, "bytes": 10, "share": 1.0}]
+    assert "getitem[0]" in text(render.operators(operators, "resnet18"))
+    assert "224 px" in text(render.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}]))
+
+
+@pytest.mark.parametrize("empty", [render.jobs, render.cards, render.models])
+def test_empty_lists_say_what_to_do(empty):
+    assert len(text(empty([]))) > 10

@@ -1,0 +1,162 @@
+"""A report is made of the rows of a real database and holds everything with its unit."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from sqlmodel import select
+
+from farm import report
+from farm.aggregate import aggregate
+from farm.benchmark.protocol import Protocol
+from farm.errors import NoSuchJob
+from farm.report import parts_of
+from farm.store import tables
+from tests.report import rows
+
+
+def built(database, job_id, number=None):
+    with database.read() as session:
+        return report.build(session, job_id, number)
+
+
+def judged(database, job_id="job1"):
+    with database.read() as session:
+        job = session.get_one(tables.Job, job_id)
+        return aggregate(*parts_of(session, job, 1), target=0.95, launch="graph")
+
+
+def test_sums_count_every_call_and_reading(database):
+    found = built(database, rows.model_job(database))
+    assert found.verdict.time.total.value == pytest.approx(4 * 150 + 30 + 3 * 22)
+    assert found.verdict.energy.total.value == pytest.approx(4 * 80 + 12 + 3 * 9)
+    assert found.verdict.time.whole.value == 720
+    by_type = {row.short_name: row for row in found.types}
+    assert list(by_type)[:2] == ["Conv2d", "add"]
+    assert (by_type["Conv2d"].calls, by_type["Conv2d"].tuples, by_type["Conv2d"].time_us) == (5, 2, 630)
+    assert by_type["Conv2d"].energy_share == pytest.approx(332 / 359)
+    assert by_type["ReLU"].time_us is None
+    assert sum(row.estimated_share for row in found.types) == pytest.approx(1)
+
+
+def test_what_was_not_measured_is_listed_with_its_reason(database):
+    found = built(database, rows.model_job(database))
+    assert {entry.short_name: entry.reason for entry in found.verdict.unmeasured} == {
+        "ReLU": "raised: an illegal [memory] access",
+        "MaxPool2d": "not in scope",
+    }
+    assert 0 < found.verdict.coverage < 1
+    assert found.verdict.coverage + sum(e.share for e in found.verdict.unmeasured) == pytest.approx(1)
+
+
+def test_readings_are_counted_by_where_they_came_from(database):
+    found = built(database, rows.model_job(database))
+    counts = found.readings
+    assert (counts.items, counts.measured, counts.reused, counts.failed, counts.open) == (7, 4, 2, 1, 0)
+    assert counts.card_time_s == pytest.approx(4 * 0.6)
+    assert [(card.id, card.readings) for card in found.cards] == [(rows.CARD, 3), (rows.OTHER_CARD, 2)]
+    assert found.software[0]["torch"] == "2.11.0"
+    assert found.verdict.flags == {"not_converged": 1}
+
+
+def test_canaries_of_two_cards_widen_the_interval(database):
+    rows.model_job(database)
+    verdict = judged(database)
+    assert verdict.systematic_time == pytest.approx(1.5 / 151.5)
+    assert "2 cards" in verdict.systematic_note
+
+
+def test_a_stored_verdict_is_shown_as_it_was_given(database):
+    rows.model_job(database)
+    verdict = judged(database)
+    assert built(database, "job1").preliminary
+    with database.write() as session:
+        session.add(tables.Verdict(job_id="job1", round=1, **{**verdict.columns(), "outcome": "fail"}))
+    found = built(database, "job1")
+    assert not found.preliminary
+    assert found.verdict.to_json() == verdict.to_json()
+    assert found.rounds[0].coverage == verdict.coverage
+
+
+def test_a_verdict_of_another_version_is_worked_out_anew(database):
+    rows.model_job(database)
+    verdict = judged(database)
+    with database.write() as session:
+        session.add(tables.Verdict(job_id="job1", round=1, **verdict.columns() | {"details": {"schema": 99}}))
+    assert built(database, "job1").verdict.to_json() == verdict.to_json()
+
+
+def test_an_open_job_is_reported_as_far_as_it_is(database):
+    rows.model_job(database)
+    with database.write() as session:
+        for item in session.exec(select(tables.Item).where(tables.Item.role == "whole")).all():
+            item.state, item.reading_id = "claimed", None
+    found = built(database, "job1")
+    assert found.preliminary
+    assert found.readings.open == 1
+    assert found.verdict.outcome == "none"
+    assert "being measured" in found.verdict.reasons[0]
+
+
+def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
+    rows.model_job(database)
+    with database.write() as session:
+        eager = Protocol(launch="eager").id
+        rows.reading(session, rows.VARIANT.id, 900.0, 400.0, subject_kind="variant", protocol_id=eager)
+    verdict = judged(database)
+    assert verdict.launch_gap_us == 180
+    assert verdict.time.whole.value == 720
+
+
+def test_json_holds_everything_with_units_in_the_key_names(database):
+    data = built(database, rows.model_job(database)).to_json()
+    again = json.loads(json.dumps(data, allow_nan=False))
+    assert again["schema"] == 1
+    assert again["verdict"]["whole_energy_mj"] == 375
+    assert again["types"][0]["energy_mj"] == 332
+    assert again["tuples"][0]["power_w"] == pytest.approx(80 / 150 * 1000)
+    bare = re.compile(r"(^|_)(time|energy|power|half_width|clock)$")
+    # Relative figures have no unit.
+    relative = {"accuracy_time", "accuracy_energy", "systematic_time", "systematic_energy"}
+    relative |= {f"gap_{name}" for name in ("time", "energy", "power")}
+    relative |= {f"gap_{name}_half_width" for name in ("time", "energy", "energy_above_idle", "power")}
+    relative |= {"accuracy_power", "time_half_width", "energy_half_width"}  # the last two: the request's stopping rule
+    assert [key for key in _keys(again) if bare.search(key) and key not in relative] == []
+
+
+def test_a_sweep_has_its_tuples_and_no_verdict(database):
+    found = built(database, rows.sweep_job(database))
+    assert found.kind == "sweep"
+    assert found.verdict.outcome == "none"
+    assert [(row.label, row.calls, row.time_us, row.energy_mj) for row in found.tuples] == [
+        ("Conv2d 128->64 k3", 1, 32, 16),
+        ("Conv2d 64->64 k3", 1, 16, 8),
+    ]
+
+
+def test_no_such_job_or_round(database):
+    rows.model_job(database)
+    with pytest.raises(NoSuchJob, match="no job 'nope'"):
+        built(database, "nope")
+    with pytest.raises(NoSuchJob, match="no round 7"):
+        built(database, "job1", 7)
+
+
+def test_reports_and_their_rendering_need_no_torch():
+    code = "import sys, farm.report, farm.aggregate, cli.render; print('torch' in sys.modules, 'celery' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def _keys(data):
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield key
+            yield from _keys(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _keys(value)
