@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.jobs import Progress
     from farm.report.report import Report
-    from farm.request import Request
+    from farm.request import Request, Sweep
     from farm.store.database import Database
     from tasks.submit import Submitted
 
@@ -84,8 +84,17 @@ def check_operator_names(names: Iterable[str]) -> None:
             raise UnknownOperator.named(name, known)
 
 
-def submit_all(database: Database, planned: Iterable[tuple[Wish, Request, list[Card]]]) -> Outcome:
-    """Make the jobs, except for entries of files that the database has whole already."""
+def submit_all(
+    database: Database,
+    planned: Iterable[tuple[Wish, Request, list[Card]]],
+    *,
+    ready: Callable[[], None] | None = None,
+) -> Outcome:
+    """Make the jobs, except for entries of files that the database has whole already.
+
+    Args:
+        ready: returns when the cards have registered; called while the model is already being taken apart.
+    """
     from farm import jobs
     from tasks.submit import submit
 
@@ -101,20 +110,42 @@ def submit_all(database: Database, planned: Iterable[tuple[Wish, Request, list[C
             outcome.skipped.append(request.title)
             say(f"{wish.where}: {request.title} is done already; --reuse none measures it again.")
             continue
-        one = submit(database, request, [card.id for card in cards])
+        if request.sweep is not None:
+            say_skipped(request.sweep)
+        one = submit(database, request, [card.id for card in cards], ready=ready)
         outcome.submitted.append(one)
-        say(f"job {one.job_id}: {one.title}, {one.tuples} operator tuples, {one.new} to measure, {one.reused} reused")
+        say(
+            f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
+            f"{one.new} to measure, {one.reused} known already"
+        )
     return outcome
 
 
-def follow(database: Database, job_ids: Sequence[str]) -> None:
-    """Show the jobs' progress on stderr until each has ended: live in a terminal, else a line now and then."""
+def say_skipped(sweep: Sweep) -> None:
+    """Say which combinations of a sweep are impossible, and why: nothing is left out in silence."""
+    from farm.sweep import explore
+
+    expansion = explore(sweep)
+    for reason, count in expansion.skipped.items():
+        say(f"{sweep}: {count} of {sweep.size} combinations left out: {reason}")
+
+
+def follow(database: Database, job_ids: Sequence[str], *, tend: Callable[[], None] | None = None) -> None:
+    """Show the jobs' progress on stderr until each has ended: live in a terminal, else a line now and then.
+
+    Args:
+        tend: called between two looks; an embedded farm minds its workers in it.
+    """
     if not job_ids:
         return
     if sys.stderr.isatty():
-        _follow_live(database, job_ids)
+        _follow_live(database, job_ids, tend or _nothing)
     else:
-        _follow_plainly(database, job_ids)
+        _follow_plainly(database, job_ids, tend or _nothing)
+
+
+def _nothing() -> None:
+    return None
 
 
 def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
@@ -145,7 +176,7 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
             time.sleep(5.0)
 
 
-def _follow_live(database: Database, job_ids: Sequence[str]) -> None:
+def _follow_live(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
     from rich.live import Live
 
     from cli import render
@@ -154,11 +185,12 @@ def _follow_live(database: Database, job_ids: Sequence[str]) -> None:
     with Live(render.progress(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
         while not ended(progresses):
             time.sleep(POLL_S)
+            tend()
             progresses = next_progress(database, job_ids)
             live.update(render.progress(progresses))
 
 
-def _follow_plainly(database: Database, job_ids: Sequence[str]) -> None:
+def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
     from cli import render
 
     last: dict[str, str] = {}
@@ -175,6 +207,7 @@ def _follow_plainly(database: Database, job_ids: Sequence[str]) -> None:
         if over:
             return
         time.sleep(POLL_S)
+        tend()
 
 
 def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:

@@ -32,9 +32,9 @@ def run(asked: Asked) -> None:
     database.upgrade()
     signal.signal(signal.SIGTERM, _end)
     try:
-        with EmbeddedFarm(settings(), cards):
-            outcome = following.submit_all(database, planned)
-            following.follow(database, outcome.job_ids)
+        with EmbeddedFarm(settings(), cards) as farm:
+            outcome = following.submit_all(database, planned, ready=farm.wait_ready)
+            following.follow(database, outcome.job_ids, tend=farm.tend)
         following.conclude(database, outcome, asked)
     except KeyboardInterrupt as interruption:
         say("")

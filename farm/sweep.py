@@ -211,6 +211,16 @@ def expand(sweep: Sweep) -> list[OperatorTuple]:
 
 def explore(sweep: Sweep) -> Expansion:
     """As `expand`, and says which combinations PyTorch refuses (a kernel larger than its image) and why."""
+    if sweep.id not in _EXPLORED:
+        _EXPLORED.clear()  # the command line and the store ask for the same sweep, one after the other
+        _EXPLORED[sweep.id] = _explore(sweep)
+    return _EXPLORED[sweep.id]
+
+
+_EXPLORED: dict[str, Expansion] = {}
+
+
+def _explore(sweep: Sweep) -> Expansion:
     check_names(sweep)
     from farm import sweep_building
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -129,9 +130,9 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """PyTorch's message without its figures, so that refusals of one kind count together."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    for begin in (". Got", " (input", ": (", ". Calculated", "Calculated padded"):
-        line = line.split(begin)[0]
-    return line[:120].rstrip(" .:") or type(error).__name__
+    if isinstance(error, CaptureError) and error.__cause__ is not None:
+        error = error.__cause__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"[(\[][\d\sx,]+[)\]]|-?\d+", "…", line)[:200].rstrip(" .")
