@@ -67,7 +67,8 @@ def aggregate(
 
     Args:
         parts: every tuple of the model, measured or not.
-        wholes: the whole model on each card that contributed; those of another launch only give the launch gap.
+        wholes: the whole model on each card that contributed, which count by what their cards gave to the sum;
+            those of another launch only give the launch gap.
         canaries: readings of reference tuples over the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
@@ -75,25 +76,26 @@ def aggregate(
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
     measured = [(part, choose(part.reading, readings)) for part in parts if part.reading]
+    weights = _weights(measured, readings)
     systematic_time, systematic_energy, note = _systematic(measured, readings, canaries)
 
     with_energy = bool(measured) and all(chosen.energy for _, chosen in measured)
     whole_energy = bool(readings) and all(reading.energy for reading in readings)
     time = Comparison(
         _sum((chosen.time.times(part.count) for part, chosen in measured), systematic_time),
-        _mean([reading.time for reading in readings]),
+        _mean([reading.time for reading in readings], weights),
     )
     energy = above_idle = power = None
     if with_energy:
         energy = Comparison(
             _sum((chosen.energy.times(part.count) for part, chosen in measured if chosen.energy), systematic_energy),
-            _mean([reading.energy for reading in readings if reading.energy]) if whole_energy else None,
+            _mean([reading.energy for reading in readings if reading.energy], weights) if whole_energy else None,
         )
         power = Comparison(
             _power(energy.total, time.total),
             _power(energy.whole, time.whole) if energy.whole and time.whole else None,
         )
-        above_idle = _above_idle(measured, readings if whole_energy else [], systematic_energy)
+        above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy)
 
     coverage = coverage_of(parts)
     verdict = Verdict(
@@ -237,13 +239,26 @@ def _sum(figures: Iterable[Figure], systematic: float) -> Figure:
     return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total))
 
 
-def _mean(figures: Sequence[Figure]) -> Figure | None:
+def _weights(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[float]:
+    """How much each card's whole counts: as much as the card gave to the sum, all alike where that is unknown."""
+    given: dict[str, float] = defaultdict(float)
+    for part, chosen in measured:
+        if part.reading:
+            given[part.reading.card_id] += part.count * chosen.time.value
+    there = Counter(whole.card_id for whole in wholes)
+    weights = [given[whole.card_id] / there[whole.card_id] for whole in wholes]
+    total = math.fsum(weights)
+    return [weight / total if total else 1 / len(wholes) for weight in weights]
+
+
+def _mean(figures: Sequence[Figure], weights: Sequence[float]) -> Figure | None:
     """The mean of one quantity over cards: their own errors, and how far the cards lie apart."""
-    if not figures:
+    counted = [(figure, weight) for figure, weight in zip(figures, weights, strict=True) if weight]
+    if not counted:
         return None
-    mean = math.fsum(figure.value for figure in figures) / len(figures)
-    own = math.hypot(*(figure.half_width for figure in figures)) / len(figures)
-    return Figure(mean, own + max(abs(figure.value - mean) for figure in figures))
+    mean = math.fsum(weight * figure.value for figure, weight in counted)
+    own = math.hypot(*(weight * figure.half_width for figure, weight in counted))
+    return Figure(mean, own + max(abs(figure.value - mean) for figure, _ in counted))
 
 
 def _power(energy_mj: Figure, time_us: Figure) -> Figure:
@@ -261,7 +276,10 @@ def _between(low: Figure, high: Figure, share: float) -> Figure:
 
 
 def _above_idle(
-    measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView], systematic: float
+    measured: Sequence[tuple[Part, Chosen]],
+    wholes: Sequence[ReadingView],
+    weights: Sequence[float],
+    systematic: float,
 ) -> Comparison | None:
     """Energy beyond what the resting card draws in the same time; gross is this plus idle power × total time."""
     terms: list[Figure] = []
@@ -272,7 +290,7 @@ def _above_idle(
         terms.append(figure.times(part.count))
     above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
     known = [figure for figure in above if figure]
-    return Comparison(_sum(terms, systematic), _mean(known) if known and len(known) == len(above) else None)
+    return Comparison(_sum(terms, systematic), _mean(known, weights) if known and len(known) == len(above) else None)
 
 
 def _beyond(energy: Figure | None, time: Figure, idle_power_w: float | None) -> Figure | None:

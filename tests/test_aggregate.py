@@ -4,6 +4,8 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farm.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, choose, coverage_of, next_operators
 
@@ -69,6 +71,14 @@ def test_wholes_of_several_cards_combine_and_their_spread_widens_the_interval():
     wholes = [Whole("A", reading(98, card="A")), Whole("B", reading(102, card="B"))]
     verdict = aggregate([part(read=reading(100))], wholes, target=0.95, launch="graph")
     assert (verdict.time.whole.value, verdict.time.whole.half_width) == (100, 2)
+
+
+def test_a_whole_counts_by_what_its_card_gave_to_the_sum():
+    wholes = [Whole("A", reading(96, 1, card="A")), Whole("B", reading(104, 1, card="B"))]
+    parts = [part(read=reading(75, card="A")), part("add", read=reading(25, card="B"))]
+    assert aggregate(parts, wholes, target=0.95, launch="graph").time.whole.value == pytest.approx(98)
+    only_a = aggregate(parts[:1], wholes, target=0.95, launch="graph").time.whole
+    assert (only_a.value, only_a.half_width) == (96, 1)
 
 
 def test_coverage_weighs_by_estimated_cost():
@@ -179,6 +189,36 @@ def test_a_verdict_survives_json():
     assert again.to_json() == data
     assert dataclasses.replace(again, wholes=()) == dataclasses.replace(verdict, wholes=())
     assert data["sum_time_us"] == 160 and data["whole_energy_mj"] == 140  # noqa: PT018
+
+
+@given(
+    st.lists(
+        st.builds(
+            part,
+            st.sampled_from(["Conv2d", "add", "ReLU"]),
+            count=st.integers(1, 50),
+            weight=st.floats(0.1, 1e6),
+            read=st.none() | st.builds(reading, st.floats(0.1, 1e6), st.floats(0, 10), st.none() | st.floats(0, 1e3)),
+        ),
+        max_size=8,
+    ),
+    st.floats(0.1, 1e7),
+    st.randoms(),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_was_read_the_verdict_is_consistent(parts, whole_us, random):
+    verdict = judge(parts, reading(whole_us, 0.1))
+    shuffled = random.sample(parts, len(parts))
+    assert judge(shuffled, reading(whole_us, 0.1)).columns()["accuracy_time"] == verdict.columns()["accuracy_time"]
+    data = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert Verdict.from_json(data).to_json() == data
+    measured = [p for p in parts if p.reading]
+    assert verdict.measured + len(verdict.unmeasured) == len(parts)
+    assert verdict.outcome in (("pass", "fail") if measured else ("none",))
+    if verdict.outcome == "pass":
+        assert verdict.coverage >= 0.95
+        assert abs(sum(p.count * p.reading.time_us for p in measured) / whole_us - 1) <= 0.05 + 1e-9
+    assert all(0 <= entry.share <= 1 for entry in verdict.unmeasured)
 
 
 class TestNextOperators:

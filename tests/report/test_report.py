@@ -30,8 +30,8 @@ def judged(database, job_id="job1"):
         return aggregate(*parts_of(session, job, 1), target=0.95, launch="graph")
 
 
-def test_sums_count_every_call_and_reading(database):
-    found = built(database, rows.model_job(database))
+def test_sums_count_every_call_and_reading(any_database):
+    found = built(any_database, rows.model_job(any_database))
     assert found.verdict.time.total.value == pytest.approx(4 * 150 + 30 + 3 * 22)
     assert found.verdict.energy.total.value == pytest.approx(4 * 80 + 12 + 3 * 9)
     assert found.verdict.time.whole.value == 720
