@@ -1,0 +1,254 @@
+"""From a tuple's JSON to a callable with its tensors on a device: the same operators as in the model.
+
+The operator comes from `ALLOWED_OPERATORS`, a map made beforehand; nothing is imported, evaluated or looked up as an
+attribute because a tuple says so. Strides, shared storages, offsets and argument identity are those of the original
+call, since they decide which kernels run.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.errors import TupleRejected, Unmeasurable
+from farm.operators.allowed import ALLOWED_OPERATORS
+from farm.operators.encoding import decode, dtype_of
+from farm.operators.leaves import build_leaf
+from farm.operators.tuple import OperatorTuple, TensorSpec
+from farm.operators.values import fill, fill_of
+
+__all__ = ["ALLOWED_OPERATORS", "Rebuilt", "rebuild", "written_inputs"]
+
+_MOST_BYTES = 2**40
+
+
+class Rebuilt:
+    """An operator ready to run, as often as one likes.
+
+    Attributes:
+        spec: what it was built from.
+        tensors: one per entry of ``spec.tensors``.
+        in_place: whether it writes one of its inputs. Its data is then chosen so that it stays as it is over
+            millions of runs (see `farm.operators.values`).
+    """
+
+    def __init__(self, spec: OperatorTuple, device: torch.device, storages: list[torch.Tensor], grad: bool) -> None:
+        self.spec = spec
+        self.device = device
+        self._storages = storages
+        self._grad = grad
+        self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
+        for index, tensor in enumerate(spec.tensors):
+            if tensor.role == "parameter":
+                wanted = grad and self.tensors[index].is_floating_point()
+                self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=wanted)
+        self._target = _target(spec, self.tensors)
+        self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
+        self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
+
+    def run(self) -> Any:
+        """Calls the operator once. The grad mode is the caller's."""
+        return self._target(*self._arguments, **self._keywords)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role != "activation"]
+
+    @property
+    def activations(self) -> list[torch.Tensor]:
+        return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role == "activation"]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory behind the parameters and buffers, shared storages once."""
+        held = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self._storages) if index in held)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Memory behind the activations, shared storages once."""
+        held = _weight_storages(self.spec)
+        return sum(base.nbytes for index, base in enumerate(self._storages) if index not in held)
+
+    @functools.cached_property
+    def in_place(self) -> bool:
+        return bool(written_inputs(self.spec))
+
+    def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
+        """The same operator with copies of the weights, of the activations, or of both; the rest is shared.
+
+        The copies hold the same values in other memory. Strides, shared storages and argument identity are kept. A
+        storage that a weight and an activation share counts as a weight. ``index`` numbers the copies; all are
+        equal, and any number of them may be run in any order, in place or not.
+        """
+        held = _weight_storages(self.spec)
+        storages = [
+            base.clone() if (weights if number in held else activations) else base
+            for number, base in enumerate(self._storages)
+        ]
+        return Rebuilt(self.spec, self.device, storages, self._grad)
+
+    def __repr__(self) -> str:
+        return f"<Rebuilt {self.spec.label} on {self.device}>"
+
+
+def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, requires_grad: bool = False) -> Rebuilt:
+    """Builds the operator with its tensors on ``device``, filled by ``seed``.
+
+    Args:
+        requires_grad: whether floating-point parameters ask for gradients, as they do in a model that runs with
+            gradients enabled; some operators take other paths then.
+
+    Raises:
+        TupleRejected: the operator is not in the allow-list, or its parameters are not its class's.
+        Unmeasurable: the tensors would take more memory than any card has ('rejected').
+    """
+    device = torch.device(device)
+    if spec.operator not in ALLOWED_OPERATORS:
+        raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
+    needed_bytes = sum(_storage_bytes(spec).values())
+    if needed_bytes > _MOST_BYTES:
+        raise Unmeasurable("rejected", f"{spec.label} asks for {needed_bytes} bytes.", "No card holds as much.")
+    storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
+    if device.type != "meta":
+        _fill(spec, storages, device, seed)
+    return Rebuilt(spec, device, storages, requires_grad)
+
+
+@functools.lru_cache(maxsize=8192)
+def written_inputs(spec: OperatorTuple) -> frozenset[int]:
+    """Indices of the tensors whose memory the operator writes, found by running it on meta.
+
+    Where an operator has no meta implementation, its name decides.
+    """
+    try:
+        storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(_storage_bytes(spec)))]
+        trial = Rebuilt(spec, torch.device("meta"), storages, False)
+        before = [tensor._version for tensor in trial.tensors]
+        with torch.no_grad():
+            trial.run()
+        touched = {
+            spec.tensors[index].storage
+            for index, tensor in enumerate(trial.tensors)
+            if tensor._version != before[index]
+        }
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        in_place = spec.operator.endswith("_") or bool(spec.parameters.get("inplace") or spec.keywords.get("inplace"))
+        touched = {spec.activations[0].storage} if in_place and spec.activations else set()
+    return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in touched)
+
+
+# ------------------------------------------------------------------------------------------------- memory
+
+
+@functools.lru_cache(maxsize=8192)
+def _storage_bytes(spec: OperatorTuple) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for tensor in spec.tensors:
+        end = (tensor.offset + tensor.extent) * tensor.itemsize_bytes
+        sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), end)
+    return sizes
+
+
+@functools.lru_cache(maxsize=8192)
+def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
+    return frozenset(tensor.storage for tensor in spec.tensors if tensor.role != "activation")
+
+
+def _users(spec: OperatorTuple, storage: int) -> list[TensorSpec]:
+    return [tensor for tensor in spec.tensors if tensor.storage == storage]
+
+
+def _is_whole(tensor: TensorSpec) -> bool:
+    """Whether the tensor covers its memory exactly, so that it can be a tensor of its own and no view."""
+    return tensor.offset == 0 and tensor.extent == tensor.numel
+
+
+def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.Tensor:
+    """The memory of one storage: the tensor itself where it is the only one, else flat elements of the first dtype."""
+    users = _users(spec, storage)
+    first = users[0]
+    dtype = dtype_of(first.dtype)
+    if len(users) == 1 and _is_whole(first):
+        return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
+    widest = max(user.itemsize_bytes for user in users)
+    size_bytes = -(-_storage_bytes(spec)[storage] // widest) * widest
+    return torch.empty(size_bytes // first.itemsize_bytes, dtype=dtype, device=device)
+
+
+def _view(spec: OperatorTuple, index: int, storages: list[torch.Tensor]) -> torch.Tensor:
+    tensor = spec.tensors[index]
+    base = storages[tensor.storage]
+    if len(_users(spec, tensor.storage)) == 1 and _is_whole(tensor):
+        return base
+    dtype = dtype_of(tensor.dtype)
+    flat = base if base.dtype == dtype else base.view(dtype)
+    return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
+
+
+def _fill(spec: OperatorTuple, storages: list[torch.Tensor], device: torch.device, seed: int) -> None:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    written = written_inputs(spec)
+    filled: set[int] = set()
+    with torch.no_grad():
+        for index, tensor in enumerate(spec.tensors):
+            if tensor.storage not in filled:
+                filled.add(tensor.storage)
+                fill(storages[tensor.storage], tensor, fill_of(spec, index, written), generator)
+
+
+# ------------------------------------------------------------------------------------------------ callable
+
+
+def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
+    operator = ALLOWED_OPERATORS[spec.operator]
+    is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
+    if is_class != (spec.kind == "module"):
+        raise TupleRejected(f"'{spec.operator}' is no {spec.kind}.", "Capture the model again.")
+    if spec.kind == "function":
+        return operator
+    module = _fresh(_prototype(spec))
+    homes = dict(module.named_modules())
+    wanted = {name: tuple(tensor.shape) for name, tensor in _own_tensors(module)}
+    given = {tensor.name: tensor.shape for tensor in spec.tensors if tensor.name}
+    if wanted != given:
+        raise TupleRejected(
+            f"The tensors of this {spec.short_name} are not those of its parameters.", "Capture the model again."
+        )
+    for tensor, description in zip(tensors, spec.tensors, strict=True):
+        if description.name:
+            path, _, name = description.name.rpartition(".")
+            home: Any = homes[path]
+            place = home._parameters if name in home._parameters else home._buffers
+            if place is home._parameters and not isinstance(tensor, nn.Parameter):
+                raise TupleRejected(f"'{description.name}' is a parameter.", "Capture the model again.")
+            place[name] = tensor
+    for home in homes.values():
+        if isinstance(home, nn.RNNBase):
+            home._flat_weights = [home._parameters[name] for name in home._flat_weights_names]
+    return module.train(spec.training)
+
+
+def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+@functools.lru_cache(maxsize=64)
+def _prototype(spec: OperatorTuple) -> nn.Module:
+    return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
+
+
+def _fresh(module: nn.Module) -> nn.Module:
+    """A module of its own that shares no dictionary with the prototype; a deep copy would cost milliseconds."""
+    twin: Any = copy.copy(module)
+    for name in ("_parameters", "_buffers", "_modules"):
+        twin.__dict__[name] = dict(twin.__dict__[name])
+    for name, child in twin._modules.items():
+        if child is not None:
+            twin._modules[name] = _fresh(child)
+    return twin
