@@ -139,14 +139,25 @@ class BrokerServer:
         persistent: keep data over a restart in an append-only file (in the private folder); without it, a stopped or
             killed broker forgets everything, which is what a private one should do.
         options: further options of the server, such as ``{"maxmemory": "100mb"}``.
+        config: a configuration file to start from; what makes the server private wins over it.
+        ping_as: the user (without a password) to ask for a sign of life, where there is an access list.
 
     Raises:
         BrokerUnreachable: no server program is found, or it does not come up; names the reason from its log.
     """
 
-    def __init__(self, *, persistent: bool = False, options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        persistent: bool = False,
+        options: dict[str, str] | None = None,
+        config: Path | None = None,
+        ping_as: str | None = None,
+    ) -> None:
         self.persistent = persistent
         self.options = options or {}
+        self.config = config
+        self.ping_as = ping_as
         self.program = broker_program()
         self._folder = PrivateFolder()
         self._process: subprocess.Popen[bytes] | None = None
@@ -182,7 +193,8 @@ class BrokerServer:
         """Start the server and wait until it answers; on the same socket after `stop` or `kill`."""
         if self.pid is not None:
             return
-        command: list[str | Path] = [self.program, "--port", "0", "--unixsocket", self.socket]
+        command: list[str | Path] = [self.program, *([self.config] if self.config else [])]
+        command += ["--port", "0", "--unixsocket", self.socket]
         command += ["--unixsocketperm", "700", "--dir", self.folder, "--daemonize", "no", "--save", ""]
         # noeviction: a queue must refuse rather than forget.
         command += ["--maxmemory-policy", "noeviction", "--appendonly", "yes" if self.persistent else "no"]
@@ -221,7 +233,8 @@ class BrokerServer:
         if not self.socket.exists():
             return False
         try:
-            with redis.Redis.from_url(self.redis_url, retry=None) as client:
+            known = {"username": self.ping_as, "password": "none"} if self.ping_as else {}
+            with redis.Redis.from_url(self.redis_url, retry=None, **known) as client:
                 return bool(client.ping())
         except redis.RedisError:  # not listening yet, or still loading its file
             return False

@@ -61,6 +61,10 @@ class PostgresServer:
         return self._folder.path / "postgres.log"
 
     @property
+    def socket(self) -> Path:
+        return self._folder.path / ".s.PGSQL.5432"
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
@@ -68,20 +72,21 @@ class PostgresServer:
         """For SQLAlchemy; also what a user writes into FARM_DATABASE_URL."""
         return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self._folder.path), safe='')}"
 
-    def _connect(self, database: str = "postgres") -> psycopg.Connection:
+    def connect(self, database: str = "postgres") -> psycopg.Connection:
+        """A connection of the superuser, for setting a test up."""
         return psycopg.connect(host=str(self._folder.path), user="postgres", dbname=database, autocommit=True)
 
     def new_database(self) -> str:
         """The URL of a fresh, empty database."""
         self._databases += 1
         name = f"test_{self._databases}"
-        with self._connect() as connection:
+        with self.connect() as connection:
             connection.execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
         name = url.rpartition("/")[2].partition("?")[0]
-        with self._connect() as connection:
+        with self.connect() as connection:
             connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def start(self) -> None:
@@ -107,7 +112,7 @@ class PostgresServer:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                self._connect().close()
+                self.connect().close()
                 return
             except psycopg.OperationalError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:

@@ -1,0 +1,257 @@
+"""What lies under ``deploy/`` does what it says, as far as it can be tried without containers and without root."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+from sqlalchemy import text
+
+from farm.errors import DatabaseUnreachable
+from farm.settings import settings
+from farm.store.database import Database
+from tasks.servers import BrokerServer
+from tests.tls import TlsProxy
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+COMPOSE = ["compose.yml", "compose.worker.yml"]
+SCRIPTS = ["make-secrets", "postgres/10-roles.sh", "slurm/farm-worker.sbatch"]
+WORKER = """
+import sys
+from celery import Celery, chord
+app = Celery("trial", broker=sys.argv[1], backend=sys.argv[1])
+app.conf.update(worker_pool="solo", task_acks_late=True)
+@app.task(name="one")
+def one(): return 1
+@app.task(name="total")
+def total(parts): return sum(parts)
+if sys.argv[2] == "work":
+    app.worker_main(["worker", "-l", "error", "--without-heartbeat"])
+print(chord([one.si() for _ in range(3)])(total.s()).get(timeout=20))
+print(sorted(app.control.ping(timeout=2)[0].values())[0])
+app.control.shutdown()
+"""
+
+
+@pytest.fixture(scope="session")
+def secrets(tmp_path_factory):
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("deploy") / "secrets"
+    subprocess.run([DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def farm_toml(secrets, tmp_path, monkeypatch):
+    """The settings that every host gets, with another port and the certificate where it lies here."""
+
+    def rewritten(port):
+        path = tmp_path / "farm.toml"
+        content = (secrets / "farm.toml").read_text().replace("/etc/farm/ca.crt", str(secrets / "ca.crt"))
+        path.write_text(re.sub(r"@broker\.example:\d+", f"@localhost:{port}", content))
+        monkeypatch.setenv("FARM_CONFIG", str(path))
+        settings.cache_clear()
+        return settings()
+
+    return rewritten
+
+
+def test_secrets_are_for_their_owner_and_never_overwritten(secrets):
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets.iterdir()} == {0o600}
+    again = subprocess.run([DEPLOY / "make-secrets", "broker.example", secrets], capture_output=True, text=True)
+    assert again.returncode != 0
+    assert "exists" in again.stderr
+
+
+@pytest.mark.parametrize("server", ["redis", "postgres"])
+def test_certificates_are_for_the_broker_host_alone(secrets, server):
+    def verify(host):
+        command = ["openssl", "verify", "-CAfile", "ca.crt", "-verify_hostname", host, f"{server}.crt"]
+        return subprocess.run(command, cwd=secrets, capture_output=True).returncode
+
+    assert verify("broker.example") == 0
+    assert verify("other.example") != 0
+
+
+def test_celery_needs_no_more_than_the_broker_allows(secrets, farm_toml):
+    with (
+        BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
+        TlsProxy(broker.socket, secrets / "redis.crt", secrets / "redis.key") as proxy,
+    ):
+        url = farm_toml(proxy.port).broker_url
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
+        try:
+            asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
+            assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
+            assert worker.wait(20) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def test_strangers_get_nothing_from_the_broker(secrets, farm_toml):
+    with BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker:
+        health = redis.Redis(unix_socket_path=str(broker.socket), username="health", password="none")
+        assert health.ping()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            health.llen("control")
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            redis.Redis(unix_socket_path=str(broker.socket)).ping()
+        password = farm_toml(0).broker_url.split(":")[2].partition("@")[0]
+        farm = redis.Redis(unix_socket_path=str(broker.socket), username="farm", password=password)
+        for forbidden in (["FLUSHALL"], ["CONFIG", "GET", "*"], ["ACL", "LIST"], ["SHUTDOWN"], ["KEYS", "*"]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                farm.execute_command(*forbidden)
+
+
+def test_the_broker_accepts_its_configuration(secrets, tmp_path):
+    # Without the lines on TLS, which the wheel's server was built without.
+    lines = [line for line in (DEPLOY / "redis/redis.conf").read_text().splitlines() if not line.startswith("tls-")]
+    (tmp_path / "redis.conf").write_text("\n".join(lines).replace("/etc/farm-broker", str(secrets)))
+    with BrokerServer(config=tmp_path / "redis.conf", ping_as="health") as broker:
+        assert broker.pid
+
+
+def test_the_database_url_works_over_tls_and_refuses_another_certificate(secrets, farm_toml, postgres_server):
+    with TlsProxy(postgres_server.socket, secrets / "postgres.crt", secrets / "postgres.key", postgres=True) as proxy:
+        with postgres_server.connect() as connection:
+            connection.execute("CREATE ROLE farm SUPERUSER LOGIN")
+            connection.execute("CREATE DATABASE farm OWNER farm")
+        url = farm_toml(proxy.port).database_url
+        database = Database(url)
+        database.upgrade()
+        database.check_schema()
+        database.close()
+        stranger = Database(url.replace(str(secrets / "ca.crt"), str(other_authority(secrets))))
+        with pytest.raises(DatabaseUnreachable, match="certificate"):
+            stranger.check_schema()
+
+
+def other_authority(secrets):
+    folder = secrets.parent / "other"
+    if not folder.exists():
+        subprocess.run([DEPLOY / "make-secrets", "broker.example", folder], check=True, capture_output=True)
+    return folder / "ca.crt"
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_files_hang_together(name):
+    file = yaml.safe_load((DEPLOY / name).read_text())
+    for service in file["services"].values():
+        assert re.search(r":[\w.-]+\}?$", service["image"]), "images are pinned to a version"
+        assert ":latest" not in service["image"]
+        assert set(service.get("secrets", [])) <= set(file.get("secrets", {}))
+        assert set(service.get("depends_on", {})) <= set(file["services"])
+        assert service["logging"]["options"], "logs are bounded"
+        for volume in service.get("volumes", []):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            if source.startswith("./") and not source.startswith("./secrets/"):
+                assert (DEPLOY / source).exists()
+            elif not source.startswith(("/", ".")):
+                assert source in file["volumes"]
+        for port in service.get("ports", []):
+            assert port in ("6379:6379", "5432:5432") or port.startswith("127.0.0.1:"), "only TLS is open"
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_reads_its_files(name, monkeypatch):
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("needs docker compose")
+    for variable in ("BROKER_HOST", "FARM_HOST"):
+        monkeypatch.setenv(variable, "broker.example")
+    subprocess.run(["docker", "compose", "-f", DEPLOY / name, "config", "-q"], check=True)
+
+
+def test_every_secret_of_the_compose_file_is_made(secrets):
+    declared = yaml.safe_load((DEPLOY / "compose.yml").read_text())["secrets"]
+    assert {Path(secret["file"]).name for secret in declared.values()} <= {path.name for path in secrets.iterdir()}
+
+
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name)
+def test_systemd_accepts_the_unit(unit, tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("needs systemd-analyze")
+    # The program is not installed here, and systemd looks whether it is.
+    content = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text())
+    (tmp_path / unit.name).write_text(content)
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / unit.name], capture_output=True, text=True
+    )
+    # Faults of the machine's own units are told as well.
+    assert unit.stem not in verified.stderr + verified.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_well_formed(script):
+    assert (DEPLOY / script).read_text().startswith("#!/usr/bin/env bash\n")
+    subprocess.run(["bash", "-n", DEPLOY / script], check=True)
+
+
+def test_the_read_only_role_can_read_and_nothing_else(postgres_server, tmp_path):
+    statements = (DEPLOY / "postgres/10-roles.sh").read_text().partition("<<'END'\n")[2].partition("END\n")[0]
+    url = postgres_server.new_database()
+    database = Database(url)
+    database.upgrade()
+    database.close()
+    with postgres_server.connect() as connection:
+        for statement in statements.replace(":'password'", "'secret'").strip().rstrip(";").split(";\n"):
+            connection.execute(statement)
+    reader = Database(url.replace("postgres@", "grafana@"))
+    with reader.engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM item")).scalar() == 0
+        with pytest.raises(Exception, match="read-only"):
+            connection.execute(text("DELETE FROM item"))
+    reader.close()
+    postgres_server.drop_database(url)
+    with postgres_server.connect() as connection:
+        connection.execute("DROP ROLE grafana")
+
+
+def test_every_query_of_the_dashboard_runs_on_the_schema(postgres_url):
+    dashboard = json.loads((DEPLOY / "grafana/dashboards/farm.json").read_text())
+    queries = [target["rawSql"] for panel in dashboard["panels"] for target in panel["targets"] if "rawSql" in target]
+    assert len(queries) > 10
+    database = Database(postgres_url)
+    database.upgrade()
+    with database.engine.connect() as connection:
+        for query in queries:
+            filled = query.replace("$__unixEpochFrom()", "0").replace("$__unixEpochTo()", "2000000000")
+            assert "$__" not in filled
+            connection.execute(text(filled))
+    database.close()
+
+
+def test_the_dashboards_metrics_are_ones_that_flower_has():
+    import flower.events
+
+    dashboard = json.loads((DEPLOY / "grafana/dashboards/farm.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        if "expr" in target
+        for name in re.findall(r"flower_\w+", target["expr"])
+    }
+    known = Path(flower.events.__file__).read_text()
+    assert asked
+    assert [name for name in asked if f"'{name.removesuffix('_bucket')}'" not in known] == []
+
+
+def test_the_image_is_built_from_what_the_project_has():
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    for path in ("constraints.txt", "pyproject.toml", "farm", "tasks", "cli", "LICENSE"):
+        assert f"!{path}" in allowed
+        assert (ROOT / path).exists()
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert re.search(r"^USER 10001:10001$", dockerfile, re.M)
+    assert re.search(r"^ENTRYPOINT \[\"farm\"\]$", dockerfile, re.M)
