@@ -25,6 +25,7 @@ EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 CONTROL_QUEUE = "control"
 
 app = Celery("farm", include=["tasks.measure", "tasks.aggregate", "tasks.recovery"])
+app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
 
 
 def hard_time_limit_s(current: Settings) -> float:

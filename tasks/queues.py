@@ -5,8 +5,9 @@ Messages carry ids only. A message too many is harmless (its claim is declined),
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from celery import chord
 from celery.canvas import Signature
@@ -39,7 +40,7 @@ def publish_round(database: Database, job_id: str, number: int) -> int:
     random.Random(f"{job_id}/{number}").shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
     body = aggregate_signature(job_id, number)
-    with _explained():
+    with _publishing():
         if rows:
             chord([_measure(row.id, row.card_id, row.short_name, row.label) for row in rows])(
                 body.on_error(aggregate_signature(job_id, number))
@@ -62,7 +63,7 @@ def publish_items(database: Database, item_ids: Sequence[int]) -> None:
         return
     with database.read() as session:
         rows = session.execute(_labelled().where(col(Item.id).in_(item_ids))).all()
-    with _explained(), app.producer_pool.acquire(block=True) as producer:
+    with _publishing(), app.producer_pool.acquire(block=True) as producer:
         for row in rows:
             _measure(row.id, row.card_id, row.short_name, row.label).apply_async(producer=producer)
     with database.write() as session:
@@ -70,7 +71,7 @@ def publish_items(database: Database, item_ids: Sequence[int]) -> None:
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
-    with _explained():
+    with _publishing():
         aggregate_signature(job_id, number).apply_async()
 
 
@@ -83,7 +84,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
 def queue_depth(card_id: str) -> int:
     """Messages waiting in a card's queue."""
-    with _explained(), app.connection_for_read() as connection:
+    with _publishing(), app.connection_for_read() as connection:
         return int(connection.default_channel.client.llen(card_queue(card_id)))
 
 
@@ -114,15 +115,13 @@ def _mark_published(session, item_ids: Sequence[int]) -> None:  # type: ignore[n
         )
 
 
-class _explained:
+@contextlib.contextmanager
+def _publishing() -> Iterator[None]:
     """Turns a broker that does not answer into an error for people."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (OperationalError, RedisError)):
-            raise BrokerUnreachable(
-                f"The broker {masked(settings().broker_url)} does not answer: {error}.",
-                "Start it again; the job is in the database, continue it with `farm resume JOB`.",
-            ) from error
+    try:
+        yield
+    except (OperationalError, RedisError) as error:
+        raise BrokerUnreachable(
+            f"The broker {masked(settings().broker_url)} does not answer: {error}.",
+            "Start it again; the job is in the database, continue it with `farm resume JOB`.",
+        ) from error
