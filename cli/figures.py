@@ -40,10 +40,12 @@ def interval(figure: Figure | None, units: Units) -> str:
 
 
 def percent(fraction: float | None, decimals: int = 1) -> str:
-    """``99.7 %``. Rounded down next to 100 %, so that 99.96 % does not look complete."""
+    """``99.7 %``. What is nearly all does not look complete, and what is little does not look like nothing."""
     if fraction is None:
         return NOTHING
     scaled = fraction * 100
+    if scaled > 0 and round(scaled, decimals) == 0:
+        return f"<{10**-decimals:.{decimals}f} %"
     if scaled < 100 and round(scaled, decimals) >= 100:
         scaled = math.floor(scaled * 10**decimals) / 10**decimals
     return f"{scaled:.{decimals}f} %"

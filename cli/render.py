@@ -68,7 +68,8 @@ def _header(report: Report) -> RenderableType:
     grid.columns[1].style = "dim"
     lines = [("job", f"{report.job_id}, {report.state}" + (f", round {report.round}" if report.round > 1 else ""))]
     for card in report.cards[:_MOST_CARDS]:
-        detail = [card.id, card.host, f"driver {card.driver}" if card.driver else ""]
+        driver = f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
+        detail = [card.id, card.host, driver]
         lines.append(("card", f"{card.model}  ({', '.join(part for part in detail if part)})"))
     if (left := len(report.cards) - _MOST_CARDS) > 0:
         lines.append(("", f"and {left} more {_plural('card', left)}"))
@@ -81,7 +82,10 @@ def _header(report: Report) -> RenderableType:
     told += [
         f"{number} {name}" for name in ("failed", "open", "cancelled", "repeated") if (number := getattr(counts, name))
     ]
-    spent = f" in {span(counts.card_time_s)} of card time" if counts.card_time_s >= 0.5 else ""
+    spent = ""
+    if counts.card_time_s >= 0.5:
+        inside = percent(counts.window_time_s / counts.card_time_s, 0)
+        spent = f"; {span(counts.card_time_s)} of card time, {inside} in warm-ups and windows"
     lines.append(("readings", ", ".join(told) + spent))
     if report.flops:
         cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"

@@ -215,7 +215,11 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
             shortfalls.append(
                 f"The sum's {name} is {gap.value * 100:+.1f} % off the whole; {_percent(allowed)} is allowed."
             )
-        if abs(abs(gap.value) - allowed) < gap.half_width:
+        if gap.half_width > max(allowed, abs(gap.value)):
+            reasons.append(
+                f"The {name} gap is known to ± {_percent(gap.half_width)} only. Longer windows or a quieter card tell more."
+            )
+        elif abs(abs(gap.value) - allowed) < gap.half_width:
             reasons.append(f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit.")
     if verdict.coverage is None or verdict.coverage < target:
         shortfalls.append(f"The coverage is {_percent(verdict.coverage or 0)}; {_percent(target)} is asked for.")

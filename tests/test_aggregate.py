@@ -130,6 +130,11 @@ def test_a_gap_near_the_limit_is_said_to_be():
     assert any("within its interval" in reason for reason in verdict.reasons)
 
 
+def test_a_gap_that_is_hardly_known_says_what_would_help():
+    verdict = judge([part(read=reading(100, 50, energy_mj=20))], reading(100, 50, energy_mj=20))
+    assert any("known to ± 70.7 % only. Longer windows" in reason for reason in verdict.reasons)
+
+
 BURST = {"time_us": 80.0, "time_half_width_us": 1.0, "energy_mj": 70.0, "sm_clock_mhz": 1980.0}
 
 

@@ -7,6 +7,8 @@ far is summed up in the same way and marked as preliminary.
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +109,9 @@ class ReadingCounts:
     open: int
     cancelled: int
     repeated: int
-    card_time_s: float  # spent for this job: rebuild, warm-up, window, write
+    card_time_s: float  # what the card was held for the readings measured for this job, everything included
+    window_time_s: float  # of that, inside warm-ups, windows and bursts
+    card_time_median_s: float | None  # of one reading
 
 
 @dataclass(frozen=True)
@@ -331,6 +335,8 @@ def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Item]) ->
 def _counts(items: Sequence[Item], rows: dict[str, tables.Reading]) -> ReadingCounts:
     done = [item for item in items if item.state == ItemState.DONE]
     own = {item.reading_id for item in done if not item.reused}
+    costs = [rows[reading_id].cost_s for reading_id in own if reading_id in rows]
+    totals = [cost.get("total", sum(cost.values())) for cost in costs]
     return ReadingCounts(
         items=len(items),
         measured=sum(not item.reused for item in done),
@@ -339,5 +345,7 @@ def _counts(items: Sequence[Item], rows: dict[str, tables.Reading]) -> ReadingCo
         open=sum(not ItemState(item.state).closed for item in items),
         cancelled=sum(item.state == ItemState.CANCELLED for item in items),
         repeated=sum(item.repeated for item in items),
-        card_time_s=sum(sum(rows[reading_id].cost_s.values()) for reading_id in own if reading_id in rows),
+        card_time_s=math.fsum(totals),
+        window_time_s=math.fsum(cost.get(name, 0.0) for cost in costs for name in ("warm_up", "window", "burst")),
+        card_time_median_s=statistics.median(totals) if totals else None,
     )

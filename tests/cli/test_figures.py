@@ -26,6 +26,8 @@ def test_an_interval_decides_the_digits():
 
 def test_percentages_do_not_round_up_to_complete():
     assert percent(0.9996) == "99.9 %"
+    assert percent(0.00001) == "<0.1 %"
+    assert percent(0.0) == "0.0 %"
     assert percent(1.0) == "100.0 %"
     assert percent(None) == "–"
     assert gap(Figure(-0.0331, 0.011)) == "-3.3 ± 1.1 %"

@@ -33,7 +33,7 @@ def shown(database, job_id, **options):
 
 def golden(request, name, found):
     path = GOLDEN / name
-    if request.config.getoption("--regenerate-golden", default=False) or not path.exists():
+    if request.config.getoption("--regenerate-golden", default=False):
         path.write_text(found)
     assert found == path.read_text(), f"{path} differs; look at it, then run pytest with --regenerate-golden"
 

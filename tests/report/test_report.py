@@ -58,6 +58,8 @@ def test_readings_are_counted_by_where_they_came_from(database):
     counts = found.readings
     assert (counts.items, counts.measured, counts.reused, counts.failed, counts.open) == (7, 4, 2, 1, 0)
     assert counts.card_time_s == pytest.approx(4 * 0.6)
+    assert counts.window_time_s == pytest.approx(4 * 0.5)
+    assert counts.card_time_median_s == pytest.approx(0.6)
     assert [(card.id, card.readings) for card in found.cards] == [(rows.CARD, 3), (rows.OTHER_CARD, 2)]
     assert found.software[0]["torch"] == "2.11.0"
     assert found.verdict.flags == {"not_converged": 1}
