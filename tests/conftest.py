@@ -19,6 +19,12 @@ from tests.servers import PostgresServer
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regenerate-golden", action="store_true", help="Write the golden files anew; a reviewer reads what changed."
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left_behind() -> Iterator[None]:
     mark = os.environ[_MARK] = uuid.uuid4().hex
