@@ -280,7 +280,8 @@ class Bench:
         values = _pass_times_us(clock.between(power.begin_s, power.end_s))
         if len(values) < 3:
             return False
-        time_share = statistics.relative(statistics.batch_half_width(values), statistics.mean(values))
+        figure = statistics.median if power.power_w is None else statistics.mean
+        time_share = statistics.relative(statistics.batch_half_width(values, figure), figure(values))
         if time_share > stopping.time_half_width:
             return False
         if power.power_w is None:
@@ -325,14 +326,21 @@ class Bench:
     ) -> Reading:
         values = _pass_times_us(rounds)
         passes = sum(entry[2] for entry in rounds)
-        time_us = sum(entry[1] for entry in rounds) / passes * 1e6
-        half_width_us = _finite(statistics.batch_half_width(values), time_us)
+        if power.power_w is None:
+            # Nothing must agree with an energy, and on a CPU that others use too the mean is mostly theirs.
+            time_us, figure = statistics.median(values), statistics.median
+        else:
+            # Power is the mean over the window, so the time that it is multiplied with is the mean as well.
+            time_us, figure = sum(entry[1] for entry in rounds) / passes * 1e6, statistics.mean
+        half_width_us = _finite(statistics.batch_half_width(values, figure), time_us)
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
         details: dict[str, Any] = {
             **workload.details,
             **power.details,
             "rounds": len(rounds),
+            "time_figure": "median" if power.power_w is None else "mean",
+            "time_mean_us": statistics.mean(values),
             "time_median_half_width_us": _finite(statistics.batch_half_width(values, statistics.median), time_us),
             "time_trimmed_half_width_us": _finite(
                 statistics.batch_half_width(values, statistics.trimmed_mean), time_us

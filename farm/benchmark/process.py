@@ -27,6 +27,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -109,6 +110,8 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
         answers.send("reading", id=item_id, reading=reading.to_json(), observed=observed, verification=verification)
         return True
     except Unmeasurable as error:
+        if error.reason == "raised":
+            traceback.print_exc()  # for the worker's log; the row keeps one line
         poisoned = error.reason in ("raised", "not_capturable") and runner.poisoned()
         reason, message, next_step = error.reason, error.message, error.next_step
     except FarmError as error:
@@ -248,10 +251,12 @@ class _IdleWatch:
         from farm.benchmark.statistics import slope
 
         self._sampler.stop()
-        times, energies = self._sampler.ticks(self._sampler.began_s)
+        # The later half: a card that worked a moment ago takes seconds to come to rest.
+        began_s = (self._sampler.began_s + time.perf_counter()) / 2
+        times, energies = self._sampler.ticks(began_s)
         if len(times) >= 5:
             return slope(times, energies).rate / 1e3
-        return self._sampler.window(self._sampler.began_s, float("inf")).power_w
+        return self._sampler.window(began_s, float("inf")).power_w
 
 
 def _make_runner(card: Card, device: Device) -> Runner:

@@ -209,7 +209,7 @@ class Reading:
     cannot tell is None and has a flag, never zero.
     """
 
-    time_us: float  # what aggregation uses: mean over the window (energy / power belong to the same window)
+    time_us: float  # what aggregation uses: mean over the window (the median where there is no power to go with it)
     time_half_width_us: float
     time_median_us: float
     time_trimmed_us: float  # 3-sigma-trimmed mean

@@ -78,7 +78,6 @@ class _Passes:
     copy: Callable[[int], Pass] | None  # None: nothing to copy
     weight_bytes: int
     activation_bytes: int
-    pairs: bool = False  # copies come in pairs that undo each other (operators that write their input)
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -178,7 +177,7 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
 
     spec = OperatorTuple.from_json(subject.spec)
     _guard(_tuple_bytes(spec), device)
-    rebuilt = rebuild(spec, device)
+    rebuilt = rebuild(spec, device, requires_grad=protocol.grad)
     if protocol.data == "zeros":
         _zero(rebuilt.activations)
     if protocol.residency == "chain":
@@ -201,7 +200,6 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
         copy=copy,
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
-        pairs=rebuilt.in_place,
     )
 
 
@@ -350,8 +348,6 @@ def _copies(passes: _Passes, protocol: Protocol, output_bytes: int, device: torc
     if each_bytes:
         affordable = max(1, int(MEMORY_SHARE * free_bytes(device) / each_bytes / 2))
         copies, reached = min(copies, affordable), reached and copies <= affordable
-    if passes.pairs:
-        copies += copies % 2
     return copies, reached
 
 
@@ -410,7 +406,7 @@ def _capture(calls: list[Pass], device: torch.device, pool: Any = None) -> torch
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
     # thread_local: the sampler and other threads may go on calling the driver.
-    captured.capture_begin(pool, capture_error_mode="thread_local")
+    captured.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for call in calls:
             call()

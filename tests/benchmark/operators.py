@@ -25,7 +25,7 @@ def linear(rows: int, inputs: int, outputs: int, dtype: str = "float32") -> Subj
 
 def relu_in_place(rows: int, columns: int) -> Subject:
     spec = OperatorTuple(
-        operator="torch.relu_",
+        operator="torch.Tensor.relu_",
         kind="function",
         arguments=({"tensor": 0},),
         tensors=(TensorSpec("activation", "", (rows, columns), "float32"),),
@@ -36,7 +36,7 @@ def relu_in_place(rows: int, columns: int) -> Subject:
 def product_that_does_not_fit() -> Subject:
     """Its two inputs have shapes that do not go together: PyTorch raises."""
     spec = OperatorTuple(
-        operator="torch.mm",
+        operator="torch.Tensor.mm",
         kind="function",
         arguments=({"tensor": 0}, {"tensor": 1}),
         tensors=(
