@@ -139,7 +139,7 @@ def store_observed(
         seen = [_Call(**call) for call in observed["calls"]]
         if _same_calls(session, capture_id, seen):
             return None
-        specs = {spec.id: spec for spec in map(OperatorTuple.from_json, observed["tuples"])}
+        specs = {spec.id: spec for spec in map(OperatorTuple.from_json, observed["tuples"].values())}
         costs = {specs[tuple_id]: _Cost(**cost) for tuple_id, cost in observed["costs"].items()}
         store_operators(session, costs)
         return store_capture(

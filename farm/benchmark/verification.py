@@ -76,10 +76,14 @@ def verify(
 
 
 def capture_json(capture: Capture) -> dict[str, Any]:
-    """A capture as plain JSON: `tuples` (id -> tuple), `calls` (index, module_path, tuple_id, reads, writes) in
-    order, `storages` (size_bytes, role), and what it was captured under."""
+    """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
+    tuple_id, reads, writes) in order, `storages` (size_bytes, role), and what it was captured under."""
+    from farm.operators.cost import cost
+
+    costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
     return {
         "tuples": {tuple_id: spec.to_json() for tuple_id, spec in capture.tuples.items()},
+        "costs": {tuple_id: {"flops": one.flops, "bytes": one.bytes} for tuple_id, one in costs.items()},
         "calls": [
             {
                 "index": call.index,
