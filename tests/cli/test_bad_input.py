@@ -1,0 +1,137 @@
+"""Bad input: one clear message, the next step, the fitting exit code and no traceback; nothing is begun."""
+
+import os
+
+import pytest
+
+from farm.settings import settings
+
+UNAVAILABLE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message", "next_step"),
+    [
+        ("run", 2, "Nothing to measure was named.", "farm run resnet18"),
+        ("run resnet81", 2, "There is no model named 'resnet81'.", "resnet18"),
+        ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
+        ("run resnet18 -b 0", 2, "The batch is 0", "-b 1"),
+        ("run resnet18 --dtype int3", 2, "dtype 'int3' is unknown", "float32, float16, bfloat16"),
+        ("run resnet18 --memory-format odd", 2, "memory format 'odd' is unknown", "contiguous, channels_last"),
+        ("run vit_b_16 --input-size 160", 2, "vit_b_16 takes images of 224 px only", "224"),
+        ("run inception_v3 --input-size 50", 2, "from 75", "299"),
+        ("run resnet18 --operators Conv2", 2, "There is no operator named 'Conv2'", "Did you mean"),
+        ("run resnet18 --operators all,Conv2d", 2, "mixes 'all' with names", "Conv2d,Linear"),
+        ("run resnet18 --operators ,", 2, "No operators were named", "Conv2d,Linear"),
+        ("run resnet18 --target 3", 2, "The target is 3.0", "--target 0.95"),
+        ("run resnet18 --reuse maybe", 2, "--reuse 'maybe' is unknown", "model, card, none"),
+        ("run resnet18 --launch graph --card cpu", 2, "no CUDA graphs", "--launch eager"),
+        ("run resnet18 --residency hot", 2, "residency 'hot' is unknown", "resident"),
+        ("run resnet18 --window 0", 2, "maximum_s is 0.0", "--window 3"),
+        ("run resnet18 --card h100", 2, "There is no card 'h100'", "There is: "),
+        ("run -f none.yml", 2, "none.yml: No such file", "docs/measurement-files.md"),
+        ("submit resnet18", 3, "No broker is configured.", "farm run"),
+        ("submit resnet18 --check", 2, "--check needs the verdicts", "--wait"),
+        ("worker", 3, "No broker is configured.", "FARM_BROKER_URL"),
+        ("flower", 3, "No broker is configured.", "FARM_BROKER_URL"),
+        ("status", 3, "is empty", "farm db upgrade"),
+        ("report abc", 3, "is empty", "farm db upgrade"),
+        ("db check", 3, "is empty", "farm db upgrade"),
+        ("models nothinglikeit", 2, "There is no model named", "farm models"),
+        ("operators resnet5", 2, "There is no model named 'resnet5'", "resnet50"),
+        ("operators resnet18 --dtype fp4", 2, "dtype 'fp4' is unknown", "bfloat16"),
+    ],
+)
+def test_is_answered_with_what_was_wrong_and_what_to_do(farm, arguments, code, message, next_step):
+    said = farm(*arguments.split())
+    assert (said.code, said.stdout) == (code, "")
+    first, second = said.stderr.strip().splitlines()[-2:]
+    assert first.startswith("error: ")
+    assert message in first
+    assert second.startswith("→ ")
+    assert next_step in second
+    assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize("arguments", ["run resnet18 -b two", "run --nonsense", "nonsense", "jobs -n 0", "report"])
+def test_what_the_parser_refuses_exits_with_2(farm, arguments):
+    said = farm(*arguments.split())
+    assert said.code == 2
+    assert "Traceback" not in said.stderr
+
+
+def test_a_mistake_in_a_file_is_named_by_file_line_and_key(farm, tmp_path):
+    path = tmp_path / "jobs.yml"
+    path.write_text("measurements:\n  - model: resnet18\n    batsh: 3\n")
+    said = farm("run", "-f", path)
+    assert said.code == 2
+    assert f"{path}:3: measurements[0].batsh is unknown." in said.stderr
+    assert "→ Did you mean batch?" in said.stderr
+
+    path.write_text("- model: resnet18\n- model: resnet81\n")
+    assert f"{path}:2: entries[1].model: There is no model named 'resnet81'." in farm("run", "-f", path).stderr
+
+    # Only with the card does it show that the entry is impossible; its line is named even so.
+    path.write_text("- model: resnet18\n  protocol: {launch: graph}\n")
+    assert f"{path}:1: A CPU has no CUDA graphs" in farm("run", "-f", path, "--card", "cpu").stderr
+
+
+def test_a_broker_that_does_not_answer_is_named_without_its_password(farm, monkeypatch):
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://:secret@127.0.0.1:1/0")
+    settings.cache_clear()
+    for command in ("submit resnet18", "worker", "flower"):
+        said = farm(*command.split())
+        assert said.code == 3
+        assert "127.0.0.1:1" in said.stderr
+        assert "secret" not in said.stderr
+
+
+def test_a_database_that_does_not_answer_is_named(farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", "postgresql://user:secret@127.0.0.1:1/farm")
+    settings.cache_clear()
+    said = farm("jobs")
+    assert said.code == 3
+    assert "does not answer" in said.stderr
+    assert "secret" not in said.stderr
+
+
+def test_a_wrong_setting_is_named(farm, monkeypatch):
+    monkeypatch.setenv("FARM_TARGET", "7")
+    settings.cache_clear()
+    said = farm("settings")
+    assert said.code == 2
+    assert "FARM_TARGET" in said.stderr
+    assert "docs/settings.md" in said.stderr
+
+
+def test_debug_shows_the_traceback(farm):
+    assert "Traceback" in farm("--debug", "run", "resnet81").stderr
+
+
+def test_a_refused_run_leaves_nothing_behind(farm):
+    farm("run", "resnet18", "-b", "0")
+    assert not os.path.exists(settings().state_dir)
+
+
+def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monkeypatch, broker, database):
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    from tasks.app import configure
+
+    configure(settings())
+    said = farm("submit", "resnet18")
+    assert said.code == 3
+    assert "No worker listens on any card" in said.stderr
+    from farm.store import tables
+
+    with database.write() as session:
+        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200", state="stopped", host="far"))
+    said = farm("submit", "resnet18", "--card", "h200")
+    assert said.code == 3
+    assert "No worker listens on the card 'h200': NVIDIA H200 (GPU-1) is stopped." in said.stderr

@@ -1,0 +1,121 @@
+"""The import rule: cli -> tasks -> farm, never back; and torch only where arithmetic is done."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("farm", "tasks", "cli")
+FORBIDDEN = {
+    "farm": ("tasks", "cli", "celery", "kombu", "typer", "click", "rich", "flower"),
+    "tasks": ("cli", "typer", "click", "rich"),
+    "cli": (),
+}
+#: The only files that may import torch when they themselves are imported.
+TORCH_ROOMS = (
+    "farm/operators/",
+    "farm/catalog.py",
+    "farm/sweep_building.py",
+    "farm/benchmark/measure.py",
+    "farm/benchmark/workload.py",
+    "farm/benchmark/process.py",
+    "farm/benchmark/verification.py",
+)
+TORCH_FREE_AT_IMPORT = (
+    "cli.main",
+    "farm.aggregate",
+    "farm.benchmark.protocol",
+    "farm.benchmark.statistics",
+    "farm.catalog",
+    "farm.devices.device",
+    "farm.jobs",
+    "farm.listing",
+    "farm.measurement_file",
+    "farm.operators.tuple",
+    "farm.report.report",
+    "farm.store.database",
+    "farm.sweep",
+    "tasks.app",
+    "tasks.embedded",
+    "tasks.submit",
+    "tasks.worker",
+)
+HEAVY = ("torch", "celery", "sqlalchemy", "pydantic", "rich.console")
+
+
+def files(room):
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imported(tree):
+    """(module, line, at the top level of the file?) of every import; those for type checking alone do not count."""
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    inside = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, id(node) not in inside
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            yield node.module or "", node.lineno, id(node) not in inside
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_stands_below_it(room):
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in files(room)
+        for name, line, _ in imported(ast.parse(path.read_text()))
+        if name.partition(".")[0] in FORBIDDEN[room]
+    ]
+    assert not found
+
+
+def test_torch_is_imported_at_the_top_only_where_arithmetic_is_done():
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for room in ROOMS
+        for path in files(room)
+        for name, line, top in imported(ast.parse(path.read_text()))
+        if top
+        and name.partition(".")[0] in ("torch", "torchvision")
+        and not str(path.relative_to(ROOT)).startswith(TORCH_ROOMS)
+    ]
+    assert not found
+
+
+def test_these_rooms_import_without_torch():
+    code = (
+        "import importlib, sys\n"
+        f"for name in {TORCH_FREE_AT_IMPORT!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
+    code = f"import sys, cli.main\nprint([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_is_a_drawer():
+    names = {path.name for room in ROOMS for path in files(room)}
+    assert not names & {"utils.py", "helpers.py", "misc.py", "common.py"}
