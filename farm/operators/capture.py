@@ -37,7 +37,7 @@ from farm.errors import CaptureError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.encoding import NotEncodable, TensorTable, encode
 from farm.operators.leaves import describe_leaf
-from farm.operators.tuple import OperatorTuple
+from farm.operators.tuple import OperatorTuple, canonical_stride
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,19 @@ class StorageSpec:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """What one call did: the aten operators that cost anything, in order, and its outputs as text."""
+
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Capture:
     """What one forward pass consists of.
 
     ``gaps`` and ``overlaps`` are texts for people: the aten operator, where, and why. ``operators`` counts the
-    aten operators that cost anything, as the auditor saw them.
+    aten operators that cost anything, as the auditor saw them; ``traces`` has them by tuple, of its first call.
     """
 
     tuples: dict[str, OperatorTuple]
@@ -76,6 +84,7 @@ class Capture:
     grad_enabled: bool
     training: bool
     operators: Counter[str]
+    traces: dict[str, Trace]
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -213,6 +222,11 @@ def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(entry)
 
 
+def _output_text(tensor: torch.Tensor) -> str:
+    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+    return f"{tuple(shape)} {canonical_stride(shape, stride) or 'contiguous'} {tensor.dtype}"
+
+
 def _storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -258,6 +272,7 @@ class _Recorder:
         self.gaps: list[str] = []
         self.overlaps: list[str] = []
         self.operators: Counter[str] = Counter()
+        self.traces: dict[str, Trace] = {}
         self.storages: dict[int, int] = {}
         self.storage_specs: list[StorageSpec] = []
         self.kept: list[StorageWeakRef] = []  # an address is not used again while a weak reference holds it
@@ -364,7 +379,9 @@ class _Recorder:
             tensors=table.specs(),
             training=module is not None and module.training,
         )
-        spec = self.tuples.setdefault(spec.id, spec)
+        if spec.id not in self.tuples:
+            self.tuples[spec.id] = spec
+            self.traces[spec.id] = Trace(tuple(call.costly), tuple(map(_output_text, _tensors_in(out))))
         inputs = [(tensor, table.role(tensor)) for tensor in table.tensors]
         reads = tuple(dict.fromkeys(self._storage(tensor, role) for tensor, role in inputs))
         read_keys = {_storage_key(tensor) for tensor, _ in inputs}
@@ -394,6 +411,7 @@ class _Recorder:
             grad_enabled=grad_enabled,
             training=training,
             operators=self.operators,
+            traces=self.traces,
         )
 
 

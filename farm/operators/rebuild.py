@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.allowed import ALLOWED_OPERATORS
@@ -97,12 +98,20 @@ class Rebuilt:
         return f"<Rebuilt {self.spec.label} on {self.device}>"
 
 
-def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, requires_grad: bool = False) -> Rebuilt:
+def rebuild(
+    spec: OperatorTuple,
+    device: torch.device | str,
+    *,
+    seed: int = 0,
+    requires_grad: bool = False,
+    filled: bool = True,
+) -> Rebuilt:
     """Builds the operator with its tensors on ``device``, filled by ``seed``.
 
     Args:
         requires_grad: whether floating-point parameters ask for gradients, as they do in a model that runs with
             gradients enabled; some operators take other paths then.
+        filled: whether the tensors get values; without, they are whatever the memory held.
 
     Raises:
         TupleRejected: the operator is not in the allow-list, or its parameters are not its class's.
@@ -115,7 +124,7 @@ def rebuild(spec: OperatorTuple, device: torch.device | str, *, seed: int = 0, r
     if needed_bytes > _MOST_BYTES:
         raise Unmeasurable("rejected", f"{spec.label} asks for {needed_bytes} bytes.", "No card holds as much.")
     storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
-    if device.type != "meta":
+    if filled and device.type != "meta":
         _fill(spec, storages, device, seed)
     return Rebuilt(spec, device, storages, requires_grad)
 
@@ -240,7 +249,8 @@ def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 @functools.lru_cache(maxsize=64)
 def _prototype(spec: OperatorTuple) -> nn.Module:
-    return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
+    with _disable_current_modes():  # kept for later callers, so no fake tensors of this one
+        return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
 
 
 def _fresh(module: nn.Module) -> nn.Module:

@@ -1,0 +1,134 @@
+"""Takes every model of the catalog apart and prints counts: gaps, overlaps, failures, FLOPs, rebuild mismatches.
+
+    python benchmarks/capture_all.py                    # torchvision's 80 classification models
+    python benchmarks/capture_all.py --tasks classification segmentation video
+    python benchmarks/capture_all.py --real cpu         # and replay tuples for real (all of attention, samples else)
+
+One process, no GPU needed. Everything is counted on fake tensors; only ``--real`` computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+from farm import catalog
+from farm.operators.capture import Capture, capture, predict
+from farm.operators.cost import cost, model_flops
+from farm.operators.replay import mismatches
+
+_ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention", "TransformerEncoderLayer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=["classification"])
+    parser.add_argument("--models", nargs="+", help="only these")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--memory-format", default="contiguous")
+    parser.add_argument("--mode", default="eval")
+    parser.add_argument("--real", metavar="DEVICE", help="replay for real on this device, at batch 1")
+    parser.add_argument("--every", type=int, default=10, help="with --real: every n-th tuple of the others")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    names = options.models or [name for task in options.tasks for name in catalog.names(task)]
+    figures = capture_models(names, options)
+    if options.real:
+        figures |= replay_for_real(names, options)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return
+    for name, value in figures.items():
+        print(f"{name:32} {value}")
+
+
+def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    catalog.torchvision_models()  # imports are not counted
+    variant = {"dtype": options.dtype, "memory_format": options.memory_format}
+    figures: dict[str, Any] = {"models": 0, "calls": 0, "tuples_summed": 0, "gaps": 0, "overlaps": 0, "failures": 0}
+    captures: dict[str, Capture] = {}
+    begun = time.perf_counter()
+    for name in names:
+        try:
+            model = catalog.build(name, mode=options.mode, **variant)
+            captures[name] = predict(model, _inputs(name, options.batch, **variant))
+        except Exception as error:  # a count is wanted, whatever goes wrong
+            figures["failures"] += 1
+            print(f"{name}: {error}", file=sys.stderr)
+    figures["capture_s"] = round(time.perf_counter() - begun, 1)
+    figures["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    unique: set[str] = set()
+    for name, found in captures.items():
+        figures["models"] += 1
+        figures["calls"] += len(found.calls)
+        figures["tuples_summed"] += len(found.tuples)
+        figures["gaps"] += len(found.gaps)
+        figures["overlaps"] += len(found.overlaps)
+        for text in (*found.gaps, *found.overlaps):
+            print(f"{name}: {text}", file=sys.stderr)
+        unique |= found.tuples.keys()
+    figures["unique_tuples"] = len(unique)
+    figures["operators"] = len({spec.operator for found in captures.values() for spec in found.tuples.values()})
+    figures["equal_flops"] = 0
+    begun = time.perf_counter()
+    for name, found in captures.items():
+        summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
+        whole = model_flops(catalog.build(name, mode=options.mode, **variant), _inputs(name, options.batch, **variant))
+        figures["equal_flops"] += summed == whole
+        if summed != whole:
+            print(f"{name}: {summed} FLOPs summed, {whole} counted over the model", file=sys.stderr)
+    figures["flops_s"] = round(time.perf_counter() - begun, 1)
+    figures["fake_replays"], figures["fake_mismatches"] = 0, 0
+    begun, seen = time.perf_counter(), set[str]()
+    for found in captures.values():
+        fresh = frozenset(found.tuples.keys() - seen)
+        seen |= fresh
+        different = mismatches(found, only=fresh)
+        figures["fake_replays"] += len(fresh)
+        figures["fake_mismatches"] += len(different)
+        for text in different:
+            print(text, file=sys.stderr)
+    figures["replay_s"] = round(time.perf_counter() - begun, 1)
+    return figures
+
+
+def replay_for_real(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Captures each model for real at batch 1 and replays every attention tuple and every n-th other one."""
+    variant = {"dtype": options.dtype, "memory_format": options.memory_format}
+    figures = {"real_replays": 0, "real_mismatches": 0, "real_against_predicted": 0}
+    seen: set[str] = set()
+    others = 0
+    for name in names:
+        model = catalog.build(name, device=options.real, mode=options.mode, **variant)
+        device_type = options.real.split(":")[0]
+        found = capture(model, _inputs(name, 1, device=options.real, **variant), device_type=device_type)
+        predicted = predict(
+            catalog.build(name, mode=options.mode, **variant), _inputs(name, 1, **variant), device_type=device_type
+        )
+        figures["real_against_predicted"] += found.counts != predicted.counts
+        chosen = set()
+        for tuple_id in found.tuples.keys() - seen:
+            attention = found.tuples[tuple_id].short_name in _ATTENTION
+            others += not attention
+            if attention or others % options.every == 0:
+                chosen.add(tuple_id)
+        seen |= found.tuples.keys()
+        different = mismatches(found, options.real, only=frozenset(chosen))
+        figures["real_replays"] += len(chosen)
+        figures["real_mismatches"] += len(different)
+        for text in different:
+            print(f"{name}: {text}", file=sys.stderr)
+    return figures
+
+
+def _inputs(name: str, batch: int, **options: Any) -> tuple[Any, ...]:
+    return catalog.example_inputs(name, batch if catalog.find(name).task == "classification" else 1, **options)
+
+
+if __name__ == "__main__":
+    main()
