@@ -16,6 +16,9 @@ from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tests.servers import PostgresServer
 
+# One thread of torch per test process: with one process per core, more of them only get into each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
 
 
