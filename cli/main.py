@@ -121,6 +121,8 @@ def main() -> None:
     """The console script."""
     try:
         app()
+    except KeyboardInterrupt:  # before a verb began, or while it was ending
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (`head`, say) has gone: quiet, but keep Python from flushing into the closed pipe at exit.
         import os

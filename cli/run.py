@@ -30,7 +30,7 @@ def run(asked: Asked) -> None:
 
     database = Database(settings().database)
     database.upgrade()
-    signal.signal(signal.SIGTERM, _end)
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         with EmbeddedFarm(settings(), cards) as farm:
             outcome = following.submit_all(database, planned, ready=farm.wait_ready)
@@ -40,6 +40,7 @@ def run(asked: Asked) -> None:
         say("")
         raise Interrupted(INTERRUPTED_HINT) from interruption
     finally:
+        signal.signal(signal.SIGTERM, before)
         database.close()
 
 

@@ -1,0 +1,96 @@
+"""Every command, option, setting and key that a person can use is documented."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from cli.main import app
+from farm.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
+from farm.settings import Settings
+from farm.sweep import RECIPES
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def commands(group, path="farm"):
+    for name, command in sorted(group.commands.items()):
+        yield f"{path} {name}", command
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{path} {name}")
+
+
+def section(title):
+    """The text below a heading, up to the next heading of whatever level."""
+    text = (DOCS / "commands.md").read_text()
+    found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/commands.md has no heading '{title}'"
+    return found.group(1)
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_and_option_is_documented(path):
+    text = section(path)
+    if path == "farm submit":
+        text += section("farm run")
+    missing = [
+        option
+        for parameter in COMMANDS[path].params
+        for option in [*parameter.opts, *parameter.secondary_opts]
+        if option.startswith("-") and option not in ("--help", "-h") and f"`{option}" not in text
+    ]
+    assert not missing
+    assert COMMANDS[path].help
+
+
+def test_every_documented_command_is_there():
+    headings = re.findall(r"^##+ (farm .+)$", (DOCS / "commands.md").read_text(), re.MULTILINE)
+    assert set(headings) == set(COMMANDS)
+
+
+def test_the_options_of_farm_itself_are_documented():
+    text = (DOCS / "commands.md").read_text()
+    for option in ("--debug", "--version", "--install-completion", "--show-completion"):
+        assert option in text
+
+
+def test_every_setting_is_documented_with_its_default():
+    text = (DOCS / "settings.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", text, re.MULTILINE))
+    assert set(rows) == set(Settings.model_fields)
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.default, int | float):
+            assert rows[name] == f"`{field.default:g}`"
+        assert field.description
+
+
+def test_every_key_of_a_measurement_file_is_documented():
+    text = (DOCS / "measurement-files.md").read_text()
+    for key in [*_VARIANT_KEYS, *_ENTRY_KEYS, *_PROTOCOL_KEYS, *_STOPPING_KEYS]:
+        assert f"`{key}`" in text, key
+    for operator, recipe in RECIPES.items():
+        assert f"`{operator}`" in text, operator
+        for name in recipe.names:
+            assert f"`{name}`" in text, f"{operator}: {name}"
+
+
+def test_the_example_of_a_measurement_file_is_one():
+    from farm.catalog import find
+    from farm.measurement_file import parse
+
+    (example,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL)
+    wishes = parse(example, "example.yml", check_model=find)
+    assert len([wish for wish in wishes if wish.model]) == 9
+    assert [wish.sweep.size for wish in wishes if wish.sweep] == [96]
+
+
+def test_the_example_of_a_settings_file_is_one(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```toml\n(.*?)```", (DOCS / "settings.md").read_text(), re.DOTALL)
+    path = tmp_path / "farm.toml"
+    path.write_text(example)
+    monkeypatch.setenv("FARM_CONFIG", str(path))
+    assert Settings().models == {"my_net": "my_package.models:my_net"}
