@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from farm.benchmark.protocol import Protocol, Subject, Variant
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.tuple import OperatorTuple
+
+if TYPE_CHECKING:
+    from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
 
@@ -32,6 +35,7 @@ MAX_PASSES = 2000  # nodes of a graph cost time to capture
 MAX_COPIES = 512
 CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
 STREAM_TIMES = 4
+CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # of what is free, for all copies together
 CPU_CACHE_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
 
@@ -129,13 +133,17 @@ def copies_wanted(
 
     `resident`: between two uses of one copy of the weights at least twice the cache has been touched: by the other
     copies, or by the pass itself where its activations are large. `stream`: everything is copied until it exceeds
-    the cache four times. `reuse` and `chain`: one.
+    the cache four times. `chain`: so many layers. `reuse`: one.
     """
     if residency == "resident":
         if weight_bytes <= 0:
             return 1, True
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
         wanted = 1 + math.ceil(missing / weight_bytes)
+        if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
+            return 1, False  # all copies together would stay in the cache: they would cost time and change nothing
+    elif residency == "chain":
+        return CHAIN_LAYERS, True
     elif residency == "stream":
         wanted = max(2, math.ceil(STREAM_TIMES * cache / max(1, weight_bytes + activation_bytes)))
     else:
@@ -181,11 +189,7 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
     if protocol.data == "zeros":
         _zero(rebuilt.activations)
     if protocol.residency == "chain":
-        raise Unmeasurable(
-            "not_available",
-            "This operator cannot be chained: its output is not its input.",
-            "Use --residency resident.",
-        )
+        return _chain(rebuilt)
     stream = protocol.residency == "stream"
     copies_weights = bool(rebuilt.weights)
 
@@ -200,6 +204,41 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
         copy=copy,
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
+    )
+
+
+def _chain(rebuilt: Rebuilt) -> _Passes:
+    """Equal layers, each with weights of its own, that feed each other; after the last, the first again."""
+    first_argument = rebuilt.spec.arguments[0] if rebuilt.spec.arguments else None
+    start = (
+        rebuilt.tensors[first_argument["tensor"]]
+        if isinstance(first_argument, dict) and "tensor" in first_argument
+        else None
+    )
+    output = rebuilt.run() if start is not None and not rebuilt.in_place else None
+    if (
+        start is None
+        or not isinstance(output, torch.Tensor)
+        or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
+    ):
+        raise Unmeasurable(
+            "not_available",
+            "This operator cannot be chained: what it returns is not what it takes.",
+            "Use --residency resident.",
+        )
+    passed_on = [start]
+
+    def layer(number: int) -> Pass:
+        one = rebuilt if number == 0 else rebuilt.replica(weights=True)
+
+        def run() -> object:
+            passed_on[0] = one.run_on(start if number == 0 else passed_on[0])
+            return passed_on[0]
+
+        return run
+
+    return _Passes(
+        first=layer(0), copy=layer, weight_bytes=rebuilt.weight_bytes, activation_bytes=rebuilt.activation_bytes
     )
 
 

@@ -56,6 +56,10 @@ class Rebuilt:
         """Calls the operator once. The grad mode is the caller's."""
         return self._target(*self._arguments, **self._keywords)
 
+    def run_on(self, activation: torch.Tensor) -> Any:
+        """Calls the operator on another tensor in the place of its first argument: for chains of equal layers."""
+        return self._target(activation, *self._arguments[1:], **self._keywords)
+
     @property
     def weights(self) -> list[torch.Tensor]:
         return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role != "activation"]

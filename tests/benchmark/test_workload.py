@@ -1,10 +1,16 @@
-"""How many copies the residency policies ask for."""
+"""How many copies the residency policies ask for, and what they make of an operator."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from farm.benchmark.workload import MAX_COPIES, copies_wanted
+from farm.benchmark.protocol import Protocol
+from farm.benchmark.workload import CHAIN_LAYERS, MAX_COPIES, copies_wanted, prepare
+from farm.errors import Unmeasurable
+from farm.operators.rebuild import rebuild
+from farm.operators.tuple import OperatorTuple
+from tests.benchmark.operators import linear
 
 MIB = 2**20
 CACHE = 50 * MIB
@@ -24,13 +30,30 @@ def test_an_operator_without_weights_is_run_on_the_same_input() -> None:
 
 
 def test_weights_too_small_to_fill_the_cache_are_said_to_be_so() -> None:
-    assert copies_wanted("resident", 1024, 0, 0, CACHE) == (MAX_COPIES, False)
+    assert copies_wanted("resident", 128 * 1024, 0, 0, CACHE) == (MAX_COPIES, False)
+    assert copies_wanted("resident", 1024, 0, 0, CACHE) == (1, False)
 
 
 def test_a_stream_exceeds_the_cache_four_times() -> None:
     assert copies_wanted("stream", 10 * MIB, 10 * MIB, MIB, CACHE) == (10, True)
 
 
-@pytest.mark.parametrize("residency", ["reuse", "chain"])
-def test_reuse_and_chain_copy_nothing(residency: str) -> None:
-    assert copies_wanted(residency, 10 * MIB, 10 * MIB, MIB, CACHE) == (1, True)
+def test_reuse_copies_nothing() -> None:
+    assert copies_wanted("reuse", 10 * MIB, 10 * MIB, MIB, CACHE) == (1, True)
+
+
+def test_a_chain_feeds_each_layer_with_the_one_before() -> None:
+    protocol = Protocol(launch="eager", residency="chain")
+    workload = prepare(linear(4, 16, 16), protocol, torch.device("cpu"))
+    assert workload.details["copies"] == CHAIN_LAYERS
+    assert workload.rounds[0].passes % CHAIN_LAYERS == 0
+    first_layer, second_layer = workload.keep[0][:2]
+    fed = first_layer()
+    rebuilt = rebuild(OperatorTuple.from_json(linear(4, 16, 16).spec), "cpu")
+    torch.testing.assert_close(second_layer(), fed @ rebuilt.weights[0].T)
+
+
+def test_what_cannot_feed_itself_is_not_available_as_a_chain() -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        prepare(linear(4, 16, 32), Protocol(launch="eager", residency="chain"), torch.device("cpu"))
+    assert caught.value.reason == "not_available"
