@@ -6,9 +6,13 @@ one query.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session, col, func, select
@@ -18,13 +22,22 @@ from farm.errors import CaptureError
 from farm.request import Request
 from farm.roofline import Roofline
 from farm.store import tables
-from farm.store.content import find_capture, store_capture, store_operators, store_variant
+from farm.store.content import StoredCall, find_capture, store_capture, store_operators, store_variant
 from farm.store.database import Database
 from farm.verdict import Part
 
 
 def torch_version() -> str:
-    """The installed PyTorch's version, without importing it."""
+    """The installed PyTorch's own version ("2.11.0+cu130"), without importing it.
+
+    The package's metadata may lack the build after the plus, which decides what runs.
+    """
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        with contextlib.suppress(OSError):
+            text = (Path(folder) / "version.py").read_text()
+            if match := re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE):
+                return match[1]
     return importlib.metadata.version("torch")
 
 
@@ -136,7 +149,7 @@ def store_observed(
         session.add(predicted)
         if observed is None:
             return None
-        seen = [_Call(**call) for call in observed["calls"]]
+        seen = [StoredCall(**call) for call in observed["calls"]]
         if _same_calls(session, capture_id, seen):
             return None
         specs = {spec.id: spec for spec in map(OperatorTuple.from_json, observed["tuples"].values())}
@@ -156,21 +169,12 @@ def store_observed(
 
 
 @dataclass(frozen=True)
-class _Call:
-    index: int
-    module_path: str
-    tuple_id: str
-    reads: list[int]
-    writes: list[int]
-
-
-@dataclass(frozen=True)
 class _Cost:
     flops: int
     bytes: int
 
 
-def _same_calls(session: Session, capture_id: int, seen: list[_Call]) -> bool:
+def _same_calls(session: Session, capture_id: int, seen: list[StoredCall]) -> bool:
     query = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     return list(session.exec(query.order_by(col(tables.Call.call_index)))) == [call.tuple_id for call in seen]
 

@@ -103,7 +103,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
             hourly.get(card.id, 0),
             now - card.last_seen_at_s,
         )
-        for card in session.exec(select(tables.Card).order_by(tables.Card.host, tables.Card.index))
+        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
     ]
 
 

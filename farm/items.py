@@ -390,7 +390,7 @@ def wake_orphans(database: Database, item_id: int | None = None) -> tuple[int, .
         )
         if item_id is not None:
             orphans = orphans.where(col(Item.id) == item_id)
-        found = tuple(session.scalars(orphans))
+        found = tuple(item_id for item_id in session.scalars(orphans) if item_id is not None)
         if found:
             session.execute(update(Item).where(col(Item.id).in_(found)).values(state=ItemState.WAITING))
         return found

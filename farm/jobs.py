@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import sqlalchemy
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
@@ -248,9 +249,9 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     chosen = {card.id for card in cards}
     closed = 0
     for item in items:
-        if (reading := best_reading(candidates[item.subject_id], item, request, chosen)) is not None:
-            item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
-            item.card_id, item.ended_at_s = reading.card_id, database_now()  # type: ignore[assignment]
+        if (best := best_reading(candidates[item.subject_id], item, request, chosen)) is not None:
+            item.state, item.reading_id, item.reused = ItemState.DONE, best.id, True
+            item.card_id, item.ended_at_s = best.card_id, database_now()  # type: ignore[assignment]
             closed += 1
     return closed
 
@@ -326,7 +327,7 @@ def progress(session: Session, job_id: str) -> Progress:
     reused = 0
     left_s: dict[str, float] = defaultdict(float)
     query = (
-        select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))
+        sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
         .where(Item.job_id == job_id)
         .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
     )

@@ -82,7 +82,8 @@ def _next_round(session: Session, job: tables.Job, request: Request, parts: list
     if newest is not None and newest.id != this.capture_id:
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
-    if request.operators == ("auto",) and verdict.outcome != "pass":
+    # Without a whole no accuracy can be reached, whatever is added.
+    if request.operators == ("auto",) and verdict.outcome == "fail":
         added = next_operators(parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import sqlalchemy
 from celery import chord
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
 from sqlalchemy import update
-from sqlmodel import col, select
+from sqlmodel import Session, col
 
 from farm.errors import BrokerUnreachable
 from farm.items import Closed
@@ -101,14 +103,14 @@ def _measure(item_id: int, card_id: str, short_name: str | None, label: str | No
     )
 
 
-def _labelled():  # type: ignore[no-untyped-def]
+def _labelled() -> Any:
     operator = tables.Operator
-    return select(Item.id, Item.card_id, Item.role, operator.short_name, operator.label).join(
-        operator, col(operator.id) == col(Item.subject_id), isouter=True
-    )
+    return sqlalchemy.select(  # type: ignore[call-overload]
+        Item.id, Item.card_id, Item.role, operator.short_name, operator.label
+    ).join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
 
 
-def _mark_published(session, item_ids: Sequence[int]) -> None:  # type: ignore[no-untyped-def]
+def _mark_published(session: Session, item_ids: Sequence[int]) -> None:
     for start in range(0, len(item_ids), 500):
         session.execute(
             update(Item).where(col(Item.id).in_(item_ids[start : start + 500])).values(published_at_s=database_now())

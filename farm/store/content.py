@@ -6,8 +6,8 @@ All are content-addressed, so writing one twice is no error and two writers at o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import insert
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,9 +18,42 @@ from farm.store import tables
 from farm.store.database import database_now
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Call
-    from farm.operators.cost import Cost
     from farm.operators.tuple import OperatorTuple
+
+
+class CostLike(Protocol):
+    """What a tuple costs; `farm.operators.cost.Cost` is one."""
+
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+class CallLike(Protocol):
+    """One call in order; `farm.operators.capture.Call` is one."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def module_path(self) -> str: ...
+    @property
+    def tuple_id(self) -> str: ...
+    @property
+    def reads(self) -> Sequence[int]: ...
+    @property
+    def writes(self) -> Sequence[int]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCall:
+    """A call that came as JSON from a benchmark process, where torch is."""
+
+    index: int
+    module_path: str
+    tuple_id: str
+    reads: Sequence[int]
+    writes: Sequence[int]
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
@@ -49,7 +82,7 @@ def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
     return protocol.id
 
 
-def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
+def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike]) -> None:
     rows = [
         {
             "id": spec.id,
@@ -103,7 +136,7 @@ def find_capture(session: Session, variant_id: str, device_type: str, grad: bool
 
 def store_capture(
     session: Session,
-    calls: Iterable[Call],
+    calls: Iterable[CallLike],
     *,
     variant_id: str,
     device_type: str,
