@@ -197,8 +197,9 @@ def verify_on_device(
 
 # -------------------------------------------------------------------------------------------- what is free
 
-# Allocations run no kernel and yet return new memory: the one thing that schemas do not tell.
-_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+# Allocations run no kernel and yet return new memory, and so does the mark on a constant of Python's among fake
+# tensors: the one thing that schemas do not tell.
+_NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
 
 
 @functools.cache
@@ -241,7 +242,7 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     outputs = list(_tensors_in(out))
     if not outputs:
         return torch.Tag.data_dependent_output in func.tags
-    if func._schema.name.removeprefix("aten::") in _ALLOCATIONS:
+    if func._schema.name.removeprefix("aten::") in _NO_KERNEL:
         return False
     inputs = {_storage_key(tensor) for tensor in _tensors_in((args, kwargs))}
     return any(_storage_key(tensor) not in inputs for tensor in outputs)

@@ -1,0 +1,61 @@
+"""FLOPs are PyTorch's own; bytes are what must move at least."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from farm.operators.capture import capture
+from farm.operators.cost import cost
+
+
+class _Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def cost_of(model, *inputs):
+    (spec,) = capture(model if isinstance(model, nn.Module) else _Model(model), inputs).tuples.values()
+    return cost(spec)
+
+
+def test_a_linear_layer_costs_two_per_multiply_add_and_its_matrices():
+    counted = cost_of(nn.Linear(16, 8), torch.randn(4, 16))
+    assert counted.flops == 2 * 4 * 16 * 8
+    assert counted.bytes == 4 * (4 * 16 + 16 * 8 + 8 + 4 * 8)
+
+
+def test_a_convolution_costs_two_per_multiply_add():
+    assert cost_of(nn.Conv2d(3, 5, 3, padding=1), torch.randn(2, 3, 8, 8)).flops == 2 * 2 * 8 * 8 * 3 * 5 * 9
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "elements"),
+    [
+        (lambda x: x + 1, (torch.randn(10),), 20),
+        (lambda x: x.add_(1), (torch.randn(10),), 20),
+        (lambda x, y: x.add_(y), (torch.randn(10), torch.randn(10)), 30),
+        (lambda x: x + x, (torch.randn(10),), 20),
+        (lambda x, y: x + y.expand(5, 10), (torch.randn(5, 10), torch.randn(1, 10)), 50 + 10 + 50),
+        (lambda x: x[:, ::2].contiguous(), (torch.randn(4, 10),), 40),
+        (lambda x: torch.add(x[:5], x[2:7]), (torch.randn(10),), 7 + 5),
+    ],
+)
+def test_bytes_count_each_distinct_element_once(function, inputs, elements):
+    assert cost_of(function, *inputs).bytes == 4 * elements
+
+
+def test_an_embedding_reads_the_rows_that_are_asked_for():
+    counted = cost_of(nn.Embedding(1000, 4), torch.zeros(3, dtype=torch.int64))
+    assert counted.bytes == 3 * 8 + 3 * 4 * 4 + 3 * 4 * 4
+
+
+def test_half_precision_moves_half_the_bytes():
+    full, half = (
+        cost_of(lambda x: F.softmax(x, -1), torch.randn(8, 8, dtype=t)) for t in (torch.float32, torch.float16)
+    )
+    assert full.bytes == 2 * half.bytes

@@ -1,0 +1,42 @@
+"""The tuples of every torchvision model partition its execution, are rebuilt alike, and add up to its FLOPs."""
+
+import pytest
+
+from farm import catalog
+from farm.operators.capture import capture, predict
+from farm.operators.cost import cost, model_flops
+from farm.operators.replay import mismatches
+
+
+def _families() -> dict[str, list[str]]:
+    families: dict[str, list[str]] = {}
+    for name in catalog.names():
+        families.setdefault(name.split("_")[0].rstrip("0123456789"), []).append(name)
+    return families
+
+
+@pytest.mark.parametrize("family", _families())
+def test_every_costing_operator_belongs_to_exactly_one_tuple(family):
+    for name in _families()[family]:
+        model, inputs = catalog.build(name), catalog.example_inputs(name, 1)
+        found = predict(model, inputs)
+        assert found.gaps == (), name
+        assert found.overlaps == (), name
+        assert sum(found.counts.values()) == len(found.calls) > 0
+    # One of each family in full; benchmarks/capture_all.py does all.
+    summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
+    assert summed == model_flops(model, inputs)
+    assert mismatches(found) == []
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_32", "efficientnet_b0", "densenet121", "swin_v2_t"])
+def test_training_leaves_no_gap(name):
+    found = predict(catalog.build(name, mode="train"), catalog.example_inputs(name, 2))
+    assert found.gaps == ()
+    assert found.overlaps == ()
+
+
+@pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "shufflenet_v2_x0_5"])
+def test_attention_and_all_around_it_replay_alike_on_real_tensors(name):
+    found = capture(catalog.build(name, device="cpu"), catalog.example_inputs(name, 1, device="cpu"))
+    assert mismatches(found, "cpu") == []
