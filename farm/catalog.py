@@ -81,7 +81,7 @@ class ModelEntry:
     """A model of the catalog. Sizes are the side of the square input, in pixels.
 
     ``input_size`` is the default; ``fixed_size`` says that the model takes no other, and ``smallest_size`` is the
-    least it takes. A user's model whose function returns its own example input has ``input_size`` 0 until built.
+    least it takes. They mean nothing for a user's model whose function returns its own example inputs.
     """
 
     name: str
@@ -139,7 +139,6 @@ _REFUSED = {
 }
 
 
-@functools.cache
 def _user_models() -> dict[str, str]:
     """The user's models of this host's settings: name -> 'module:function', checked but not imported."""
     models = settings().models
@@ -154,7 +153,7 @@ def _user_models() -> dict[str, str]:
                 f"The setting 'models' gives '{target}' for '{name}', which is not 'module:function'.",
                 "Write it as 'package.module:function'; the function takes no argument and returns the module.",
             )
-    return dict(models)
+    return models
 
 
 def names(task: str | None = None) -> list[str]:
@@ -239,8 +238,8 @@ def example_inputs(
 ) -> tuple[torch.Tensor, ...]:
     """Positional arguments for the model: images of shape (batch, 3, size, size), or clips of 16 frames.
 
-    Values are standard normal by ``seed``. A user's model may bring its own, in which case ``batch`` and
-    ``input_size`` must be left at what they are.
+    Values are standard normal by ``seed``. A user's model may bring its own inputs: ``input_size`` is then ignored,
+    and tensors whose first dimension is that of the first one are repeated or cut to ``batch``.
 
     Raises:
         UsageError: batch below 1, or a size that the model does not take.
@@ -253,7 +252,8 @@ def example_inputs(
         raise UsageError(f"The batch is {batch}; it must be at least 1.", "Give a batch of 1 or more.")
     torch_dtype, torch_format = _dtype(dtype), _memory_format(memory_format)
     if entry.task == "user" and (own := _make_user(name)[1]) is not None:
-        return tuple(_like(value, torch_dtype, torch.device(device), seed) for value in own)
+        own_batch = next((value.shape[0] for value in own if isinstance(value, torch.Tensor) and value.dim()), 0)
+        return tuple(_like(_batched(value, own_batch, batch), torch_dtype, torch.device(device), seed) for value in own)
     shape = (batch, 3, _FRAMES, size, size) if entry.task == "video" else (batch, 3, size, size)
     tensor = _random(shape, torch_dtype, torch.device(device), seed)
     if torch_format is not torch.contiguous_format and tensor.dim() == 4:
@@ -268,6 +268,14 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
         return torch.empty(shape, dtype=dtype, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
+
+
+def _batched(value: Any, own_batch: int, batch: int) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
+        return value
+    return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
 
 
 def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:

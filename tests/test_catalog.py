@@ -14,11 +14,8 @@ from farm.settings import settings
 def user_models(monkeypatch):
     def register(**models):
         monkeypatch.setattr(settings(), "models", models)
-        catalog._user_models.cache_clear()
 
-    yield register
-    monkeypatch.undo()
-    catalog._user_models.cache_clear()
+    return register
 
 
 def test_the_written_list_is_torchvisions():
@@ -114,7 +111,7 @@ def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeyp
     assert {"mine", "fed"} <= set(catalog.names())
     assert catalog.find("mine").task == "user"
     assert type(catalog.build("mine")).__name__ == "Linear"
-    assert catalog.example_inputs("fed", device="cpu")[0].shape == (3, 4)
+    assert catalog.example_inputs("fed", 8, device="cpu")[0].shape == (8, 4)
     for name in ("bad", "lost"):
         with pytest.raises(SettingsError):
             catalog.build(name)

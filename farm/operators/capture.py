@@ -17,7 +17,6 @@ computing anything, on fake tensors that claim to be on a device; meta tensors w
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import threading
 from collections import Counter
@@ -36,7 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.errors import CaptureError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.encoding import NotEncodable, TensorTable, encode
+from farm.operators.fakes import Fakes
 from farm.operators.leaves import describe_leaf
+from farm.operators.profiled import Profiled
 from farm.operators.tuple import OperatorTuple, canonical_stride
 
 
@@ -159,7 +160,7 @@ def predict(
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
     mode = FakeTensorMode()
-    fakes = _Fakes(mode, device_type)
+    fakes = Fakes(mode, device_type)
     with fakes.swapped(model):
         fake_args, fake_kwargs = fakes.tree(args), fakes.tree(kwargs or {})
         with mode:
@@ -183,9 +184,9 @@ def verify_on_device(
     with grad():
         model(*args, **(kwargs or {}))
     _Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
-    with grad(), _Profiled(device) as plain:
+    with grad(), Profiled(device) as plain:
         model(*args, **(kwargs or {}))
-    with _Profiled(device) as watched:
+    with Profiled(device) as watched:
         seen = capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled)
     differences = [
         f"{name}: {plain.counts[name]} unobserved, {watched.counts[name]} observed"
@@ -466,100 +467,3 @@ def _refuse_opaque(model: nn.Module) -> None:
                 f"The module '{path or type(module).__name__}' is {kind}: its operators cannot be seen.",
                 "Give the model as it is before torch.compile or torch.jit.",
             )
-
-
-# ------------------------------------------------------------------------------------------------- fakes
-
-
-class _Fakes:
-    """Stands fake tensors in for a model's own, keeping identity and strides."""
-
-    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
-        self.mode, self.device_type = mode, device_type
-        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in self.known:
-            with self.mode:
-                fake: torch.Tensor = torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device_type
-                )
-                if isinstance(tensor, nn.Parameter):
-                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            self.known[id(tensor)] = (tensor, fake)  # the original is held, so its id stays its own
-        return self.known[id(tensor)][1]
-
-    def tree(self, tree: Any) -> Any:
-        if isinstance(tree, torch.Tensor):
-            return self.tensor(tree)
-        if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
-            return type(tree)(self.tree(entry) for entry in tree)
-        if isinstance(tree, dict):
-            return {key: self.tree(value) for key, value in tree.items()}
-        return copy.copy(tree)
-
-    @contextlib.contextmanager
-    def swapped(self, model: nn.Module) -> Iterator[None]:
-        undo: list[tuple[dict[str, Any], str, Any]] = []
-        try:
-            for module in model.modules():
-                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
-                for place in places:
-                    for name, value in list(place.items()):
-                        if isinstance(value, torch.Tensor):
-                            undo.append((place, name, value))
-                            place[name] = self.tensor(value)
-                if isinstance(module, nn.RNNBase):  # a list of its own parameters, handed to the kernel
-                    undo.append((module.__dict__, "_flat_weights", module._flat_weights))
-                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
-            yield
-        finally:
-            for place, name, value in undo:
-                place[name] = value
-
-
-# ---------------------------------------------------------------------------------------------- profiler
-
-
-class _Profiled:
-    """What the profiler saw: kernels on CUDA, innermost aten operators with shapes on the CPU.
-
-    Innermost, since a dispatch mode adds a second event for the outer ones; the kernels below are the same.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.counts: Counter[str] = Counter()
-
-    def __enter__(self) -> _Profiled:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-            torch.cuda.synchronize(self.device)
-        self.profile = torch.profiler.profile(activities=activities, record_shapes=True)
-        self.profile.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.profile.__exit__(*error)
-        events = self.profile.events() or []
-        for event in events:
-            if self.device.type == "cuda":
-                if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-                    self.counts[event.name] += 1
-            elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
-                # With a mode active, linear adds its bias out of place: the same arithmetic, another name.
-                self.counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
-
-
-@functools.cache
-def _is_view(name: str) -> bool:
-    # A view is taken in other words (view, _reshape_alias) when a mode is active, at no cost either way.
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
-    return packet is not None and any(getattr(packet, overload).is_view for overload in packet.overloads())
-
-
-def _has_aten_below(event: Any) -> bool:
-    return any(child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children)

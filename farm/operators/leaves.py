@@ -26,6 +26,7 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
+_MOST_LAYERS = 256  # each is built in Python
 _RNN_ARGUMENTS = (
     "input_size",
     "hidden_size",
@@ -63,6 +64,8 @@ def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
         accepted = _constructor(leaf)
         if not set(values) <= set(accepted):
             raise TupleRejected(f"{leaf.__name__} has no parameter {sorted(set(values) - set(accepted))[0]!r}.")
+        if issubclass(leaf, nn.RNNBase) and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS:
+            raise TupleRejected(f"{leaf.__name__} cannot have {values['num_layers']} layers.")
         module = leaf(**values, device=meta) if _takes_device(leaf) else leaf(**values)
     except TupleRejected:
         raise

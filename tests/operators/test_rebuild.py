@@ -1,5 +1,9 @@
 """A rebuilt operator is the one that ran: same aten operators, same outputs, and tame for as long as one likes."""
 
+import contextlib
+import json
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +15,7 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.capture import capture, predict
 from farm.operators.rebuild import ALLOWED_OPERATORS, rebuild, written_inputs
 from farm.operators.tuple import OperatorTuple, TensorSpec
+from tests.operators.test_tuple import mangle
 
 
 class _Model(nn.Module):
@@ -266,3 +271,18 @@ def test_on_the_card_every_tuple_runs_what_the_model_ran(name):
         count * sum(capture(_Model(rebuild(found.tuples[key], "cuda").run), (), device_type="cuda").operators.values())
         for key, count in found.counts.items()
     )
+
+
+def test_mangled_tuples_that_still_parse_are_rebuilt_or_rejected():
+    chance = random.Random(1)
+    originals = [json.dumps(one(*CALLS[name]).to_json()) for name in ("convolution", "attention", "lstm", "embedding")]
+    for _ in range(1500):
+        data = json.loads(chance.choice(originals))
+        mangle(data, chance)
+        try:
+            rebuilt = rebuild(OperatorTuple.from_json(data), "meta")
+        except (TupleRejected, Unmeasurable):
+            continue
+        with contextlib.suppress(Exception), torch.no_grad():
+            rebuilt.run()
+        written_inputs(rebuilt.spec)

@@ -1,0 +1,59 @@
+"""Fake tensors in a model's place: a pass over them has shapes, strides and a device, and computes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class Fakes:
+    """Stands fake tensors in for a model's own, keeping identity and strides."""
+
+    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
+        self.mode, self.device_type = mode, device_type
+        self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self.known:
+            with self.mode:
+                fake: torch.Tensor = torch.empty_strided(
+                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device_type
+                )
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            self.known[id(tensor)] = (tensor, fake)  # the original is held, so its id stays its own
+        return self.known[id(tensor)][1]
+
+    def tree(self, tree: Any) -> Any:
+        if isinstance(tree, torch.Tensor):
+            return self.tensor(tree)
+        if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
+            return type(tree)(self.tree(entry) for entry in tree)
+        if isinstance(tree, dict):
+            return {key: self.tree(value) for key, value in tree.items()}
+        return copy.copy(tree)
+
+    @contextlib.contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for module in model.modules():
+                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+                for place in places:
+                    for name, value in list(place.items()):
+                        if isinstance(value, torch.Tensor):
+                            undo.append((place, name, value))
+                            place[name] = self.tensor(value)
+                if isinstance(module, nn.RNNBase):  # a list of its own parameters, handed to the kernel
+                    undo.append((module.__dict__, "_flat_weights", module._flat_weights))
+                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+            yield
+        finally:
+            for place, name, value in undo:
+                place[name] = value
