@@ -16,24 +16,30 @@ from torch.overrides import get_overridable_functions, resolve_name
 
 # Modules that only arrange others, decide by data which child runs, or hold state that a spec cannot:
 # they are looked into, and their children and functions are the operators.
-_LOOKED_INTO = {
-    nn.Module,
-    nn.Sequential,
-    nn.ModuleList,
-    nn.ModuleDict,
-    nn.ParameterList,
-    nn.ParameterDict,
-    nn.Container,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerDecoderLayer,
-    nn.AdaptiveLogSoftmaxWithLoss,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-    nn.RNNBase,
-    nn.RNNCellBase,
-}
+_LOOKED_INTO = frozenset(
+    {
+        "Module",
+        "Sequential",
+        "ModuleList",
+        "ModuleDict",
+        "ParameterList",
+        "ParameterDict",
+        "Container",
+        "Transformer",
+        "TransformerEncoder",
+        "TransformerDecoder",
+        "TransformerDecoderLayer",
+        "AdaptiveLogSoftmaxWithLoss",
+        "DataParallel",
+        "LinearCrossEntropyLoss",
+        "SyncBatchNorm",
+        "TripletMarginWithDistanceLoss",
+        "FractionalMaxPool2d",
+        "FractionalMaxPool3d",
+        "RNNBase",
+        "RNNCellBase",
+    }
+)
 
 #: The exact classes that are operators; a subclass is looked into, as it may do anything.
 LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
@@ -41,7 +47,7 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
     for name, member in vars(nn).items()
     if inspect.isclass(member)
     and issubclass(member, nn.Module)
-    and member not in _LOOKED_INTO
+    and name not in _LOOKED_INTO
     and member.__name__ == name
     and not name.startswith("Lazy")
 )

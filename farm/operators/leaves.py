@@ -26,6 +26,8 @@ _HOOKS = (
     "_backward_pre_hooks",
 )
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
+# Old names of arguments; the module keeps what they came to under the new one.
+_SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
 _MOST_LAYERS = 256  # each is built in Python
 _RNN_ARGUMENTS = (
     "input_size",
@@ -109,6 +111,8 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
             "batch_first": attention.batch_first,
             "bias": module.linear1.bias is not None,
         }
+    elif isinstance(module, nn.PairwiseDistance):
+        special = {"p": module.norm}
     else:
         special = {}
     values = {}
@@ -118,8 +122,8 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
             values[name] = special[name]
         elif name == "bias" and not isinstance(getattr(module, "bias", None), bool):
             values[name] = module.bias is not None
-        elif name == "size_average" or name == "reduce":
-            continue  # losses: superseded by reduction, which is an attribute
+        elif name in _SUPERSEDED:
+            continue
         else:
             values[name] = getattr(module, name)
     return values
