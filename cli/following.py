@@ -87,19 +87,20 @@ def check_operator_names(names: Iterable[str]) -> None:
 def submit_all(
     database: Database,
     planned: Iterable[tuple[Wish, Request, list[Card]]],
+    outcome: Outcome,
     *,
     ready: Callable[[], None] | None = None,
-) -> Outcome:
+) -> None:
     """Make the jobs, except for entries of files that the database has whole already.
 
     Args:
+        outcome: filled job by job, so that whoever interrupts this knows what is under way.
         ready: returns when the cards have registered; called while the model is already being taken apart.
     """
     from farm import jobs
     from tasks.submit import submit
 
     planned = list(planned)
-    outcome = Outcome()
     written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
     done: set[str] = set()
     if written:
@@ -118,7 +119,6 @@ def submit_all(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
             f"{one.new} to measure, {one.reused} known already"
         )
-    return outcome
 
 
 def say_skipped(sweep: Sweep) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cli import following, opening
 from cli.asking import Asked, asks
-from cli.output import Interrupted, say
+from cli.output import Interrupted
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -19,31 +19,71 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 @asks
 def run(asked: Asked) -> None:
     """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing behind."""
+    ending = _Ending()
+    try:
+        with ending:
+            _run(asked, ending)
+    except KeyboardInterrupt as interruption:
+        raise Interrupted(INTERRUPTED_HINT) from interruption
+    except Exception as error:
+        if ending.asked:  # the interruption came out as another error, of a half-begun import or connection
+            raise Interrupted(INTERRUPTED_HINT) from error
+        raise
+
+
+class _Ending:
+    """SIGTERM and Ctrl-C alike end the run in order: servers and workers are stopped on the way out.
+
+    Both are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
+    module is imported, is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _end(self, signum: int, frame: FrameType | None) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raises:
+        KeyboardInterrupt: an end was asked for and the exception got lost.
+        """
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+def _run(asked: Asked, ending: _Ending) -> None:
     from farm.defaults import choose_cards
     from farm.settings import settings
     from farm.store.database import Database
-    from tasks.embedded import EmbeddedFarm
 
     wishes = asked.wishes()
     cards: list[Card] = choose_cards(opening.own_cards(), asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
+    # Celery loads only when there is something to do.
+    from tasks.embedded import EmbeddedFarm
 
     database = Database(settings().database)
     database.upgrade()
-    before = signal.signal(signal.SIGTERM, _end)
+    outcome = following.Outcome()
     try:
         with EmbeddedFarm(settings(), cards) as farm:
-            outcome = following.submit_all(database, planned, ready=farm.wait_ready)
-            following.follow(database, outcome.job_ids, tend=farm.tend)
+
+            def tend() -> None:
+                ending.check()
+                farm.tend()
+
+            following.submit_all(database, planned, outcome, ready=farm.wait_ready)
+            tend()
+            following.follow(database, outcome.job_ids, tend=tend)
         following.conclude(database, outcome, asked)
-    except KeyboardInterrupt as interruption:
-        say("")
-        raise Interrupted(INTERRUPTED_HINT) from interruption
     finally:
-        signal.signal(signal.SIGTERM, before)
         database.close()
-
-
-def _end(signum: int, frame: FrameType | None) -> None:
-    # As Ctrl-C, so that the servers and workers are stopped on the way out.
-    raise KeyboardInterrupt

@@ -34,21 +34,21 @@ def submit(
     database = opening.open_database()
     cards = choose_cards(listening_cards(database, asked.card or []), asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
-    outcome = following.submit_all(database, planned)
-    if not wait:
-        if asked.as_json:
-            emit_json({"jobs": [one.to_json() for one in outcome.submitted], "skipped": outcome.skipped})
-        elif outcome.job_ids:
-            say(f"→ Follow with `farm status {outcome.job_ids[0]} --watch`.")
-        return
+    outcome = following.Outcome()
     try:
-        following.follow(database, outcome.job_ids)
+        following.submit_all(database, planned, outcome)
+        if wait:
+            following.follow(database, outcome.job_ids)
     except KeyboardInterrupt as interruption:
         jobs = " ".join(outcome.job_ids)
-        raise Interrupted(
-            f"The farm goes on measuring. `farm status {jobs} --watch` follows, `farm cancel {jobs}` ends it."
-        ) from interruption
-    following.conclude(database, outcome, asked)
+        hint = f"The farm goes on measuring. `farm status {jobs} --watch` follows, `farm cancel {jobs}` ends it."
+        raise Interrupted(hint if jobs else "No job was made.") from interruption
+    if wait:
+        following.conclude(database, outcome, asked)
+    elif asked.as_json:
+        emit_json({"jobs": [one.to_json() for one in outcome.submitted], "skipped": outcome.skipped})
+    elif outcome.job_ids:
+        say(f"→ Follow with `farm status {outcome.job_ids[0]} --watch`.")
 
 
 def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:

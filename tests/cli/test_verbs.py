@@ -1,0 +1,162 @@
+"""Verbs that measure nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cli.trace import sparkline
+from farm.benchmark.protocol import Trace
+from farm.settings import settings
+from farm.store import tables
+
+
+def test_version_and_help(farm):
+    assert farm("--version").stdout.startswith("farm ")
+    assert "farm run resnet18" in farm("--help").stdout
+
+
+def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
+    everything = json.loads(farm("models", "--json").stdout)["models"]
+    assert len([model for model in everything if model["task"] == "classification"]) == 80
+    assert {model["name"] for model in json.loads(farm("models", "vit_l_*", "--json").stdout)["models"]} == {
+        "vit_l_16",
+        "vit_l_32",
+    }
+    assert "resnext50_32x4d" in farm("models", "RESN").stdout
+
+
+def test_operators_takes_a_model_apart_without_a_farm(farm):
+    said = farm("operators", "resnet18", "-b", "4", "--json")
+    assert said.code == 0, said.stderr
+    listed = json.loads(said.stdout)
+    assert (listed["calls"], listed["tuples"]) == (68, 28)
+    assert listed["flops"] == listed["model_flops"]
+    assert sum(row["estimated_cost_share"] for row in listed["operators"]) == pytest.approx(1)
+    assert not settings().state_dir.exists()
+    assert "Conv2d 3->64 k7 s2 p3 | 4x3x224x224 fp32" in farm("operators", "resnet18", "-b", "4").stdout
+
+
+def test_the_database_is_made_and_checked(farm):
+    assert farm("db", "check").code == 3
+    assert "(was empty)" in farm("db", "upgrade").stdout
+    assert "already" in farm("db", "upgrade").stdout
+    assert farm("db", "check").code == 0
+
+
+def test_empty_lists_say_what_to_do(farm):
+    farm("db", "upgrade")
+    assert "farm run resnet18" in farm("jobs").stdout
+    assert "farm run resnet18" in farm("status").stderr
+    assert json.loads(farm("status", "--json").stdout) == {"jobs": []}
+
+
+def test_significant_operators_are_shown_and_edited(farm):
+    farm("db", "upgrade")
+    assert farm("significant", "add", "Conv2d", "Linear").code == 0
+    assert farm("significant", "add", "Conv2d").code == 0
+    shown = json.loads(farm("significant", "--json").stdout)["significant"]
+    assert shown == [{"operator": "Conv2d", "added_by": "person"}, {"operator": "Linear", "added_by": "person"}]
+    wrong = farm("significant", "remove", "Linaer")
+    assert wrong.code == 2
+    assert "Did you mean Linear?" in wrong.stderr
+    assert farm("significant", "remove", "Linear").code == 0
+    assert farm("significant").stdout == "Conv2d  (added by a person)\n"
+    assert farm("significant", "add", "Conv2").code == 2
+
+
+def test_settings_are_shown_with_their_source_and_without_secrets(farm, monkeypatch, tmp_path):
+    config = tmp_path / "farm.toml"
+    config.write_text('flower_basic_auth = "me:hidden"\n')
+    monkeypatch.setenv("FARM_CONFIG", str(config))
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://user:hidden@broker:6379/0")
+    settings.cache_clear()
+    said = farm("settings", "--json")
+    rows = {row["setting"]: row for row in json.loads(said.stdout)["settings"]}
+    assert "hidden" not in said.stdout
+    assert rows["broker_url"] == {
+        "setting": "broker_url",
+        "variable": "FARM_BROKER_URL",
+        "value": "redis://user:***@broker:6379/0",
+        "source": "environment",
+    }
+    assert (rows["flower_basic_auth"]["value"], rows["flower_basic_auth"]["source"]) == ("***", "file")
+    assert rows["target"]["source"] == "default"
+    assert "hidden" not in farm("settings").stdout
+
+
+def test_local_cards_ask_no_database(farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "3")
+    settings.cache_clear()
+    local = json.loads(farm("cards", "--local", "--json").stdout)["cards"]
+    assert len(local) == 3
+    # Without --local the farm's cards are missing, and that is said; this host's are there all the same.
+    said = farm("cards", "--json")
+    assert json.loads(said.stdout)["cards"] == local
+    assert "Only this host's cards" in said.stderr
+
+
+def test_flower_is_not_opened_to_the_network_without_a_password(farm, monkeypatch, broker):
+    from tasks.app import configure
+
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    settings.cache_clear()
+    configure(settings())
+    said = farm("flower", "--address", "0.0.0.0")
+    assert said.code == 2
+    assert "open to everyone" in said.stderr
+
+
+def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    times = [0.1 * step for step in range(11)]
+    trace = Trace((0.3, 1.0), {"power_w": (times, [100.0 + step for step in range(11)])})
+    with database.write() as session:
+        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+        session.add(tables.Software(id="s", torch="2"))
+        session.add(tables.Protocol(id="p", launch="graph", residency="resident", data="normal"))
+        session.flush()
+        session.add(
+            tables.Reading(
+                id="abc1",
+                subject_kind="operator",
+                subject_id="x",
+                card_id="GPU-1",
+                card_model="NVIDIA H200",
+                software_id="s",
+                protocol_id="p",
+                time_us=1,
+                time_half_width_us=0,
+                time_median_us=1,
+                time_trimmed_us=1,
+                passes=1,
+                window_s=0.7,
+                warm_up_s=0.3,
+            )
+        )
+        session.flush()
+        session.add(tables.Trace(reading_id="abc1", packed=trace.pack()))
+    said = farm("trace", "abc")
+    assert said.code == 0, said.stderr
+    assert "window 0.300 to 1.000 s" in said.stdout
+    assert "100 to 110" in said.stdout
+    assert json.loads(farm("trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
+    assert farm("trace", "zzz").code == 2
+
+
+def test_a_sparkline_rises_with_its_values_and_dots_what_is_outside_the_window():
+    line = sparkline([0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 6.0, 7.0], (1.0, 3.0), width=6)
+    assert line[:2] == "··"
+    assert line[-1] == "█"
+    assert list(line[2:]) == sorted(line[2:])
+    assert sparkline([], [], (0, 1)) == ""
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m cli models | head -1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""

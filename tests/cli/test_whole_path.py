@@ -1,0 +1,164 @@
+"""From a model's name to a report, through the command line, with real servers and workers on simulated cards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farm.settings import settings
+from farm.store.database import Database
+from tests.cli.conftest import Said
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _two_simulated_cards(monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+    settings.cache_clear()
+
+
+@pytest.fixture
+def farm():
+    """Run ``farm ...`` as a process of its own, as a person does."""
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "cli", *(str(argument) for argument in arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr, done.stderr
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def shared_farm(monkeypatch, tmp_path, broker, sqlite_url):
+    """A broker, a database and a real ``farm worker`` for this host's cards."""
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    settings.cache_clear()
+    database = Database(sqlite_url)
+    database.upgrade()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli", "worker"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            wait_for(lambda: len(serving(database)) == 2, worker)
+            yield database
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=30)
+            database.close()
+
+
+def serving(database):
+    from farm import cards
+
+    with database.read() as session:
+        return cards.alive(session, settings().heartbeat_s)
+
+
+def wait_for(condition, process, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm):
+    # Only one type is measured, so that the verdict cannot pass and --check has something to say.
+    said = farm("run", "resnet18", "--json", "--operators", "Linear", "--check")
+    assert said.code == 5
+    assert "error: 1 of 1 verdicts did not pass: resnet18" in said.stderr
+    (report,) = json.loads(said.stdout)["reports"]
+    assert report["state"] == "done"
+    assert sum(row["calls"] for row in report["types"]) == 68
+    assert "68 calls of 28 operator tuples" in said.stderr
+
+    job = report["job_id"]
+    assert json.loads(farm("report", job, "--json").stdout)["verdict"] == report["verdict"]
+    assert "resnet18" in farm("report", job[:4]).stdout
+    assert farm("report", job, "--check").code == 5
+    assert json.loads(farm("status", job, "--json").stdout)["jobs"][0]["state"] == "done"
+    assert farm("status", "--watch").code == 0
+    (row,) = json.loads(farm("jobs", "--json").stdout)["jobs"]
+    assert (row["id"], row["state"], row["closed"]) == (job, "done", row["items"])
+    cards = json.loads(farm("cards", "--json").stdout)["cards"]
+    assert {card["state"] for card in cards} == {"stopped"}
+    assert "ended" in farm("cancel", job).stderr
+    assert "ended" in farm("resume", job).stderr
+
+
+def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_path):
+    path = tmp_path / "jobs.yml"
+    path.write_text(
+        "- sweep: Conv2d\n  name: kernels\n"
+        "  grid: {in_channels: 3, out_channels: 8, kernel_size: [1, 3, 9], image_size: 7}\n"
+        "- {model: squeezenet1_1, batch: [1, 2]}\n"
+    )
+    said = farm("run", "-f", path, "--json")
+    assert said.code == 0, said.stderr
+    reports = json.loads(said.stdout)["reports"]
+    assert [report["kind"] for report in reports] == ["sweep", "model", "model"]
+    assert len(reports[0]["tuples"]) == 2
+    assert "1 of 3 combinations left out" in said.stderr
+
+    again = json.loads(farm("run", "-f", path, "--json").stdout)
+    assert again["reports"] == []
+    assert again["skipped"] == ["kernels", "squeezenet1_1 1x224 float32", "squeezenet1_1 2x224 float32"]
+
+
+@pytest.mark.parametrize(("sign", "moment"), [(signal.SIGINT, "measuring"), (signal.SIGTERM, "starting")])
+def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment):
+    environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5"}
+    command = [sys.executable, "-m", "cli", "run", "resnet18"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        if moment == "starting":
+            wait_for(lambda: Path(settings().state_dir, "farm.db").exists(), run)
+        else:
+            assert run.stderr.readline().startswith("job ")
+        run.send_signal(sign)
+        stdout, stderr = run.communicate(timeout=30)
+    assert (run.returncode, stdout) == (130, "")
+    assert "error: interrupted." in stderr
+    assert "the same command continues" in stderr
+    assert "Traceback" not in stderr
+    if moment == "measuring":
+        database = Database(settings().database)
+        from farm import listing
+
+        with database.read() as session:
+            assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]
+        database.close()
+
+
+def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
+    said = farm("submit", "resnet18", "squeezenet1_1", "--json")
+    assert said.code == 0, said.stderr
+    jobs = [row["job"] for row in json.loads(said.stdout)["jobs"]]
+    assert len(jobs) == 2
+
+    waited = farm("submit", "resnet18", "--wait", "--card", "1")
+    assert waited.code == 0, waited.stderr
+    assert "resnet18 32x224 float32" in waited.stdout
+    assert farm("status", *jobs, "--watch").code == 0
+    assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {"idle", "busy"}
+
+    # Ctrl-C ends the waiting, not the job.
+    command = [sys.executable, "-m", "cli", "submit", "vit_b_16", "--wait"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as submit:
+        job = submit.stderr.readline().split()[1].rstrip(":")
+        submit.send_signal(signal.SIGINT)
+        _, stderr = submit.communicate(timeout=30)
+    if submit.returncode:  # it may have been done by then
+        assert submit.returncode == 130
+        assert f"The farm goes on measuring. `farm status {job} --watch` follows" in stderr
+    assert farm("cancel", job).code == 0
