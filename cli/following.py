@@ -25,6 +25,9 @@ DATABASE_PATIENCE_S = 120.0
 PLAIN_LINE_S = 5.0  # without a terminal, a line at most this often
 
 
+Planned = tuple["Wish", "Request", "list[Card]"]
+
+
 @dataclass
 class Outcome:
     """What came of the wishes of one command."""
@@ -37,7 +40,7 @@ class Outcome:
         return [one.job_id for one in self.submitted]
 
 
-def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[tuple[Wish, Request, list[Card]]]:
+def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[Planned]:
     """One job per wish and model of card.
 
     Raises:
@@ -84,33 +87,37 @@ def check_operator_names(names: Iterable[str]) -> None:
             raise UnknownOperator.named(name, known)
 
 
-def submit_all(
-    database: Database,
-    planned: Iterable[tuple[Wish, Request, list[Card]]],
-    outcome: Outcome,
-    *,
-    ready: Callable[[], None] | None = None,
-) -> None:
-    """Make the jobs, except for entries of files that the database has whole already.
-
-    Args:
-        outcome: filled job by job, so that whoever interrupts this knows what is under way.
-        ready: returns when the cards have registered; called while the model is already being taken apart.
-    """
+def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
+    """The plans without the entries of files that the database has whole already; says which those are."""
     from farm import jobs
-    from tasks.submit import submit
 
-    planned = list(planned)
     written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
     done: set[str] = set()
     if written:
         with database.read() as session:
             done = jobs.done_entries(session, written)
+    left = []
     for wish, request, cards in planned:
         if wish.where and request.reuse != "none" and request.id in done:
             outcome.skipped.append(request.title)
             say(f"{wish.where}: {request.title} is done already; --reuse none measures it again.")
-            continue
+        else:
+            left.append((wish, request, cards))
+    return left
+
+
+def submit_all(
+    database: Database, planned: Iterable[Planned], outcome: Outcome, *, ready: Callable[[], None] | None = None
+) -> None:
+    """Make the jobs.
+
+    Args:
+        outcome: filled job by job, so that whoever interrupts this knows what is under way.
+        ready: returns when the cards have registered; called while the model is already being taken apart.
+    """
+    from tasks.submit import submit
+
+    for _wish, request, cards in planned:
         if request.sweep is not None:
             say_skipped(request.sweep)
         one = submit(database, request, [card.id for card in cards], ready=ready)

@@ -12,6 +12,7 @@ from cli.output import Interrupted
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
+    from farm.store.database import Database
 
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
@@ -68,22 +69,34 @@ def _run(asked: Asked, ending: _Ending) -> None:
     wishes = asked.wishes()
     cards: list[Card] = choose_cards(opening.own_cards(), asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
-    # Celery loads only when there is something to do.
-    from tasks.embedded import EmbeddedFarm
-
     database = Database(settings().database)
-    database.upgrade()
     outcome = following.Outcome()
     try:
-        with EmbeddedFarm(settings(), cards) as farm:
-
-            def tend() -> None:
-                ending.check()
-                farm.tend()
-
-            following.submit_all(database, planned, outcome, ready=farm.wait_ready)
-            tend()
-            following.follow(database, outcome.job_ids, tend=tend)
+        database.upgrade()
+        if left := following.still_to_do(database, planned, outcome):
+            _measure(database, left, cards, outcome, ending)
         following.conclude(database, outcome, asked)
     finally:
         database.close()
+
+
+def _measure(
+    database: Database,
+    planned: list[following.Planned],
+    cards: list[Card],
+    outcome: following.Outcome,
+    ending: _Ending,
+) -> None:
+    # Celery loads only when there is something to do.
+    from farm.settings import settings
+    from tasks.embedded import EmbeddedFarm
+
+    with EmbeddedFarm(settings(), cards) as farm:
+
+        def tend() -> None:
+            ending.check()
+            farm.tend()
+
+        following.submit_all(database, planned, outcome, ready=farm.wait_ready)
+        tend()
+        following.follow(database, outcome.job_ids, tend=tend)

@@ -18,14 +18,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _two_simulated_cards(monkeypatch):
-    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+def _simulated_card(monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     settings.cache_clear()
 
 
 @pytest.fixture
-def farm():
-    """Run ``farm ...`` as a process of its own, as a person does."""
+def farm_process():
+    """Run ``farm ...`` as a process of its own: what publishes keeps connections that are not for a test's process."""
 
     def run(*arguments):
         command = [sys.executable, "-m", "cli", *(str(argument) for argument in arguments)]
@@ -41,6 +41,7 @@ def shared_farm(monkeypatch, tmp_path, broker, sqlite_url):
     """A broker, a database and a real ``farm worker`` for this host's cards."""
     monkeypatch.setenv("FARM_BROKER_URL", broker.url)
     monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
     settings.cache_clear()
     database = Database(sqlite_url)
     database.upgrade()
@@ -71,9 +72,9 @@ def wait_for(condition, process, timeout_s=60):
         time.sleep(0.1)
 
 
-def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm):
+def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm, farm_process):
     # Only one type is measured, so that the verdict cannot pass and --check has something to say.
-    said = farm("run", "resnet18", "--json", "--operators", "Linear", "--check")
+    said = farm_process("run", "resnet18", "--json", "--operators", "Linear", "--check")
     assert said.code == 5
     assert "error: 1 of 1 verdicts did not pass: resnet18" in said.stderr
     (report,) = json.loads(said.stdout)["reports"]
@@ -95,21 +96,21 @@ def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm):
     assert "ended" in farm("resume", job).stderr
 
 
-def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_path):
+def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_process, tmp_path):
     path = tmp_path / "jobs.yml"
     path.write_text(
         "- sweep: Conv2d\n  name: kernels\n"
         "  grid: {in_channels: 3, out_channels: 8, kernel_size: [1, 3, 9], image_size: 7}\n"
         "- {model: squeezenet1_1, batch: [1, 2]}\n"
     )
-    said = farm("run", "-f", path, "--json")
+    said = farm_process("run", "-f", path, "--json")
     assert said.code == 0, said.stderr
     reports = json.loads(said.stdout)["reports"]
     assert [report["kind"] for report in reports] == ["sweep", "model", "model"]
     assert len(reports[0]["tuples"]) == 2
     assert "1 of 3 combinations left out" in said.stderr
 
-    again = json.loads(farm("run", "-f", path, "--json").stdout)
+    again = json.loads(farm_process("run", "-f", path, "--json").stdout)
     assert again["reports"] == []
     assert again["skipped"] == ["kernels", "squeezenet1_1 1x224 float32", "squeezenet1_1 2x224 float32"]
 
@@ -140,20 +141,20 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         database.close()
 
 
-def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
-    said = farm("submit", "resnet18", "squeezenet1_1", "--json")
+def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, farm_process):
+    said = farm_process("submit", "resnet18", "squeezenet1_1", "--json")
     assert said.code == 0, said.stderr
     jobs = [row["job"] for row in json.loads(said.stdout)["jobs"]]
     assert len(jobs) == 2
 
-    waited = farm("submit", "resnet18", "--wait", "--card", "1")
+    waited = farm_process("submit", "resnet18", "--wait", "--card", "1")
     assert waited.code == 0, waited.stderr
     assert "resnet18 32x224 float32" in waited.stdout
     assert farm("status", *jobs, "--watch").code == 0
     assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {"idle", "busy"}
 
     # Ctrl-C ends the waiting, not the job.
-    command = [sys.executable, "-m", "cli", "submit", "vit_b_16", "--wait"]
+    command = [sys.executable, "-m", "cli", "submit", "resnet18", "--wait"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as submit:
         job = submit.stderr.readline().split()[1].rstrip(":")
         submit.send_signal(signal.SIGINT)
