@@ -35,6 +35,28 @@ DISAGREE = 0.02
 THROTTLED_SHARE = 0.05  # of the samples
 REPEATS = 2  # of a reading that was taken hot, shared or drifting
 DRIFT = 0.03  # difference of power between the halves of a window
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """No window opens while the chip still warms up or cools down faster than this.
+
+    Leakage grows with temperature: a window opened too early reads another power than a long run has. A whole model
+    is what every sum is held against, so it waits longer than a tuple, of which there are hundreds.
+    """
+
+    slope_c_per_s: float
+    span_s: float  # over which the slope is taken: cards tell whole degrees, ten times a second
+    ceiling_s: float  # of warm-up and waiting together
+
+    def ceiling(self, stopping: Stopping) -> float:
+        """Whoever asks for short windows gets short waits."""
+        return min(self.ceiling_s, 1.5 * stopping.maximum_s)
+
+
+GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
+WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling allows it
+
 BURST_S = 0.004
 BURST_DUTIES = (0.6, 0.3)
 BURST_WINDOW_S = 0.8
@@ -179,7 +201,7 @@ class Bench:
                 started_s = time.perf_counter()
                 workload = prepare(subject, protocol, self.torch_device)
                 rebuild_s = time.perf_counter() - started_s
-                reading = self._steady_until_good(workload, stopping, on_phase)
+                reading = self._steady_until_good(workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase)
                 burst_s = 0.0
                 # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
                 limited = subject.kind == "operator" and "throttled_power" in reading.flags
@@ -211,10 +233,10 @@ class Bench:
 
     # ------------------------------------------------------------------------------------------ steady window
 
-    def _steady_until_good(self, workload: Workload, stopping: Stopping, on_phase: OnPhase) -> Reading:
+    def _steady_until_good(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         spent = {"warm_up": 0.0, "window": 0.0}
         for attempt in range(REPEATS + 1):
-            reading = self._steady(workload, stopping, on_phase)
+            reading = self._steady(workload, stopping, gate, on_phase)
             for name in spent:
                 spent[name] += reading.cost_s[name]
             poor = {"throttled_thermal", "shared", "drifting"} & set(reading.flags)
@@ -225,7 +247,7 @@ class Bench:
         details = {**reading.details, "attempts": attempt + 1} if attempt else reading.details
         return dataclasses.replace(reading, cost_s=spent, details=details)
 
-    def _steady(self, workload: Workload, stopping: Stopping, on_phase: OnPhase) -> Reading:
+    def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         foreign_before = self._foreign_processes()
         clock = _Clock(workload)
         on_phase("warm-up", {})
@@ -234,6 +256,7 @@ class Bench:
             clock.step()
             while time.perf_counter() - start_s < stopping.warm_up_s:
                 clock.step()
+            settled = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
             begin_s = self._window_begin(clock, sampler)
             on_phase("window", {})
             converged = self._run_window(clock, sampler, begin_s, stopping)
@@ -243,7 +266,29 @@ class Bench:
         window = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
         foreign = foreign_before | self._foreign_processes()
-        return self._reading(workload, rounds, power, window, sampler, converged, foreign, begin_s - start_s)
+        reading = self._reading(workload, rounds, power, window, sampler, converged, foreign, begin_s - start_s)
+        if settled is None:
+            return reading
+        flags = reading.flags if abs(settled) <= gate.slope_c_per_s else tuple(sorted({*reading.flags, "unsettled"}))
+        return dataclasses.replace(
+            reading, flags=flags, details={**reading.details, "warm_up_slope_c_per_s": round(settled, 2)}
+        )
+
+    def _settle(self, clock: _Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
+        """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended."""
+        if "temperature_c" not in self.device.capabilities:
+            return None
+        next_check_s = 0.0
+        slope: float | None = None
+        while True:
+            now_s = time.perf_counter()
+            if now_s >= next_check_s:
+                next_check_s = now_s + 0.05
+                if now_s - start_s >= gate.span_s:
+                    slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
+                if (slope is not None and abs(slope) <= gate.slope_c_per_s) or now_s >= until_s:
+                    return slope
+            clock.step()
 
     def _window_begin(self, clock: _Clock, sampler: Sampler) -> float:
         """Now, or when the energy counter next moves: work goes on until then."""
@@ -299,14 +344,15 @@ class Bench:
             pairs = pairs[dropped:]
             times, energies = [a for a, _ in pairs], [b for _, b in pairs]
             rate = statistics.slope(times, energies)
+            drift = _drift(times, energies)
+            # A power on its way somewhere is known no better than to half the way that it made.
+            half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
             window = sampler.window(times[0], times[-1])
             details: dict[str, Any] = {"ticks": len(pairs), "ramp_ticks_dropped": dropped}
             if window.power_w is not None and window.power_source == "power_instant":
                 details["power_integral_w"] = round(window.power_w, 3)
             source = "rapl" if self.device.card.kind == "cpu" else "energy_counter"
-            return _Power(
-                rate.rate / 1e3, rate.half_width / 1e3, source, times[0], times[-1], details, _drift(times, energies)
-            )
+            return _Power(rate.rate / 1e3, half_width_mw / 1e3, source, times[0], times[-1], details, drift)
         window = sampler.window(begin_s, end_s)
         if window.power_w is None:
             return _Power(None, None, "", begin_s, end_s, {})
@@ -522,6 +568,12 @@ def measure(
 
 
 _BENCHES: dict[str, Bench] = {}
+
+
+def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
+    if subject.kind == "operator":
+        return stopping
+    return dataclasses.replace(stopping, minimum_s=max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2)))
 
 
 def _pass_times_us(rounds: list[tuple[float, float, int]]) -> list[float]:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from farm.benchmark.protocol import Trace
-from farm.benchmark.statistics import mean, median, time_average
+from farm.benchmark.statistics import mean, median, slope, time_average
 from farm.devices.device import Device
 
 BASE_PAUSE_S = 0.005
@@ -124,6 +124,16 @@ class Sampler:
         """Samples of the power sensor in [begin_s, end_s]. Unit: W."""
         return self._series[self._power_field].span(begin_s, end_s)[1] if self._power_field else []
 
+    def temperature_slope_c_per_s(self, begin_s: float, end_s: float) -> float | None:
+        """How fast the chip warms up: the least-squares rate over [begin_s, end_s], since cards tell whole degrees.
+
+        None where the card does not tell, or was asked fewer than twice.
+        """
+        if "temperature_c" not in self._slow_fields:
+            return None
+        times, values = self._series["temperature_c"].span(begin_s, end_s)
+        return slope(times, values).rate if len(times) >= 2 else None
+
     @property
     def tick_s(self) -> float | None:
         """The counter's period as seen so far."""
@@ -142,11 +152,6 @@ class Sampler:
         power_w = None
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
-        slope_c_per_s = None
-        if "temperature_c" in self._slow_fields:
-            times, values = self._series["temperature_c"].span(begin_s, end_s)
-            if len(times) >= 2 and times[-1] > times[0]:
-                slope_c_per_s = (values[-1] - values[0]) / (times[-1] - times[0])
         reasons = [words for time_s, words in list(self._reasons) if begin_s - SLOW_PAUSE_S <= time_s <= end_s]
         return Window(
             begin_s=begin_s,
@@ -158,7 +163,7 @@ class Sampler:
             sm_clock_mhz=means.get("sm_clock_mhz"),
             memory_clock_mhz=means.get("memory_clock_mhz"),
             temperature_c=means.get("temperature_c"),
-            temperature_slope_c_per_s=slope_c_per_s,
+            temperature_slope_c_per_s=self.temperature_slope_c_per_s(begin_s, end_s),
             memory_temperature_c=means.get("memory_temperature_c"),
             throttle_shares=_shares(reasons),
             samples=sum(len(series.span(begin_s, end_s)[0]) for series in self._series.values()),

@@ -75,6 +75,33 @@ def test_the_ramp_of_the_power_is_left_out_of_the_window() -> None:
     assert reading.power_w == pytest.approx(300, rel=0.15)
 
 
+def test_no_window_opens_before_the_temperature_holds_still() -> None:
+    device = FakeDevice()
+    moment = measuring.time.perf_counter
+    hot_s = moment() + 0.8
+    device.temperature_c = lambda: float(int(40 + 30 * (min(moment(), hot_s) - hot_s)))  # type: ignore[method-assign]
+    reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 2.0}))
+    assert reading.warm_up_s > 0.4
+    assert abs(reading.details["warm_up_slope_c_per_s"]) < 30
+
+
+def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged() -> None:
+    device = FakeDevice()
+    device.temperature_c = lambda: 40 + 30 * measuring.time.perf_counter()  # type: ignore[method-assign]
+    reading = read(device)
+    assert "unsettled" in reading.flags
+    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.2)
+    assert "unsettled" not in read(FakeDevice(lacks=frozenset({"temperature_c"}))).flags
+
+
+def test_a_power_on_its_way_somewhere_has_a_wide_interval() -> None:
+    still, rising = FakeDevice(), FakeDevice(power_w=lambda now_s: 300 * (1 + 0.2 * now_s))
+    narrow, wide = read(still), read(rising)
+    assert narrow.power_half_width_w is not None
+    assert wide.power_half_width_w is not None
+    assert wide.power_half_width_w / wide.power_w > narrow.power_half_width_w / narrow.power_w
+
+
 def test_power_that_the_instant_sensor_does_not_confirm_is_flagged() -> None:
     assert "power_disagrees" in read(FakeDevice(instant_factor=1.1)).flags
 
