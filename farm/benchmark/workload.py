@@ -185,7 +185,7 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
 
     spec = OperatorTuple.from_json(subject.spec)
     _guard(_tuple_bytes(spec), device)
-    rebuilt = rebuild(spec, device, requires_grad=protocol.grad)
+    rebuilt = rebuild(spec, device)
     if protocol.data == "zeros":
         _zero(rebuilt.activations)
     if protocol.residency == "chain":

@@ -38,15 +38,15 @@ class Rebuilt:
             millions of runs (see `farm.operators.values`).
     """
 
-    def __init__(self, spec: OperatorTuple, device: torch.device, storages: list[torch.Tensor], grad: bool) -> None:
+    def __init__(self, spec: OperatorTuple, device: torch.device, storages: list[torch.Tensor]) -> None:
         self.spec = spec
         self.device = device
         self._storages = storages
-        self._grad = grad
         self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
         for index, tensor in enumerate(spec.tensors):
             if tensor.role == "parameter":
-                wanted = grad and self.tensors[index].is_floating_point()
+                # As in a model, also under no_grad: matmul folds its batch by whether its operand asks for gradients.
+                wanted = self.tensors[index].is_floating_point() or self.tensors[index].is_complex()
                 self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=wanted)
         self._target = _target(spec, self.tensors)
         self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
@@ -96,7 +96,7 @@ class Rebuilt:
             base.clone() if (weights if number in held else activations) else base
             for number, base in enumerate(self._storages)
         ]
-        return Rebuilt(self.spec, self.device, storages, self._grad)
+        return Rebuilt(self.spec, self.device, storages)
 
     def __repr__(self) -> str:
         return f"<Rebuilt {self.spec.label} on {self.device}>"
@@ -107,14 +107,11 @@ def rebuild(
     device: torch.device | str,
     *,
     seed: int = 0,
-    requires_grad: bool = False,
     filled: bool = True,
 ) -> Rebuilt:
     """Builds the operator with its tensors on ``device``, filled by ``seed``.
 
     Args:
-        requires_grad: whether floating-point parameters ask for gradients, as they do in a model that runs with
-            gradients enabled; some operators take other paths then.
         filled: whether the tensors get values; without, they are whatever the memory held.
 
     Raises:
@@ -130,7 +127,7 @@ def rebuild(
     storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
     if filled and device.type != "meta":
         _fill(spec, storages, device, seed)
-    return Rebuilt(spec, device, storages, requires_grad)
+    return Rebuilt(spec, device, storages)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -141,7 +138,7 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     """
     try:
         storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(_storage_bytes(spec)))]
-        trial = Rebuilt(spec, torch.device("meta"), storages, False)
+        trial = Rebuilt(spec, torch.device("meta"), storages)
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
             trial.run()
@@ -178,8 +175,13 @@ def _users(spec: OperatorTuple, storage: int) -> list[TensorSpec]:
 
 
 def _is_whole(tensor: TensorSpec) -> bool:
-    """Whether the tensor covers its memory exactly, so that it can be a tensor of its own and no view."""
-    return tensor.offset == 0 and tensor.extent == tensor.numel
+    """Whether the tensor covers its memory exactly once, so that it can be a tensor of its own and no view."""
+    expected = 1
+    for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+        if size != 1 and step != expected:
+            return tensor.numel == 0 and tensor.offset == 0
+        expected *= size
+    return tensor.offset == 0
 
 
 def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.Tensor:

@@ -41,7 +41,7 @@ def replay(spec: OperatorTuple, device: torch.device | str, *, fake: bool = Fals
     """
     device = torch.device(device)
     with FakeTensorMode() if fake else contextlib.nullcontext():
-        built = rebuild(spec, device, requires_grad=grad_enabled, filled=not fake)
+        built = rebuild(spec, device, filled=not fake)
         seen = capture(_Once(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
     if len(seen.calls) != 1:
         return Trace(tuple(seen.operators.elements()), ())
