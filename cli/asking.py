@@ -92,7 +92,7 @@ class Asked:
 
 def _shared(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models by name; `farm models` lists them.")
+        list[str] | None, typer.Argument(metavar="MODEL", help="Models by name; `farm models` lists them.")
     ] = None,
     files: Annotated[
         list[Path] | None,

@@ -11,7 +11,7 @@ from cli.output import say
 
 
 def cancel(
-    job: Annotated[list[str], typer.Argument(metavar="JOB...", help="The job's id, or its beginning.")],
+    job: Annotated[list[str], typer.Argument(metavar="JOB", help="The job's id, or its beginning.")],
 ) -> None:
     """End jobs early: what is being measured is finished and kept, the rest is not begun."""
     from farm import jobs

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.store.database import Database
 
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
 
@@ -33,7 +34,7 @@ def run(asked: Asked) -> None:
 
 
 class _Ending:
-    """SIGTERM and Ctrl-C alike end the run in order: servers and workers are stopped on the way out.
+    """SIGTERM, Ctrl-C and a terminal that closes alike end the run in order: servers and workers are stopped on the way out.
 
     Both are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
     module is imported, is dropped.
@@ -43,7 +44,7 @@ class _Ending:
         self.asked = False
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {number: signal.signal(number, self._end) for number in ENDING_SIGNALS}
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():

@@ -12,7 +12,7 @@ from cli.output import emit_json, say
 app = typer.Typer(
     help="Show or edit the operator types that `--operators auto` measures first.", invoke_without_command=True
 )
-Names = Annotated[list[str], typer.Argument(metavar="OPERATOR...", help="Operator types, e.g. Conv2d.")]
+Names = Annotated[list[str], typer.Argument(metavar="OPERATOR", help="Operator types, e.g. Conv2d.")]
 
 
 @app.callback()

@@ -19,7 +19,7 @@ WATCH_S = 1.0
 def status(
     job: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB]...", help="A job's id or its beginning. Default: open jobs, or the newest."),
+        typer.Argument(metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until the jobs have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,

@@ -317,7 +317,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("card", nargs="?")
     parser.add_argument("--parent", type=int, default=0)
     options = parser.parse_args(arguments)
-    die_with_parent(signal.SIGTERM, options.parent or None)
+    # An embedded farm's broker dies with the command too, and Celery would wait for it before it stops in order.
+    embedded = bool(os.environ.get(EMBEDDED_VARIABLE))
+    die_with_parent(signal.SIGKILL if embedded else signal.SIGTERM, options.parent or None)
     _log_to_stderr(bool(os.environ.get("FARM_WORKER_JSON_LOGS")))
     role: Callable[[], int] = serve_control if options.role == "control" else lambda: serve_card(options.card)
     try:

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farm.settings import settings
@@ -139,6 +140,20 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         with database.read() as session:
             assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]
         database.close()
+
+
+def test_a_killed_run_takes_its_workers_and_servers_with_it():
+    environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli", "run", "resnet18"], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
+    ) as run:
+        assert run.stderr.readline().startswith("job ")
+        theirs = psutil.Process(run.pid).children(recursive=True)
+        assert len(theirs) >= 3
+        run.kill()
+        run.communicate()
+    _, alive = psutil.wait_procs(theirs, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, farm_process):
