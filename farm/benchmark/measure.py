@@ -24,6 +24,7 @@ from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, out_of_memory, prepare
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.operators.profiled import launched_kernels
 
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -212,6 +213,10 @@ class Bench:
                     burst_s = time.perf_counter() - started_s
                     if burst is not None:
                         reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
+                started_s = time.perf_counter()
+                if self.cuda and subject.kind == "operator":
+                    reading = self._with_kernels(reading, workload)
+                kernels_s = time.perf_counter() - started_s
             except Unmeasurable:
                 raise
             except torch.OutOfMemoryError as error:
@@ -227,6 +232,7 @@ class Bench:
             **reading.cost_s,
             "rebuild": rebuild_s,
             "burst": burst_s,
+            "kernels": kernels_s,
             "total": time.perf_counter() - begin_s,
         }
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
@@ -452,6 +458,16 @@ class Bench:
             cost_s={"warm_up": warm_up_s, "window": power.end_s - power.begin_s},
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
+
+    def _with_kernels(self, reading: Reading, workload: Workload) -> Reading:
+        """The reading with the names of the kernels that one pass launches: `details["kernels"]`, name -> launches."""
+        if workload.single is None:
+            return reading
+        try:
+            kernels = launched_kernels(workload.single, self.torch_device)
+        except RuntimeError:  # another profiler is at work: the reading is as good without the names
+            return reading
+        return dataclasses.replace(reading, details={**reading.details, "kernels": dict(kernels.most_common())})
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes

@@ -187,6 +187,9 @@ class TorchRunner(Runner):
     """Measures with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
 
     def __init__(self, device: Device) -> None:
+        # The profiler's driver part, taken down and set up again between CUDA graphs, is known to crash (PyTorch does
+        # the same where it mixes both).
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         import torch
 

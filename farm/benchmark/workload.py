@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.protocol import Protocol, Subject, Variant
+from farm.data_classes import fillings
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.tuple import OperatorTuple
 
@@ -55,6 +56,7 @@ class Workload:
     rounds: list[Round]
     device: torch.device
     round_s: float  # first estimate of one round's duration
+    single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
     details: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     _next: int = 0
@@ -67,6 +69,7 @@ class Workload:
     def close(self) -> None:
         """Let go of graphs first, then of the tensors that they point to."""
         self.rounds.clear()
+        self.single = None
         self.keep.clear()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -161,7 +164,8 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device) -> Workl
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
     """
     if protocol.data == "seen":
-        raise Unmeasurable("not_available", "The values seen in the running model are not kept.", "Use --data normal.")
+        # A job resolves it to classes of data; whoever measures a subject by itself has no model to look into.
+        raise Unmeasurable("not_available", "'seen' names no data of its own.", "Use --data normal, or a class.")
     try:
         passes = (
             _operator(subject, protocol, device) if subject.kind == "operator" else _variant(subject, protocol, device)
@@ -186,18 +190,14 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
     spec = OperatorTuple.from_json(subject.spec)
     _guard(_tuple_bytes(spec), device)
     rebuilt = rebuild(spec, device)
-    if protocol.data == "zeros":
-        _zero(rebuilt.activations)
+    _set_values(rebuilt, protocol.data)
     if protocol.residency == "chain":
         return _chain(rebuilt)
     stream = protocol.residency == "stream"
     copies_weights = bool(rebuilt.weights)
 
     def copy(index: int) -> Pass:
-        other = rebuilt.replica(weights=copies_weights, activations=stream, index=index)
-        if protocol.data == "zeros" and stream:
-            _zero(other.activations)
-        return other.run
+        return rebuilt.replica(weights=copies_weights, activations=stream, index=index).run  # of equal values
 
     return _Passes(
         first=rebuilt.run,
@@ -310,6 +310,36 @@ def _zero(tensors: Any) -> None:
             tensor.detach().zero_()
 
 
+def _set_values(rebuilt: Rebuilt, data: str) -> None:
+    """Bring the activations of a rebuilt operator into a class of data, where it may choose them freely."""
+    if data == "normal":
+        return
+    if data == "zeros":
+        return _zero(rebuilt.activations)
+    from farm.operators.rebuild import written_inputs
+    from farm.operators.values import fill_of, impose
+
+    spec = rebuilt.spec
+    written = written_inputs(spec)
+    indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
+    try:
+        wanted = fillings(data, len(indices))
+    except ValueError as error:
+        raise Unmeasurable("rejected", f"{error}.") from error
+    generator = torch.Generator(device=rebuilt.device).manual_seed(1)
+    done: set[int] = set()
+    for index, filling in zip(indices, wanted, strict=True):
+        storage = spec.tensors[index].storage
+        memory = rebuilt.memory(index)
+        # What an operator writes, divides by or looks up stays as it was filled.
+        free = index not in written and fill_of(spec, index, written).form == "normal"
+        if free and storage not in done and memory.is_floating_point():
+            done.add(storage)
+            with torch.no_grad():
+                impose(memory, filling.zeros, filling.positive, generator)
+    return None
+
+
 def _tuple_bytes(spec: OperatorTuple) -> int:
     storages: dict[int, int] = {}
     for tensor in spec.tensors:
@@ -374,7 +404,7 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
         torch.cuda.synchronize(device)
     else:
         rounds = [Round(_loop(group), len(group)) for group in groups]
-    return Workload(rounds, device, pass_s * len(groups[0]), details, keep)
+    return Workload(rounds, device, pass_s * len(groups[0]), passes.first, details, keep)
 
 
 def _copies(passes: _Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+
+RANGE = "farm.call "  # how a range begins that names an operator call to the profiler
 
 
 class Profiled:
@@ -18,6 +22,7 @@ class Profiled:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.counts: Counter[str] = Counter()
+        self.times_us: Counter[str] = Counter()  # on CUDA: how long the card ran each kernel, all its launches summed
 
     def __enter__(self) -> Profiled:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -35,11 +40,30 @@ class Profiled:
         events = self.profile.events() or []
         for event in events:
             if self.device.type == "cuda":
-                if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
+                if is_kernel(event):
                     self.counts[event.name] += 1
+                    self.times_us[event.name] += event.time_range.elapsed_us()
             elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
                 # With a mode active, linear adds its bias out of place: the same arithmetic, another name.
                 self.counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+
+
+def is_kernel(event: Any) -> bool:
+    """Whether an event of the profiler is a kernel on the card: no copy, and no range that a program named."""
+    return (
+        event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(("Mem", RANGE))
+        and not getattr(event, "is_user_annotation", False)
+    )
+
+
+def launched_kernels(run: Callable[[], object], device: torch.device) -> Counter[str]:
+    """The kernels that one run launches on a card, by name. Only the card's side is recorded, which is cheap."""
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize(device)
+    return Counter(event.name for event in profile.events() or [] if is_kernel(event))
 
 
 @functools.cache
