@@ -12,6 +12,9 @@ from cli.output import say
 
 def resume(
     job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Measure again also what failed, with all its attempts.")
+    ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
 ) -> None:
     """Go on with a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
@@ -23,6 +26,11 @@ def resume(
     database = opening.open_database()
     with database.read() as session:
         row = jobs.find(session, job)
+    if failed:
+        check_broker(settings())  # before anything is set waiting that nobody could be told of
+        say(f"{jobs.retry_failed(database, row.id)} failed items of job {row.id} are tried again.")
+        with database.read() as session:
+            row = jobs.find(session, row.id)
     if row.state != "open":
         say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
         return

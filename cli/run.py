@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cli import following, opening
 from cli.asking import Asked, asks
-from cli.output import Interrupted
+from cli.output import Interrupted, say
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -92,6 +92,7 @@ def _measure(
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
+    say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
     with EmbeddedFarm(settings(), cards) as farm:
 
         def tend() -> None:

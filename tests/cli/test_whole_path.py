@@ -126,7 +126,7 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         if moment == "starting":
             wait_for(lambda: Path(settings().state_dir, "farm.db").exists(), run)
         else:
-            assert run.stderr.readline().startswith("job ")
+            wait_for(lambda: run.stderr.readline().startswith("job "), run)
         run.send_signal(sign)
         stdout, stderr = run.communicate(timeout=30)
     assert (run.returncode, stdout) == (130, "")
@@ -147,7 +147,7 @@ def test_a_killed_run_takes_its_workers_and_servers_with_it():
     with subprocess.Popen(
         [sys.executable, "-m", "cli", "run", "resnet18"], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
     ) as run:
-        assert run.stderr.readline().startswith("job ")
+        wait_for(lambda: run.stderr.readline().startswith("job "), run)
         theirs = psutil.Process(run.pid).children(recursive=True)
         assert len(theirs) >= 3
         run.kill()
@@ -178,3 +178,6 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
         assert submit.returncode == 130
         assert f"The farm goes on measuring. `farm status {job} --watch` follows" in stderr
     assert farm("cancel", job).code == 0
+    again = farm_process("resume", jobs[0], "--failed")
+    assert again.code == 0, again.stderr
+    assert f"0 failed items of job {jobs[0]}" in again.stderr
