@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import logging
 import re
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
 from farm.benchmark.protocol import Variant
+from farm.data_classes import class_of
 from farm.errors import CaptureError
 from farm.request import Request
 from farm.roofline import Roofline
@@ -25,6 +29,8 @@ from farm.store import tables
 from farm.store.content import StoredCall, find_capture, store_capture, store_operators, store_variant
 from farm.store.database import Database
 from farm.verdict import Part
+
+_log = logging.getLogger(__name__)
 
 
 def torch_version() -> str:
@@ -50,9 +56,89 @@ def capture_for(database: Database, request: Request, *, device_type: str, torch
     assert request.variant is not None
     with database.read() as session:
         known = find_capture(session, request.variant.id, device_type, request.protocol.grad, torch)
-    if known is not None and known.id is not None:
-        return known.id
-    return _predict(database, request.variant, device_type=device_type, grad=request.protocol.grad, torch=torch)
+    capture_id = known.id if known is not None else None
+    if capture_id is None:
+        capture_id = _predict(
+            database, request.variant, device_type=device_type, grad=request.protocol.grad, torch=torch
+        )
+    if request.protocol.data == "seen":
+        _look_at_values(database, capture_id, request.variant)
+    return capture_id
+
+
+def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
+    """Keep beside each call what its activations held when the model ran, unless that is known."""
+    call = tables.Call
+    with database.read() as session:
+        if (
+            session.exec(select(call.call_index).where(call.capture_id == capture_id, col(call.data).is_(None))).first()
+            is None
+        ):
+            return
+        row = session.get(tables.ModelVariant, variant.id)
+        flops = row.flops if row else 0
+    from farm.operators.seen import seen_values
+
+    seen = seen_values(variant, flops)
+    if seen is None:
+        _log.warning("%s is not run for the values in its tensors: its tuples get standard normal data.", variant)
+    with database.write() as session:
+        _store_values(session, capture_id, seen or {})
+
+
+def _store_values(
+    session: Session, capture_id: int, seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]]
+) -> None:
+    """Beside each call, what was seen at it: calls match by module path, operator and order.
+
+    A call that finds no match, or one of another number of activations, keeps an empty list: nothing is known.
+    """
+    call, operator = tables.Call, tables.Operator
+    query = (
+        select(call.call_index, call.module_path, operator.name, operator.spec)
+        .join(operator, col(operator.id) == col(call.operator_id))
+        .where(call.capture_id == capture_id)
+        .order_by(col(call.call_index))
+    )
+    met: Counter[tuple[str, str]] = Counter()
+    rows = []
+    for index, path, name, spec in session.exec(query).all():
+        key = (path, name)
+        there = seen.get(key, ())
+        data = list(there[met[key]]) if met[key] < len(there) else []
+        met[key] += 1
+        activations = sum(tensor["role"] == "activation" for tensor in spec["tensors"])
+        rows.append({"capture_id": capture_id, "call_index": index, "data": data if len(data) == activations else []})
+    if rows:
+        session.execute(update(call), rows)
+
+
+def _stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
+    call, operator = tables.Call, tables.Operator
+    query = (
+        select(call.module_path, operator.name, call.data)
+        .join(operator, col(operator.id) == col(call.operator_id))
+        .where(call.capture_id == capture_id, col(call.data).is_not(None))
+        .order_by(col(call.call_index))
+    )
+    found: dict[tuple[str, str], list[list[dict[str, Any] | None]]] = defaultdict(list)
+    for path, name, data in session.exec(query):
+        found[path, name].append(list(data or []))
+    return found
+
+
+def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
+    """(tuple id, class of data) -> calls of a capture, in the order of first call.
+
+    Args:
+        data: a protocol's data policy. Any but `seen` is the class of every call.
+    """
+    call = tables.Call
+    query = select(call.operator_id, call.data).where(call.capture_id == capture_id).order_by(col(call.call_index))
+    number: Counter[tuple[str, str]] = Counter()
+    for operator_id, seen in session.exec(query):
+        number[operator_id, class_of(seen) if data == "seen" else data] += 1
+    return dict(number)
 
 
 def _predict(database: Database, variant: Variant, *, device_type: str, grad: bool, torch: str) -> int:
@@ -155,7 +241,7 @@ def store_observed(
         specs = {spec.id: spec for spec in map(OperatorTuple.from_json, observed["tuples"].values())}
         costs = {specs[tuple_id]: _Cost(**cost) for tuple_id, cost in observed["costs"].items()}
         store_operators(session, costs)
-        return store_capture(
+        observed_id = store_capture(
             session,
             seen,
             variant_id=predicted.variant_id,
@@ -166,6 +252,9 @@ def store_observed(
             card_id=card_id,
             verification=dict(verification),
         )
+        if values := _stored_values(session, capture_id):
+            _store_values(session, observed_id, values)
+        return observed_id
 
 
 @dataclass(frozen=True)

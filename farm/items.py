@@ -221,6 +221,8 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
         newest = session.get(tables.Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
+    # The item's own: under the data policy `seen` it differs from the job's.
+    protocol = session.get(tables.Protocol, item.protocol_id)
     assert item.id is not None
     return Claim(
         item.id,
@@ -231,7 +233,7 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         label,
         short_name,
         Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec),
-        request.protocol,
+        Protocol.from_json(protocol.spec) if protocol is not None and protocol.spec else request.protocol,
         request.stopping,
         capture_id,
     )

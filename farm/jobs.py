@@ -15,6 +15,8 @@ import sqlalchemy
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
+from farm.benchmark.protocol import Protocol
+from farm.captures import classes
 from farm.errors import NoSuchCard, NoSuchJob, UsageError, did_you_mean
 from farm.items import best_reading
 from farm.request import Request
@@ -146,21 +148,21 @@ def _add_round(
         )
     )
     session.flush()
-    there = set(session.exec(select(Item.subject_id).where(Item.job_id == job.id, Item.role == "tuple")))
-    wanted = [
-        operator
-        for operator in _operators(session, capture_id, operator_ids)
-        if operator.id not in there and ("all" in scope or operator.short_name in scope)
-    ]
+    there = set(
+        session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
+    )
     roofline = _roofline(request, cards[0])
-    expected = {operator.id: _expected_s(request, roofline, operator) for operator in wanted}
-    tuples = [_item(job, cards[0], "tuple", "operator", operator.id, expected[operator.id]) for operator in wanted]
+    tuples = [
+        _item(job, cards[0], "tuple", "operator", operator.id, protocol.id, _expected_s(request, roofline, operator))
+        for operator, protocol in _operators(session, request, capture_id, operator_ids)
+        if (operator.id, protocol.id) not in there and ("all" in scope or operator.short_name in scope)
+    ]
     reused = _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     _place(session, new, cards)
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
-        extra += _wholes(session, job, request, cards, tuples, sum(expected.values()) / max(1, len(expected)))
+        extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
         if len(busy := {item.card_id for item in new}) > 1:
             heaviest = max(new, key=lambda item: item.expected_s)
             extra += [_canary(job, card, heaviest) for card in cards if card.id in busy]
@@ -182,6 +184,8 @@ def _wholes(
 ) -> list[Item]:
     """The whole model on every card that contributes: those that measure now, those whose readings are reused."""
     assert request.variant is not None
+    protocol = request.protocol.of_whole
+    store_protocol(session, protocol)
     by_id = {card.id: card for card in cards}
     measuring = {item.card_id for item in tuples if item.state == ItemState.WAITING}
     lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
@@ -189,27 +193,43 @@ def _wholes(
     for card_id in sorted(measuring | lenders) or [cards[0].id]:
         card = by_id.get(card_id) or session.get(tables.Card, card_id)
         assert card is not None
-        whole = _item(job, card, "whole", "variant", request.variant.id, expected_s + 2.0)
+        whole = _item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
             wholes.append(whole)  # a lender that was not chosen gives what it has, and is asked for nothing
     if not wholes:
-        wholes.append(_item(job, cards[0], "whole", "variant", request.variant.id, expected_s + 2.0))
+        wholes.append(_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
     return wholes
 
 
 def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
-    return _item(job, card, "canary", heaviest.subject_kind, heaviest.subject_id, heaviest.expected_s)
+    return _item(
+        job,
+        card,
+        "canary",
+        heaviest.subject_kind,
+        heaviest.subject_id,
+        heaviest.protocol_id,
+        heaviest.expected_s,
+    )
 
 
-def _item(job: tables.Job, card: tables.Card, role: str, subject_kind: str, subject_id: str, expected_s: float) -> Item:
+def _item(
+    job: tables.Job,
+    card: tables.Card,
+    role: str,
+    subject_kind: str,
+    subject_id: str,
+    protocol_id: str,
+    expected_s: float,
+) -> Item:
     return Item(
         job_id=job.id,
         round=job.round,
         role=role,
         subject_kind=subject_kind,
         subject_id=subject_id,
-        protocol_id=job.protocol_id,
+        protocol_id=protocol_id,
         card_id=card.id,
         card_model=card.model,
         expected_s=expected_s,
@@ -217,18 +237,26 @@ def _item(job: tables.Job, card: tables.Card, role: str, subject_kind: str, subj
     )
 
 
-def _operators(session: Session, capture_id: int | None, operator_ids: Sequence[str]) -> list[tables.Operator]:
+def _operators(
+    session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
+) -> list[tuple[tables.Operator, Protocol]]:
+    """What is to be read, and under which protocol: a tuple that meets two classes of data is two things."""
     if capture_id is not None:
-        ids: Iterable[str] = session.exec(
-            select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id).distinct()
-        )
+        pairs = list(classes(session, capture_id, request.protocol.data))
     else:
-        ids = operator_ids
+        pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
     found: dict[str, tables.Operator] = {}
-    for chunk in _chunks(sorted(set(ids))):
+    for chunk in _chunks(sorted({operator_id for operator_id, _ in pairs})):
         for operator in session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(chunk))):
             found[operator.id] = operator
-    return list(found.values())
+    protocols = {data: request.protocol.with_data(data) for _, data in pairs}
+    for protocol in protocols.values():
+        store_protocol(session, protocol)
+    return [(found[operator_id], protocols[data]) for operator_id, data in pairs]
+
+
+def _mean_s(items: Sequence[Item]) -> float:
+    return sum(item.expected_s for item in items) / max(1, len(items))
 
 
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> int:
@@ -236,20 +264,21 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     software_id = cards[0].software_id
     if request.reuse == "none" or software_id is None:
         return 0
-    candidates: dict[str, list[tables.Reading]] = defaultdict(list)
+    candidates: dict[tuple[str, str], list[tables.Reading]] = defaultdict(list)
     for chunk in _chunks([item.subject_id for item in items]):
         query = select(tables.Reading).where(
             col(tables.Reading.subject_id).in_(chunk),
-            tables.Reading.protocol_id == request.protocol.id,
+            col(tables.Reading.protocol_id).in_({item.protocol_id for item in items}),
             tables.Reading.software_id == software_id,
             col(tables.Reading.simulated).is_(False),
         )
         for reading in session.exec(query):
-            candidates[reading.subject_id].append(reading)
+            candidates[reading.subject_id, reading.protocol_id].append(reading)
     chosen = {card.id for card in cards}
     closed = 0
     for item in items:
-        if (best := best_reading(candidates[item.subject_id], item, request, chosen)) is not None:
+        served = candidates[item.subject_id, item.protocol_id]
+        if (best := best_reading(served, item, request, chosen)) is not None:
             item.state, item.reading_id, item.reused = ItemState.DONE, best.id, True
             item.card_id, item.ended_at_s = best.card_id, database_now()  # type: ignore[assignment]
             closed += 1

@@ -87,8 +87,14 @@ class Part:
     reading: ReadingView | None = None
     reason: str = ""  # why there is no reading
     card_id: str = ""
+    data: str = "normal"  # the class of data in its inputs
     in_scope: bool = True  # its operator type was chosen by --operators
     reused: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the other parts: one tuple in two classes of data is two parts."""
+        return self.operator_id, self.data
 
     @property
     def weight_us(self) -> float:

@@ -15,11 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from farm.data_classes import is_class
 from farm.errors import UsageError
 
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
-DataPolicy = Literal["normal", "zeros", "seen"]
+# normal, zeros, a class of `farm.data_classes`; or seen, which a job resolves to a class for each call
+DataPolicy = str
 SubjectKind = Literal["operator", "variant"]
 
 
@@ -49,12 +51,22 @@ class Protocol:
 
     def __post_init__(self) -> None:
         for name, choices in self.CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
+            value = getattr(self, name)
+            if value not in choices and not (name == "data" and is_class(value)):
                 raise UsageError(f"{name} '{value}' is unknown.", f"Choose one of {', '.join(choices)}.")
 
     @property
     def id(self) -> str:
         return content_id(self.to_json())
+
+    def with_data(self, data: DataPolicy) -> Self:
+        """The same protocol for a class of data: under `seen` each tuple is read under the class of its calls."""
+        return dataclasses.replace(self, data=data)
+
+    @property
+    def of_whole(self) -> Self:
+        """What a whole model is read under: its own layers make the values, from standard normal inputs."""
+        return self.with_data("normal") if self.data == "seen" else self
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -40,6 +40,9 @@ from farm.operators.leaves import describe_leaf
 from farm.operators.profiled import Profiled
 from farm.operators.tuple import OperatorTuple, canonical_stride
 
+#: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
+Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]]], None]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -74,6 +77,7 @@ class Capture:
 
     ``gaps`` and ``overlaps`` are texts for people: the aten operator, where, and why. ``operators`` counts the
     aten operators that cost anything, as the auditor saw them; ``traces`` has them by tuple, of its first call.
+    ``owners`` has an entry for all that took the owner's slot, free calls too: the index of its call, or None.
     """
 
     tuples: dict[str, OperatorTuple]
@@ -86,6 +90,7 @@ class Capture:
     training: bool
     operators: Counter[str]
     traces: dict[str, Trace]
+    owners: tuple[int | None, ...] = ()
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -104,13 +109,15 @@ class Verification:
     """An observed pass held against an unobserved one on a real device.
 
     The counters hold the innermost aten operators with their input shapes on the CPU, and the kernels' names on
-    CUDA. ``differences`` is empty when observing changed nothing.
+    CUDA. ``differences`` is empty when observing changed nothing. ``unobserved_times_us`` is how long the card ran
+    each kernel in the unobserved pass, all launches summed; empty on the CPU.
     """
 
     capture: Capture
     unobserved: Counter[str]
     observed: Counter[str]
     differences: list[str]
+    unobserved_times_us: Counter[str]
 
 
 def capture(
@@ -120,14 +127,17 @@ def capture(
     *,
     device_type: str = "cpu",
     grad_enabled: bool = False,
+    watch: Watch | None = None,
 ) -> Capture:
     """Watches one forward pass of ``model`` on the tensors it holds (real or fake).
+
+    ``watch`` is shown the activations of each call when it has run.
 
     Raises:
         CaptureError: the model is compiled or scripted, or raised.
     """
     _refuse_opaque(model)
-    recorder = _Recorder(model, device_type)
+    recorder = _Recorder(model, device_type, watch)
     grad = torch.enable_grad() if grad_enabled else torch.no_grad()
     try:
         with _observed_calls(recorder), grad, _Auditor(recorder), _Functions(recorder):
@@ -193,7 +203,28 @@ def verify_on_device(
         for name in sorted(plain.counts.keys() | watched.counts.keys())
         if plain.counts[name] != watched.counts[name]
     ]
-    return Verification(seen, plain.counts, watched.counts, differences)
+    return Verification(seen, plain.counts, watched.counts, differences, plain.times_us)
+
+
+def run_with_owners(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    device_type: str,
+    grad_enabled: bool = False,
+    around: Callable[[int], contextlib.AbstractContextManager[Any]],
+) -> None:
+    """Runs one pass with ``around(number)`` entered around all that takes the owner's slot, in that order.
+
+    Nothing is described and no operator is audited, so that a call takes about the time that it takes unobserved.
+    The numbers are positions in `Capture.owners` of a capture of the same pass.
+    """
+    recorder = _Recorder(model, device_type)
+    recorder.around = around
+    grad = torch.enable_grad() if grad_enabled else torch.no_grad()
+    with _observed_calls(recorder), grad, _Functions(recorder):
+        model(*args, **(kwargs or {}))
 
 
 # -------------------------------------------------------------------------------------------- what is free
@@ -255,22 +286,25 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
 class _Open:
     """The call that owns the slot."""
 
-    __slots__ = ("costly", "path", "what", "written")
+    __slots__ = ("costly", "number", "path", "what", "written")
 
-    def __init__(self, what: str, path: str) -> None:
-        self.what, self.path = what, path
+    def __init__(self, what: str, path: str, number: int) -> None:
+        self.what, self.path, self.number = what, path, number
         self.costly: list[str] = []
         self.written: set[int] = set()
 
 
 class _Recorder:
-    def __init__(self, model: nn.Module, device_type: str) -> None:
+    def __init__(self, model: nn.Module, device_type: str, watch: Watch | None = None) -> None:
+        self.watch = watch
         self.thread = threading.get_ident()
         self.device_type = device_type
         self.owners: list[_Open] = []
         self.path = ""
         self.tuples: dict[str, OperatorTuple] = {}
         self.calls: list[Call] = []
+        self.owned: list[int | None] = []
+        self.around: Callable[[int], contextlib.AbstractContextManager[Any]] | None = None
         self.gaps: list[str] = []
         self.overlaps: list[str] = []
         self.operators: Counter[str] = Counter()
@@ -301,11 +335,11 @@ class _Recorder:
         if parameters is None:
             out = original(module, *args, **kwargs)
         else:
-            call = _Open(type(module).__name__, self.path)
-            self.owners.append(call)
+            call = self._open(type(module).__name__)
             try:
                 with torch._C.DisableTorchFunction():
-                    out = original(module, *args, **kwargs)
+                    with self._around(call):
+                        out = original(module, *args, **kwargs)
                     if call.costly:
                         name = f"torch.nn.{type(module).__name__}"
                         self._close(call, name, parameters, module, args, kwargs, out)
@@ -318,10 +352,10 @@ class _Recorder:
         if self.owners or threading.get_ident() != self.thread:
             return func(*args, **kwargs)
         name = FUNCTION_NAMES.get(func)
-        call = _Open(name or _text(func), self.path)
-        self.owners.append(call)
+        call = self._open(name or _text(func))
         try:
-            out = func(*args, **kwargs)
+            with self._around(call):
+                out = func(*args, **kwargs)
             if call.costly:
                 if name is None:
                     self._gap(call, "the function is not in the allow-list")
@@ -330,6 +364,15 @@ class _Recorder:
         finally:
             self.owners.pop()
         return out
+
+    def _open(self, what: str) -> _Open:
+        call = _Open(what, self.path, len(self.owned))
+        self.owned.append(None)
+        self.owners.append(call)
+        return call
+
+    def _around(self, call: _Open) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.around is None else self.around(call.number)
 
     def aten(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if not costs_something(func, args, kwargs, out):
@@ -391,6 +434,11 @@ class _Recorder:
         for tensor in _tensors_in(out):
             if _storage_key(tensor) not in read_keys:
                 writes.append(self._storage(tensor, "activation"))
+        if self.watch is not None:
+            written = [_storage_key(tensor) in call.written for tensor in table.tensors]
+            pairs = zip(table.tensors, written, strict=True)
+            self.watch(call.path, name, [pair for pair in pairs if table.role(pair[0]) == "activation"])
+        self.owned[call.number] = len(self.calls)
         self.calls.append(Call(len(self.calls), call.path, spec.id, reads, tuple(sorted(set(writes)))))
 
     def _storage(self, tensor: torch.Tensor, role: str) -> int:
@@ -414,6 +462,7 @@ class _Recorder:
             training=training,
             operators=self.operators,
             traces=self.traces,
+            owners=tuple(self.owned),
         )
 
 

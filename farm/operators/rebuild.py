@@ -60,6 +60,10 @@ class Rebuilt:
         """Calls the operator on another tensor in the place of its first argument: for chains of equal layers."""
         return self._target(activation, *self._arguments[1:], **self._keywords)
 
+    def memory(self, index: int) -> torch.Tensor:
+        """The memory behind a tensor: what holds all of its elements once, whatever its strides."""
+        return self._storages[self.spec.tensors[index].storage]
+
     @property
     def weights(self) -> list[torch.Tensor]:
         return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role != "activation"]

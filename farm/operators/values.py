@@ -159,6 +159,16 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
             base.masked_fill_(mask, 0)
 
 
+def impose(base: torch.Tensor, zeros: float, positive: bool, generator: torch.Generator) -> None:
+    """Make what `fill` left non-negative, or a share of it zero, at random places."""
+    if positive:
+        base.abs_()
+    if zeros >= 1:
+        base.zero_()
+    elif zeros > 0:
+        base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < zeros, 0)
+
+
 def _fill_numbers(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
     if base.dtype.itemsize == 1:  # eight-bit floats: few kernels take them
         base.copy_(torch.randn(base.shape, device=base.device, generator=generator) * how.scale + how.shift)

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlmodel import Session, SQLModel, col, func, select
+from sqlmodel import Session, SQLModel, col, select
 
 from farm.benchmark.protocol import Protocol
+from farm.captures import classes
 from farm.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.tables import Item, ItemState
@@ -33,22 +34,24 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
     ).all()
     readings: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     counts = occurrences(session, job, number, items)
-    operators: dict[str, tables.Operator] = fetch(session, tables.Operator, counts)
+    operators: dict[str, tables.Operator] = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
     by_subject = _preferred(item for item in items if item.role == "tuple")
+    protocol = Protocol.from_json(job.request["protocol"])
 
     parts = []
-    for operator_id, count in counts.items():
+    for (operator_id, data), count in counts.items():
         operator = operators[operator_id]
-        item = by_subject.get(operator_id)
+        item = by_subject.get((operator_id, protocol.with_data(data).id))
         row = readings.get(item.reading_id or "") if item else None
         in_scope = item is not None or scope is None or operator.short_name in scope
         parts.append(
             Part(
                 operator_id=operator_id,
                 short_name=operator.short_name,
-                label=operator.label,
+                label=operator.label if data == protocol.of_whole.data else f"{operator.label}, {data}",
+                data=data,
                 count=count,
                 flops=operator.flops,
                 bytes_moved=operator.bytes_moved,
@@ -64,19 +67,14 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
     return parts, wholes, _canaries(items, readings)
 
 
-def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[str, int]:
-    """Operator id -> how often the model calls it, in the order of first call. Of a sweep: once each."""
+def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[tuple[str, str], int]:
+    """(Operator id, class of data) -> how often the model calls it, in the order of first call. Of a sweep: once each."""
+    protocol = Protocol.from_json(job.request["protocol"])
     round_row = session.get(tables.Round, (job.id, number))
     if round_row is None or round_row.capture_id is None:
-        return dict.fromkeys((item.subject_id for item in items if item.role == "tuple"), 1)
-    call = tables.Call
-    rows = session.exec(
-        select(call.operator_id, func.count())
-        .where(call.capture_id == round_row.capture_id)
-        .group_by(call.operator_id)
-        .order_by(func.min(call.call_index))
-    ).all()
-    return {operator_id: int(count) for operator_id, count in rows}
+        data = protocol.of_whole.data
+        return dict.fromkeys(((item.subject_id, data) for item in items if item.role == "tuple"), 1)
+    return classes(session, round_row.capture_id, protocol.data)
 
 
 def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:
@@ -107,14 +105,15 @@ def fetch(session: Session, table: type[SQLModel], keys: Iterable[Any]) -> dict[
     return found
 
 
-def _preferred(items: Iterable[Item]) -> dict[str, Item]:
-    """One item per subject: one with a reading before one without, an open one before a failed one."""
+def _preferred(items: Iterable[Item]) -> dict[tuple[str, str], Item]:
+    """One item per subject and protocol: one with a reading before one without, an open one before a failed one."""
     rank = {ItemState.DONE: 0, ItemState.CLAIMED: 1, ItemState.DEFERRED: 2, ItemState.WAITING: 3, ItemState.FAILED: 4}
-    chosen: dict[str, Item] = {}
+    chosen: dict[tuple[str, str], Item] = {}
     for item in items:
-        before = chosen.get(item.subject_id)
+        key = (item.subject_id, item.protocol_id)
+        before = chosen.get(key)
         if before is None or rank.get(ItemState(item.state), 9) < rank.get(ItemState(before.state), 9):
-            chosen[item.subject_id] = item
+            chosen[key] = item
     return chosen
 
 
@@ -149,7 +148,7 @@ def _wholes(
 
 def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Whole | None:
     """The same whole on the same card and software, launched the other way, if somebody has read it."""
-    protocol = Protocol.from_json(job.request["protocol"])
+    protocol = Protocol.from_json(job.request["protocol"]).of_whole
     other = "eager" if protocol.launch == "graph" else "graph"
     twin = Protocol.from_json({**protocol.to_json(), "launch": other})
     reading = tables.Reading
@@ -168,10 +167,12 @@ def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Who
 
 def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
     """The canary items' readings, and those that the same subjects have as tuples. No reading counts twice."""
-    subjects = {item.subject_id for item in items if item.role == "canary"}
+    subjects = {(item.subject_id, item.protocol_id) for item in items if item.role == "canary"}
     rows = {
         item.reading_id: readings[item.reading_id]
         for item in items
-        if item.role in ("canary", "tuple") and item.subject_id in subjects and item.reading_id in readings
+        if item.role in ("canary", "tuple")
+        and (item.subject_id, item.protocol_id) in subjects
+        and item.reading_id in readings
     }
     return [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]

@@ -48,6 +48,7 @@ class TupleRow:
     reused: bool
     reason: str  # why it is not measured
     flags: tuple[str, ...]
+    data: str = "normal"  # the class of data in its inputs
 
     @property
     def power_w(self) -> float | None:
@@ -211,15 +212,15 @@ def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | Non
     return Verdict.from_json(row.details) if row and row.details.get("schema") == VERDICT_SCHEMA else None
 
 
-def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[str, Chosen]:
+def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[tuple[str, str], Chosen]:
     own = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
-    return {part.operator_id: choose(part.reading, own) for part in parts if part.reading}
+    return {part.key: choose(part.reading, own) for part in parts if part.reading}
 
 
-def _tuples(parts: Sequence[Part], chosen: dict[str, Chosen]) -> tuple[TupleRow, ...]:
+def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tuple[TupleRow, ...]:
     rows = []
     for part in parts:
-        taken = chosen.get(part.operator_id)
+        taken = chosen.get(part.key)
         energy = taken.energy if taken else None
         rows.append(
             TupleRow(
@@ -240,24 +241,25 @@ def _tuples(parts: Sequence[Part], chosen: dict[str, Chosen]) -> tuple[TupleRow,
                 reused=part.reused,
                 reason=part.reason,
                 flags=part.reading.flags if part.reading else (),
+                data=part.data,
             )
         )
     return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))
 
 
-def _types(parts: Sequence[Part], chosen: dict[str, Chosen]) -> tuple[TypeRow, ...]:
+def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tuple[TypeRow, ...]:
     groups: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
         groups[part.short_name].append(part)
-    time_sum = sum(part.count * chosen[part.operator_id].time.value for part in parts if part.operator_id in chosen)
-    energies = [(part.count, taken.energy) for part in parts if (taken := chosen.get(part.operator_id))]
+    time_sum = sum(part.count * chosen[part.key].time.value for part in parts if part.key in chosen)
+    energies = [(part.count, taken.energy) for part in parts if (taken := chosen.get(part.key))]
     energy_sum = sum(count * energy.value for count, energy in energies if energy)
     estimate_sum = sum(part.weight_us for part in parts)
     # A share of a sum with holes in it would mislead.
     whole_energy = bool(energies) and all(energy for _, energy in energies)
     rows = []
     for name, group in groups.items():
-        read = [(part.count, chosen[part.operator_id]) for part in group if part.operator_id in chosen]
+        read = [(part.count, chosen[part.key]) for part in group if part.key in chosen]
         time_us = sum(count * taken.time.value for count, taken in read) if read else None
         known = [count * taken.energy.value for count, taken in read if taken.energy]
         energy_mj = sum(known) if read and len(known) == len(read) else None

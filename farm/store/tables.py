@@ -156,6 +156,10 @@ class Call(SQLModel, table=True):
     operator_id: str = Field(foreign_key="operator.id", index=True)
     reads: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    # What each activation held when the model ran (`farm.operators.seen`); [] nothing to be known, NULL not looked yet
+    data: list[dict[str, Any] | None] | None = Field(
+        default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
+    )
 
 
 class Protocol(SQLModel, table=True):
@@ -209,7 +213,7 @@ class Item(SQLModel, table=True):
 
     __tablename__ = "item"
     __table_args__ = (
-        UniqueConstraint("job_id", "subject_kind", "subject_id", "card_id", "role"),
+        UniqueConstraint("job_id", "subject_kind", "subject_id", "protocol_id", "card_id", "role"),
         Index("ix_item_job_round_state", "job_id", "round", "state"),
         Index("ix_item_card_state", "card_id", "state"),
         Index("ix_item_subject", "subject_id", "protocol_id"),

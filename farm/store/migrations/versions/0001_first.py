@@ -219,6 +219,7 @@ def upgrade() -> None:
         sa.Column("operator_id", sa.String(), nullable=False),
         sa.Column("reads", sa.JSON(), nullable=False),
         sa.Column("writes", sa.JSON(), nullable=False),
+        sa.Column("data", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(
             ["capture_id"], ["capture.id"], name=op.f("fk_call_capture_id_capture"), ondelete="CASCADE"
         ),
@@ -266,9 +267,10 @@ def upgrade() -> None:
             "job_id",
             "subject_kind",
             "subject_id",
+            "protocol_id",
             "card_id",
             "role",
-            name=op.f("uq_item_job_id_subject_kind_subject_id_card_id_role"),
+            name=op.f("uq_item_job_id_subject_kind_subject_id_protocol_id_card_id_role"),
         ),
     )
     with op.batch_alter_table("item", schema=None) as batch_op:

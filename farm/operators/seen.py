@@ -1,0 +1,79 @@
+"""What stands in the tensors when a model really runs: mean, spread, zeros and signs, call by call.
+
+One pass of the model on the CPU, with the same seeded weights that it has on the card and one or two samples of its
+input. Only what is cheap: very large models are not run at submit time, and their calls go by standard normal data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from farm import catalog
+from farm.benchmark.protocol import Variant
+from farm.errors import FarmError
+from farm.operators.capture import capture
+
+MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
+MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
+SAMPLE = 250_000  # values looked at per tensor
+
+#: Per call, an entry per activation: {"mean", "spread", "zeros", "least"}, or None where nothing can be said.
+Seen = list[dict[str, float] | None]
+#: (module path, operator) -> what each call there saw, in order.
+SeenCalls = dict[tuple[str, str], list[Seen]]
+
+
+def seen_values(variant: Variant, flops: int = 0) -> SeenCalls | None:
+    """What the calls of a variant see; None where running it would cost too much, or it does not run on a CPU.
+
+    Args:
+        flops: of one pass of the variant, as far as known.
+    """
+    batch = min(variant.batch, 2 if variant.mode == "train" else 1)
+    if flops * batch / variant.batch > MOST_FLOPS:
+        return None
+    if sum(tensor.numel() for tensor in catalog.build(variant.model).parameters()) > MOST_PARAMETERS:
+        return None
+    # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
+    model = catalog.build(variant.model, device="cpu", mode=variant.mode)
+    arguments = catalog.example_inputs(variant.model, batch, variant.input_size, device="cpu")
+    try:
+        return watch(model, arguments)
+    except FarmError:
+        return None
+
+
+def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:
+    """Run the model once and look at the activations of every call."""
+    found: SeenCalls = defaultdict(list)
+
+    def look(path: str, operator: str, activations: Sequence[tuple[torch.Tensor, bool]]) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            found[path, operator].append([None if written else _describe(tensor) for tensor, written in activations])
+
+    capture(model, arguments, watch=look)
+    return dict(found)
+
+
+def _describe(tensor: torch.Tensor) -> dict[str, float] | None:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return None
+    flat = tensor.detach().reshape(-1)
+    # An odd step meets every channel and position.
+    values = flat[:: max(1, flat.numel() // SAMPLE) | 1].double()
+    described = {
+        "mean": values.mean().item(),
+        "spread": values.std(unbiased=False).item(),
+        "zeros": (values == 0).double().mean().item(),
+        "least": values.min().item(),
+    }
+    if not all(map(math.isfinite, described.values())):
+        return None
+    return {name: float(f"{value:.4g}") for name, value in described.items()}

@@ -1,0 +1,90 @@
+"""What a running model's calls see, and rebuilt operators that get the like."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from farm.benchmark.protocol import Protocol, Variant
+from farm.benchmark.workload import _set_values, prepare
+from farm.operators.capture import capture
+from farm.operators.rebuild import rebuild
+from farm.operators.seen import seen_values, watch
+from tests.benchmark.operators import linear
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.clip = nn.ReLU(inplace=True)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(batch))
+        return self.clip(self.second(hidden) + hidden)
+
+
+def test_each_call_tells_what_its_activations_held() -> None:
+    torch.manual_seed(0)
+    model, batch = Small(), torch.randn(256, 64)
+    found = watch(model, (batch,))
+    first, second = found["first", "torch.nn.Linear"][0][0], found["second", "torch.nn.Linear"][0][0]
+    assert first is not None
+    assert (first["zeros"], first["least"] < 0) == (0, True)
+    assert first["spread"] == pytest.approx(1, rel=0.05)
+    assert second is not None
+    assert second["zeros"] == pytest.approx(0.5, abs=0.1)
+    assert second["least"] == 0
+    assert found["clip", "torch.nn.ReLU"] == [[None]], "what a call writes to is not what it was given"
+    (added,) = (calls for (path, operator), calls in found.items() if operator.endswith("add"))
+    assert len(added[0]) == 2
+
+
+def test_looking_changes_nothing_of_what_is_captured() -> None:
+    model, batch = Small(), torch.randn(8, 64)
+    looked_at = capture(model, (batch,), watch=lambda *call: None)
+    plain = capture(model, (batch,))
+    assert (looked_at.calls, looked_at.operators) == (plain.calls, plain.operators)
+    watch(model, (batch,))
+
+
+def test_a_catalog_model_is_run_with_its_seeded_weights_unless_it_is_huge() -> None:
+    variant = Variant("resnet18", 32, 64)
+    found = seen_values(variant)
+    assert found is not None
+    behind_relu = found["layer1.0.conv2", "torch.nn.Conv2d"][0][0]
+    assert behind_relu is not None
+    assert behind_relu["least"] == 0
+    assert 0.2 < behind_relu["zeros"] < 0.9
+    assert found == seen_values(variant)
+    assert seen_values(variant, flops=10**16) is None
+
+
+@pytest.mark.parametrize(("data", "zeros", "positive"), [("zeros-50+", 0.5, True), ("zeros-20", 0.2, False)])
+def test_a_rebuilt_operator_holds_data_of_its_class(data: str, zeros: float, positive: bool) -> None:
+    model, batch = Small(), torch.randn(512, 64)
+    spec = next(s for s in capture(model, (batch,)).tuples.values() if s.short_name == "Linear")
+    rebuilt = rebuild(spec, "cpu")
+    weights = [tensor.clone() for tensor in rebuilt.weights]
+    _set_values(rebuilt, data)
+    (given,) = rebuilt.activations
+    assert (given == 0).float().mean().item() == pytest.approx(zeros, abs=0.02)
+    assert (given.min().item() >= 0) is positive
+    assert all(map(torch.equal, weights, rebuilt.weights))
+
+
+def test_what_an_operator_writes_stays_at_its_fixed_point() -> None:
+    model, batch = Small(), torch.randn(8, 64)
+    spec = next(s for s in capture(model, (batch,)).tuples.values() if s.short_name == "ReLU")
+    one, other = rebuild(spec, "cpu"), rebuild(spec, "cpu")
+    _set_values(other, "zeros-50")
+    assert torch.equal(one.activations[0], other.activations[0])
+
+
+def test_a_class_for_another_number_of_activations_is_a_reason() -> None:
+    from farm.errors import Unmeasurable
+
+    with pytest.raises(Unmeasurable) as raised:
+        prepare(linear(8, 8, 8), Protocol(launch="eager", data="zeros-50+,normal"), torch.device("cpu"))
+    assert raised.value.reason == "rejected"
