@@ -21,6 +21,7 @@ TORCH_ROOMS = (
     "farm/sweep_building.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/workload.py",
+    "farm/benchmark/inmodel.py",
     "farm/benchmark/process.py",
     "farm/benchmark/verification.py",
 )

@@ -2,7 +2,8 @@
 
 The list made at submit time is a prediction, on fake tensors that claim to be on a CPU. On the card the model is
 captured once more, while it runs, and the observed pass is held against an unobserved one. What differs goes back to
-the farm, which measures it in a further round.
+the farm, which measures it in a further round. The kernels of the unobserved pass go along, to be held against those
+of the tuples, and so does what each call took in the running model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.benchmark.inmodel import time_in_model
 from farm.benchmark.protocol import Protocol, Subject, Variant
 from farm.benchmark.workload import build_variant, numeric_flags, out_of_memory
 from farm.errors import CaptureError, Unmeasurable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from farm.operators.capture import Capture
 
 KEPT_DIFFERENCES = 50
+KEPT_KERNELS = 400
 
 
 def verify(
@@ -31,8 +34,9 @@ def verify(
     Returns:
         The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
         findings: `matches` (prediction and observation agree), `observer_effect` (texts: what ran only observed, or
-        only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `kernels` (of the
-        unobserved pass) and `differences`, which has all of these in words.
+        only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `differences`, which
+        has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us) and `in_model` (what
+        each call took where it stands, see `farm.benchmark.inmodel`).
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -43,6 +47,7 @@ def verify(
         with numeric_flags(protocol):
             model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
             found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
+            timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad)
     except torch.OutOfMemoryError as error:
         raise out_of_memory(error) from error
     except CaptureError as error:
@@ -68,7 +73,11 @@ def verify(
         "gaps": list(found.capture.gaps)[:KEPT_DIFFERENCES],
         "overlaps": list(found.capture.overlaps)[:KEPT_DIFFERENCES],
         "unobserved_kernels": sum(found.unobserved.values()),
-        "kernels": dict(found.unobserved.most_common(200)) if device.type == "cuda" else {},
+        "kernels": {
+            name: {"count": found.unobserved[name], "time_us": round(time_us, 3)}
+            for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
+        },
+        "in_model": timed.to_json(found.capture),
         "differences": differences[:KEPT_DIFFERENCES],
         "difference_count": len(differences),
     }

@@ -1,0 +1,154 @@
+"""A second opinion on a tuple's time: each call timed where it stands, between its neighbours in the running model.
+
+On a card the calls of an ordinary, eagerly launched pass are named to PyTorch's profiler; a kernel belongs to the call
+in whose range it was launched, and a call's time is what its kernels took together. Gaps between kernels are not in
+it: with eager launch they are Python's. On a CPU a call's time is that of its range by the clock. Either way the
+median over a few passes counts. There is no energy at this grain.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.operators.capture import Capture, run_with_owners
+from farm.operators.profiled import RANGE, is_kernel
+
+PASSES = 3
+LAUNCHES = ("cuda", "cu", "hip")  # how the driver's functions begin that put work on a card
+
+
+@dataclass(frozen=True)
+class InModel:
+    """What the calls of one capture took in the running model.
+
+    Attributes:
+        times_us: per call, in the capture's order; None where its kernels could not be told.
+        source: ``kernels`` or ``ranges``.
+        attributed_share: of the kernels' time, what lies in some call; 1.0 for ranges.
+    """
+
+    times_us: tuple[float | None, ...]
+    source: str
+    passes: int
+    attributed_share: float
+
+    def to_json(self, capture: Capture) -> dict[str, Any]:
+        """`calls_us` is tuple id -> what each of its calls took, in order; null where that is not known."""
+        calls_us: dict[str, list[float | None]] = defaultdict(list)
+        for call, value in zip(capture.calls, self.times_us, strict=True):
+            calls_us[call.tuple_id].append(None if value is None else round(value, 3))
+        return {
+            "calls_us": dict(calls_us),
+            "source": self.source,
+            "passes": self.passes,
+            "attributed_share": round(self.attributed_share, 4),
+            "sum_us": round(sum(value for value in self.times_us if value is not None), 3),
+        }
+
+
+def time_in_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    capture: Capture,
+    device: torch.device,
+    *,
+    grad_enabled: bool = False,
+    passes: int = PASSES,
+) -> InModel:
+    """Time the calls of a capture in passes of the model that it was taken from.
+
+    The model must be warm, and its passes must run the same calls each time.
+    """
+    if device.type == "cuda":
+        seen, attributed = _by_kernels(model, args, device, grad_enabled, passes)
+        source = "kernels"
+    else:
+        seen, attributed, source = _by_clock(model, args, device, grad_enabled, passes), 1.0, "ranges"
+    times: list[float | None] = [None] * len(capture.calls)
+    for number, index in enumerate(capture.owners):
+        if index is not None and number in seen:
+            times[index] = statistics.median(seen[number])
+    return InModel(tuple(times), source, passes, attributed)
+
+
+def _by_clock(
+    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
+) -> dict[int, list[float]]:
+    seen: dict[int, list[float]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def around(number: int) -> Iterator[None]:
+        begin_s = time.perf_counter()
+        yield
+        seen[number].append((time.perf_counter() - begin_s) * 1e6)
+
+    for _ in range(passes):
+        run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+    return seen
+
+
+def _by_kernels(
+    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
+) -> tuple[dict[int, list[float]], float]:
+    def around(number: int) -> contextlib.AbstractContextManager[Any]:
+        return torch.profiler.record_function(f"{RANGE}{number}")
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(passes):
+            run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+            torch.cuda.synchronize(device)
+    return attribute(profile.events() or [])
+
+
+def attribute(events: Iterable[Any]) -> tuple[dict[int, list[float]], float]:
+    """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call.
+
+    A kernel bears the number of the driver's function that launched it; that function ran on the host within a call's
+    range. Ranges do not overlap: only one call owns the slot at a time.
+    """
+    listed = list(events)
+    ranges = sorted(
+        (event.time_range.start, event.time_range.end, int(event.name[len(RANGE) :]))
+        for event in listed
+        if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU
+    )
+    starts = [begin for begin, _, _ in ranges]
+    launched = {
+        event.id: event.time_range.start
+        for event in listed
+        if event.device_type == torch.autograd.DeviceType.CPU and event.name.startswith(LAUNCHES)
+    }
+    spent = [0.0] * len(ranges)
+    whole_us = found_us = 0.0
+    for event in listed:
+        if not is_kernel(event):
+            continue
+        duration_us = event.time_range.elapsed_us()
+        whole_us += duration_us
+        position = _holding(ranges, starts, launched.get(event.id))
+        if position is not None:
+            spent[position] += duration_us
+            found_us += duration_us
+    seen: dict[int, list[float]] = defaultdict(list)
+    for (_, _, number), duration_us in zip(ranges, spent, strict=True):
+        seen[number].append(duration_us)
+    return seen, found_us / whole_us if whole_us else 0.0
+
+
+def _holding(ranges: Sequence[tuple[float, float, int]], starts: Sequence[float], moment: float | None) -> int | None:
+    if moment is None:
+        return None
+    position = bisect.bisect_right(starts, moment) - 1
+    return position if position >= 0 and moment <= ranges[position][1] else None
