@@ -19,6 +19,7 @@ from rich.text import Text
 from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, percent, quantity, span
 
 if TYPE_CHECKING:
+    from farm.audit import KernelAudit
     from farm.jobs import Progress
     from farm.report import Report, TypeRow
     from farm.verdict import Verdict
@@ -97,11 +98,19 @@ def _header(report: Report) -> RenderableType:
 
 def _types(report: Report) -> Table:
     with_energy = any(row.energy_mj is not None for row in report.types)
+    in_model = any(row.in_model_us is not None for row in report.types)
     table = _table(
-        "operator", ">calls", ">tuples", ">time", ">share", *([">energy", ">share"] * with_energy), ">estimate"
+        "operator",
+        ">calls",
+        ">tuples",
+        ">time",
+        *([">in model"] * in_model),
+        ">share",
+        *([">energy", ">share"] * with_energy),
+        ">estimate",
     )
     for row in report.types:
-        _row(table, *_type_cells(row, with_energy), style="" if row.measured_tuples else "dim")
+        _row(table, *_type_cells(row, with_energy, in_model), style="" if row.measured_tuples else "dim")
     table.add_section()
     verdict = report.verdict
     total = [
@@ -109,17 +118,22 @@ def _types(report: Report) -> Table:
         str(sum(row.calls for row in report.types)),
         _of(sum(row.measured_tuples for row in report.types), sum(row.tuples for row in report.types)),
         quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
-        "",
     ]
+    if in_model:
+        known = [row.in_model_us for row in report.types if row.in_model_us is not None]
+        total.append(quantity(sum(known), TIME, 4) if len(known) == len(report.types) else NOTHING)
+    total.append("")
     if with_energy:
         total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
     _row(table, *total, "", style="bold")
     return table
 
 
-def _type_cells(row: TypeRow, with_energy: bool) -> list[str]:
-    cells = [row.short_name, str(row.calls), _of(row.measured_tuples, row.tuples)]
-    cells += [quantity(row.time_us, TIME), percent(row.time_share)]
+def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:
+    cells = [row.short_name, str(row.calls), _of(row.measured_tuples, row.tuples), quantity(row.time_us, TIME)]
+    if in_model:
+        cells.append(quantity(row.in_model_us, TIME))
+    cells.append(percent(row.time_share))
     if with_energy:
         cells += [quantity(row.energy_mj, ENERGY), percent(row.energy_share)]
     return [*cells, percent(row.estimated_share)]
@@ -191,6 +205,10 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
         _row(grid, " ", "launch gap", f"{quantity(verdict.launch_gap_us, TIME)} more when launched eagerly")
     if report.capture_origin:
         _row(grid, " ", "operators", _capture(report))
+    if verdict.kernels:
+        _row(grid, " ", "kernels", _kernels(verdict.kernels))
+    if timed := report.verification.get("in_model"):
+        _row(grid, " ", "in model", _in_model(timed))
     if verdict.flags:
         _row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
@@ -215,6 +233,37 @@ def _capture(report: Report) -> str:
     number = found.get("difference_count", len(differences))
     first = f", the first: {differences[0]}" if differences else ""
     return f"{report.capture_origin}; {number} {_plural('difference', number)} between prediction and card{first}"
+
+
+def _kernels(audit: KernelAudit) -> str:
+    told = [f"those of the tuples account for {percent(audit.explained)} of the whole's kernel time"]
+    for kernels, number, what in (
+        (audit.only_whole, audit.only_whole_count, "only in the whole"),
+        (audit.only_tuples, audit.only_tuples_count, "only in the tuples"),
+        (audit.other_counts, audit.other_counts_count, "launched more or less often"),
+    ):
+        if number:
+            told.append(f"{number} {what} ({_kernel_name(kernels[0].name)}{', ...' if number > 1 else ''})")
+    if audit.unknown_tuples:
+        told.append(f"{audit.unknown_tuples} {_plural('tuple', audit.unknown_tuples)} not looked at")
+    return "; ".join(told) if len(told) > 1 else f"{told[0]}; the same, as often"
+
+
+def _kernel_name(name: str, most: int = 48) -> str:
+    """The part that a person knows a kernel by: no return type, no template arguments."""
+    short = name.removeprefix("void ").split("<")[0].split("(")[0].strip() or name
+    return short if len(short) <= most else short[: most - 1] + "…"
+
+
+def _in_model(timed: Row) -> str:
+    passes = timed.get("passes")
+    if timed.get("source") != "kernels":
+        return f"each call by the clock where it stands, median of {passes} passes"
+    share = timed.get("attributed_share") or 0.0
+    missing = "" if share >= 0.999 else f"; {percent(1 - share)} of the kernel time belongs to no call"
+    return (
+        f"the kernels of each call where it stands, without the gaps between them, median of {passes} passes{missing}"
+    )
 
 
 def _rounds(report: Report) -> Table:

@@ -19,8 +19,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from farm.audit import audit_kernels
 from farm.verdict import (
     NOT_IN_SCOPE,
     Adjustment,
@@ -54,6 +56,8 @@ __all__ = [
     "next_operators",
 ]
 
+KERNELS_ALIKE = 0.98  # share of the kernel time below which a verdict says that other kernels run
+
 
 def aggregate(
     parts: Sequence[Part],
@@ -62,6 +66,7 @@ def aggregate(
     *,
     target: float,
     launch: str,
+    kernels: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Verdict:
     """Hold the sum of the parts against the whole.
 
@@ -72,6 +77,7 @@ def aggregate(
         canaries: readings of reference tuples over the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
+        kernels: those of an unobserved pass of the whole, name -> count and time_us.
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
@@ -118,6 +124,7 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
         launch_gap_us=_launch_gap_us(wholes),
+        kernels=audit_kernels(kernels, parts) if kernels else None,
     )
     return _judged(verdict, own, sum(chosen.energy is None for _, chosen in measured))
 
@@ -226,6 +233,11 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
     if len(compared) == 1:
         without = f" for {blind} of {verdict.measured} tuples" if 0 < blind < verdict.measured else ""
         reasons.append(f"Energy is not available{without}; the verdict rests on time and coverage alone.")
+    if verdict.kernels and verdict.kernels.explained < KERNELS_ALIKE:
+        reasons.append(
+            f"Of the whole's kernel time the tuples' kernels account for {_percent(verdict.kernels.explained)}: "
+            "in the model other kernels run."
+        )
     missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in wholes if not whole.reading]
     if missing:
         reasons.append(f"The whole was not measured on {', '.join(missing)}.")

@@ -250,7 +250,7 @@ def store_observed(
             torch=predicted.torch,
             origin="observed",
             card_id=card_id,
-            verification=dict(verification),
+            verification={**verification, "card": card_id},
         )
         if values := _stored_values(session, capture_id):
             _store_values(session, observed_id, values)

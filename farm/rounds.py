@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 from farm.aggregate import aggregate, next_operators
 from farm.items import open_items
 from farm.jobs import add_round
-from farm.report.parts import parts_of
+from farm.report.parts import parts_of, seen_on_card
 from farm.request import Request
 from farm.store import tables
 from farm.store.content import find_capture
@@ -60,7 +60,15 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     parts, wholes, canaries = parts_of(session, job, number)
-    verdict = aggregate(parts, wholes, canaries, target=request.target, launch=request.protocol.launch)
+    seen = seen_on_card(session, job, number)
+    verdict = aggregate(
+        parts,
+        wholes,
+        canaries,
+        target=request.target,
+        launch=request.protocol.launch,
+        kernels=seen.get("kernels"),
+    )
     session.add(
         tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     )

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from farm.audit import KernelAudit
+
 Outcome = Literal["pass", "fail", "none"]
 Used = Literal["steady", "burst", "interpolated"]
 
@@ -197,6 +199,7 @@ class Verdict:
     adjustments: tuple[Adjustment, ...]
     flags: dict[str, int]
     launch_gap_us: float | None = None  # eager minus graph, of the whole
+    kernels: KernelAudit | None = None  # those of the whole against those of its tuples
 
     def columns(self) -> dict[str, Any]:
         """The columns of the table of verdicts."""
@@ -237,6 +240,7 @@ class Verdict:
             "adjustments": [dataclasses.asdict(entry) for entry in self.adjustments],
             "flags": dict(self.flags),
             "launch_gap_us": self.launch_gap_us,
+            "kernels": self.kernels.to_json() if self.kernels else None,
         }
 
     @classmethod
@@ -256,6 +260,7 @@ class Verdict:
             unmeasured=tuple(Unmeasured(**entry) for entry in data["unmeasured"]),
             adjustments=tuple(Adjustment(**entry) for entry in data["adjustments"]),
             flags=dict(data["flags"]),
+            kernels=KernelAudit.from_json(data["kernels"]) if data.get("kernels") else None,
         )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
+NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # which kernels run depends on these
 
 
 def verify(
@@ -36,7 +37,7 @@ def verify(
         findings: `matches` (prediction and observation agree), `observer_effect` (texts: what ran only observed, or
         only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `differences`, which
         has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us) and `in_model` (what
-        each call took where it stands, see `farm.benchmark.inmodel`).
+        each call took where it stands, see `farm.benchmark.inmodel`), both under the flags in `numerics`.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -78,6 +79,7 @@ def verify(
             for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
         },
         "in_model": timed.to_json(found.capture),
+        "numerics": {name: getattr(protocol, name) for name in NUMERICS},
         "differences": differences[:KEPT_DIFFERENCES],
         "difference_count": len(differences),
     }

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-
 RANGE = "farm.call "  # how a range begins that names an operator call to the profiler
 
 

@@ -77,6 +77,23 @@ def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[
     return classes(session, round_row.capture_id, protocol.data)
 
 
+def seen_on_card(session: Session, job: tables.Job, number: int) -> dict[str, Any]:
+    """What verifying the round's capture found on a card (`farm.benchmark.verification`), if it holds for this job.
+
+    The kernels and what calls took are a matter of the card's model and of the numeric flags; the rest is not.
+    """
+    round_row = session.get(tables.Round, (job.id, number))
+    capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
+    found = dict(capture.verification) if capture else {}
+    protocol = job.request.get("protocol") or {}
+    same = all(protocol.get(name, False) == value for name, value in (found.get("numerics") or {}).items())
+    if same and found.get("card"):
+        cards = select(tables.Item.card_model).where(tables.Item.job_id == job.id).distinct()
+        card = session.get(tables.Card, found["card"])
+        same = card is not None and card.model in set(session.exec(cards))
+    return found if same else {name: value for name, value in found.items() if name not in ("kernels", "in_model")}
+
+
 def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:
     """The operator types chosen so far; None means all."""
     round_row = session.get(tables.Round, (job.id, number))

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,14 @@ from sqlmodel import Session, col, select
 from farm.aggregate import aggregate, choose
 from farm.benchmark.protocol import Protocol
 from farm.errors import NoSuchJob
-from farm.report.parts import fetch, parts_of
+from farm.report.parts import fetch, parts_of, seen_on_card
 from farm.store import tables
 from farm.store.tables import Item, ItemState
 from farm.verdict import VERDICT_SCHEMA, Chosen, Part, Verdict, Whole
 
 SCHEMA = 1
+
+InModel = Mapping[str, Sequence[float | None]]  # tuple id -> what each of its calls took in the running model, in µs
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class TupleRow:
     reason: str  # why it is not measured
     flags: tuple[str, ...]
     data: str = "normal"  # the class of data in its inputs
+    in_model_us: float | None = None  # one call where it stands in the running model: the median over its calls
 
     @property
     def power_w(self) -> float | None:
@@ -69,6 +72,7 @@ class TypeRow:
     energy_share: float | None
     estimated_us: float
     estimated_share: float
+    in_model_us: float | None = None  # all its calls where they stand in the running model, a second opinion
 
 
 @dataclass(frozen=True)
@@ -172,9 +176,16 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     parts, wholes, canaries = parts_of(session, job, shown)
     stored = _stored_verdict(session, job_id, shown)
     protocol = Protocol.from_json(job.request["protocol"])
+    seen = seen_on_card(session, job, shown)
     verdict = stored or aggregate(
-        parts, wholes, canaries, target=job.request.get("target", 0.95), launch=protocol.launch
+        parts,
+        wholes,
+        canaries,
+        target=job.request.get("target", 0.95),
+        launch=protocol.launch,
+        kernels=seen.get("kernels"),
     )
+    in_model = (seen.get("in_model") or {}).get("calls_us") or {}
     chosen = _chosen(parts, wholes, protocol.launch)
     items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()
     rows: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
@@ -194,14 +205,14 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         software=_software(session, rows),
         flops=sum(part.count * part.flops for part in parts),
         bytes_moved=sum(part.count * part.bytes_moved for part in parts),
-        types=_types(parts, chosen),
-        tuples=_tuples(parts, chosen),
+        types=_types(parts, chosen, in_model),
+        tuples=_tuples(parts, chosen, in_model),
         verdict=verdict,
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
         readings=_counts(items, rows),
         capture_origin=capture.origin if capture else "",
-        verification=dict(capture.verification) if capture else {},
+        verification=_without_calls(seen),
     )
 
 
@@ -217,11 +228,28 @@ def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict
     return {part.key: choose(part.reading, own) for part in parts if part.reading}
 
 
-def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tuple[TupleRow, ...]:
+def _without_calls(seen: dict[str, Any]) -> dict[str, Any]:
+    """The single calls' times are told by tuple."""
+    timed = seen.get("in_model")
+    if not timed:
+        return seen
+    return {**seen, "in_model": {name: value for name, value in timed.items() if name != "calls_us"}}
+
+
+def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:
+    """All calls of some tuples, None where one of them is not known. Data classes share their tuple's calls."""
+    values = [value for operator_id in {part.operator_id for part in parts} for value in in_model.get(operator_id, ())]
+    wanted = sum(part.count for part in parts)
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if wanted and len(known) == wanted else None
+
+
+def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_model: InModel) -> tuple[TupleRow, ...]:
     rows = []
     for part in parts:
         taken = chosen.get(part.key)
         energy = taken.energy if taken else None
+        timed = [value for value in in_model.get(part.operator_id, ()) if value is not None]
         rows.append(
             TupleRow(
                 operator_id=part.operator_id,
@@ -241,13 +269,14 @@ def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tup
                 reused=part.reused,
                 reason=part.reason,
                 flags=part.reading.flags if part.reading else (),
+                in_model_us=statistics.median(timed) if timed else None,
                 data=part.data,
             )
         )
     return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))
 
 
-def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tuple[TypeRow, ...]:
+def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_model: InModel) -> tuple[TypeRow, ...]:
     groups: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
         groups[part.short_name].append(part)
@@ -276,6 +305,7 @@ def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen]) -> tupl
                 energy_share=energy_mj / energy_sum if energy_mj is not None and whole_energy and energy_sum else None,
                 estimated_us=estimated_us,
                 estimated_share=estimated_us / estimate_sum if estimate_sum else 0.0,
+                in_model_us=_in_model_us(group, in_model),
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))

@@ -162,3 +162,41 @@ def _keys(data):
     elif isinstance(data, list):
         for value in data:
             yield from _keys(value)
+
+
+def _with_verification(database, **found):
+    with database.write() as session:
+        captured = session.exec(select(tables.Capture)).one()
+        captured.verification = {"matches": True, "differences": [], "card": rows.CARD, **found}
+        session.add(captured)
+        return [call.operator_id for call in session.exec(select(tables.Call).order_by(tables.Call.call_index))]
+
+
+def test_what_calls_took_in_the_running_model_stands_beside_the_isolated_readings(database):
+    job_id = rows.model_job(database)
+    big, small = list(dict.fromkeys(_with_verification(database)))[:2]
+    timed = {"calls_us": {big: [140.0, 150.0, 160.0, None], small: [31.0]}, "source": "kernels", "passes": 3}
+    _with_verification(database, in_model=timed)
+    shown = built(database, job_id)
+    by_label = {row.operator_id: row.in_model_us for row in shown.tuples}
+    assert (by_label[big], by_label[small]) == (150.0, 31.0)
+    assert {row.short_name: row.in_model_us for row in shown.types}["Conv2d"] is None  # one call is not known
+    _with_verification(database, in_model=timed | {"calls_us": {big: [150.0] * 4, small: [31.0]}})
+    shown = built(database, job_id)
+    assert {row.short_name: row.in_model_us for row in shown.types}["Conv2d"] == 631.0
+    assert "calls_us" not in shown.to_json()["verification"]["in_model"]
+
+
+def test_kernels_are_held_against_the_whole_only_under_the_same_numeric_flags(database):
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        for row in session.exec(select(tables.Reading).where(tables.Reading.subject_kind == "operator")):
+            row.details = {**row.details, "kernels": {"gemm": 1}}
+            session.add(row)
+    kernels = {"gemm": {"count": 8, "time_us": 700.0}, "other": {"count": 1, "time_us": 100.0}}
+    _with_verification(database, kernels=kernels, numerics={"tf32": False})
+    audit = built(database, job_id).verdict.kernels
+    assert audit is not None
+    assert audit.explained == 0.875
+    _with_verification(database, kernels=kernels, numerics={"tf32": True})
+    assert built(database, job_id).verdict.kernels is None
