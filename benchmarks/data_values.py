@@ -4,8 +4,8 @@
     python benchmarks/data_values.py resnet50:32 --tuples 4 --no-heat
 
 For the heaviest layers of each model, measured alone by the farm's own benchmark: standard normal inputs; standard
-normal with the negative half set to zero, as after a ReLU; normal values with the mean, spread and share of zeros that
-the layer saw; the very activations that a running model with seeded weights gave it; and these with its weights too.
+normal with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
+(`farm/data_classes.py`); and the very activations that a running model with seeded weights gave it.
 Normal comes first and last, so that drift shows. Then, for the first model as a whole, a long window: power against
 temperature at constant work.
 """
@@ -26,7 +26,7 @@ from farm.devices.device import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 
-FORMS = ("normal", "half_zeros", "like_seen", "seen", "seen_weights", "normal_again")
+FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")
 
 
@@ -113,6 +113,8 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
 
     from farm.benchmark import verification
     from farm.benchmark.workload import build_variant
+    from farm.data_classes import class_of
+    from farm.operators.seen import describe
     from farm.operators.tuple import OperatorTuple
 
     subject = Subject("variant", variant.id, variant.to_json())
@@ -163,12 +165,13 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
             "least": values.min().item(),
             "most": values.max().item(),
         }
-        tensors = dict(modules[paths[tuple_id]].state_dict())
+        row["data_class"] = class_of([describe(seen[tuple_id])])
         for form in FORMS:
             try:
-                with data(form, row, seen[tuple_id], tensors):
+                with data(form, seen[tuple_id]):
                     item = Subject("operator", tuple_id, observed["tuples"][tuple_id])
-                    row[form] = brief(bench.measure(item, protocol, stopping))
+                    chosen_protocol = protocol.with_data(row["data_class"]) if form == "class" else protocol
+                    row[form] = brief(bench.measure(item, chosen_protocol, stopping))
             except Unmeasurable as error:
                 row[form] = {"failed": f"{error.reason}: {error.message}"}
         rows.append(row)
@@ -176,7 +179,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
     return rows
 
 
-def data(form: str, row: dict[str, Any], seen: Any, tensors: dict[str, Any]) -> Any:
+def data(form: str, seen: Any) -> Any:
     """While it is entered, every rebuilt operator's activation holds the data of that form."""
     from farm.operators import rebuild as rebuilding
 
@@ -190,35 +193,11 @@ def data(form: str, row: dict[str, Any], seen: Any, tensors: dict[str, Any]) -> 
         with torch.no_grad():
             if form == "half_zeros":
                 tensor.clamp_(min=0)
-            elif form == "like_seen":
-                fill_like(tensor, row)
-            elif form.startswith("seen"):
+            elif form == "seen":
                 tensor.copy_(seen)
-            if form == "seen_weights":
-                for held, spec in zip(rebuilt.tensors, rebuilt.spec.tensors, strict=True):
-                    if spec.name in tensors:
-                        held.copy_(tensors[spec.name])
         return rebuilt
 
     return mock.patch.object(rebuilding, "rebuild", with_data)
-
-
-def fill_like(tensor: Any, row: dict[str, Any]) -> None:
-    """Normal values with the mean and spread of those that are not zero, positive where all were; zeros at random."""
-    import torch
-
-    share = 1 - row["zeros"]
-    if share <= 0:
-        tensor.zero_()
-        return
-    mean = row["mean"] / share
-    spread = max(0.0, (row["spread"] ** 2 + row["mean"] ** 2) / share - mean**2) ** 0.5
-    if row["least"] >= 0:
-        tensor.abs_().mul_(mean / 0.798)
-    else:
-        tensor.mul_(spread).add_(mean)
-    if share < 1:
-        tensor.masked_fill_(torch.rand(tensor.shape, device=tensor.device) > share, 0)
 
 
 def brief(reading: Reading) -> dict[str, Any]:
@@ -267,7 +246,7 @@ def show(out: dict[str, Any]) -> None:
             energy_change = entry["energy_mj"] / base["energy_mj"] - 1
             changes.setdefault(form, []).append(energy_change)
             cells.append(f"{energy_change:+.1%} {entry['power_w'] / base['power_w'] - 1:+.1%} ({time_change:+.1%})")
-        seen = f"mean {row['mean']:.2f} spread {row['spread']:.2f} zeros {row['zeros']:.0%}"
+        seen = f"mean {row['mean']:.2f} spread {row['spread']:.2f} zeros {row['zeros']:.0%} = {row['data_class']}"
         power = f"{base.get('power_w') or 0:.0f} W"
         print(f"{row['calls']:3}x {row['label'][:48]:48} {power:>8} " + " ".join(f"{cell:>20}" for cell in cells))
         temperatures = [row[form].get("temperature_c") for form in FORMS]

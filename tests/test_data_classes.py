@@ -9,8 +9,8 @@ from farm.data_classes import Filling, class_of, fillings, is_class
 from farm.errors import UsageError
 
 
-def seen(zeros: float, least: float) -> dict[str, float]:
-    return {"mean": 0.4, "spread": 0.6, "zeros": zeros, "least": least}
+def seen(zeros: float, least: float, channels: float = 0.0) -> dict[str, float]:
+    return {"mean": 0.4, "spread": 0.6, "zeros": zeros, "least": least, "channels": channels}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,11 @@ def seen(zeros: float, least: float) -> dict[str, float]:
         ([seen(0.04, -4)], "normal"),
         ([seen(0.52, 0)], "zeros-50+"),
         ([seen(0.48, 0)], "zeros-50+"),
-        ([seen(0.31, -1)], "zeros-30"),
+        ([seen(0.31, -1)], "zeros-25"),
+        ([seen(0.5, 0, 0.8)], "zeros-50+c90"),
+        ([seen(0.5, 0, 0.4)], "zeros-50+c50"),
+        ([seen(0.0, -1, 0.9)], "normal-c90"),
+        ([seen(0.3, -1, 0.9)], "zeros-25-c90"),
         ([seen(0.0, 0.1)], "zeros-0+"),
         ([seen(1.0, 0)], "zeros-100"),
         ([seen(0.5, 0), seen(0.5, 0)], "zeros-50+"),
@@ -41,11 +45,15 @@ def test_a_class_says_how_each_activation_is_filled() -> None:
     assert fillings("normal", 2) == [Filling(), Filling()]
     assert fillings("zeros-50+", 2) == [Filling(0.5, True)] * 2
     assert fillings("zeros-50+,normal", 2) == [Filling(0.5, True), Filling()]
+    assert fillings("zeros-50+c90,normal-c50", 2) == [Filling(0.5, True, 0.9), Filling(channels=0.5)]
     with pytest.raises(ValueError, match="2 activations"):
         fillings("zeros-50+,normal", 3)
 
 
-@pytest.mark.parametrize("name", ["zeros-55", "zeros-110", "zeros--10", "zeros-50++", "zeros-50;", "", "seen-50"])
+@pytest.mark.parametrize(
+    "name",
+    ["zeros-55", "zeros-30", "normal-c10", "c90", "zeros-110", "zeros--10", "zeros-50++", "zeros-50;", "", "seen-50"],
+)
 def test_what_is_no_class_is_no_protocol_either(name: str) -> None:
     assert not is_class(name)
     with pytest.raises(UsageError):

@@ -336,7 +336,7 @@ def _set_values(rebuilt: Rebuilt, data: str) -> None:
         if free and storage not in done and memory.is_floating_point():
             done.add(storage)
             with torch.no_grad():
-                impose(memory, filling.zeros, filling.positive, generator)
+                impose(memory, filling.zeros, filling.positive, filling.channels, generator)
     return None
 
 

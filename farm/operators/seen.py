@@ -1,7 +1,6 @@
 """What stands in the tensors when a model really runs: mean, spread, zeros and signs, call by call.
 
-One pass of the model on the CPU, with the same seeded weights that it has on the card and one or two samples of its
-input. Only what is cheap: very large models are not run at submit time, and their calls go by standard normal data.
+One pass of the model on the CPU, with the same seeded weights that it has on the card and two samples of its input. Only what is cheap: very large models are not run at submit time, and their calls go by standard normal data.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from farm import catalog
 from farm.benchmark.protocol import Variant
 from farm.errors import FarmError
 from farm.operators.capture import capture
+from farm.operators.values import channel_dimension
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
 SAMPLE = 250_000  # values looked at per tensor
 
-#: Per call, an entry per activation: {"mean", "spread", "zeros", "least"}, or None where nothing can be said.
+#: Per call, an entry per activation: {"mean", "spread", "zeros", "least", "channels"}, or None where nothing can be said.
 Seen = list[dict[str, float] | None]
 #: (module path, operator) -> what each call there saw, in order.
 SeenCalls = dict[tuple[str, str], list[Seen]]
@@ -36,7 +36,7 @@ def seen_values(variant: Variant, flops: int = 0) -> SeenCalls | None:
     Args:
         flops: of one pass of the variant, as far as known.
     """
-    batch = min(variant.batch, 2 if variant.mode == "train" else 1)
+    batch = 2  # so that what is common to all samples can be told
     if flops * batch / variant.batch > MOST_FLOPS:
         return None
     if sum(tensor.numel() for tensor in catalog.build(variant.model).parameters()) > MOST_PARAMETERS:
@@ -56,23 +56,38 @@ def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:
 
     def look(path: str, operator: str, activations: Sequence[tuple[torch.Tensor, bool]]) -> None:
         with _disable_current_modes(), torch.no_grad():
-            found[path, operator].append([None if written else _describe(tensor) for tensor, written in activations])
+            found[path, operator].append([None if written else describe(tensor) for tensor, written in activations])
 
     capture(model, arguments, watch=look)
     return dict(found)
 
 
-def _describe(tensor: torch.Tensor) -> dict[str, float] | None:
+def _between_channels(tensor: torch.Tensor, spread: float) -> float:
+    """The share of the variance that lies between channels' means."""
+    dimension = channel_dimension(tensor)
+    if dimension is None or tensor.shape[dimension] < 2 or not spread:
+        return 0.0
+    others = [index for index in range(tensor.dim()) if index != dimension]
+    samples = tensor.numel() // tensor.shape[dimension]
+    share = tensor.detach().double().mean(others).var(unbiased=False).item() / spread**2
+    # Means over few samples spread by themselves.
+    return min(1.0, max(0.0, (share * samples - 1) / (samples - 1))) if samples > 1 else 0.0
+
+
+def describe(tensor: torch.Tensor) -> dict[str, float] | None:
+    """What `farm.data_classes.class_of` goes by; None for integers, nothing, and what is not finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     flat = tensor.detach().reshape(-1)
     # An odd step meets every channel and position.
     values = flat[:: max(1, flat.numel() // SAMPLE) | 1].double()
+    spread = values.std(unbiased=False).item()
     described = {
         "mean": values.mean().item(),
-        "spread": values.std(unbiased=False).item(),
+        "spread": spread,
         "zeros": (values == 0).double().mean().item(),
         "least": values.min().item(),
+        "channels": _between_channels(tensor, spread),
     }
     if not all(map(math.isfinite, described.values())):
         return None

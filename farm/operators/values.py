@@ -12,6 +12,7 @@ Requirements:
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -159,14 +160,37 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
             base.masked_fill_(mask, 0)
 
 
-def impose(base: torch.Tensor, zeros: float, positive: bool, generator: torch.Generator) -> None:
-    """Make what `fill` left non-negative, or a share of it zero, at random places."""
-    if positive:
-        base.abs_()
+def impose(
+    base: torch.Tensor,
+    zeros: float,
+    positive: bool,
+    channels: float,
+    generator: torch.Generator,
+) -> None:
+    """Give standard normal values a share of the variance between channels, of zeros, and no negative ones.
+
+    Zeros lie where a ReLU leaves them if nothing is negative, else at random places.
+    """
+    if channels and (dimension := channel_dimension(base)) is not None:
+        shape = [1] * base.dim()
+        shape[dimension] = base.shape[dimension]
+        each = torch.randn(shape, device=base.device, generator=generator).to(base.dtype)
+        base.mul_(math.sqrt(1 - channels)).add_(each, alpha=math.sqrt(channels))
     if zeros >= 1:
         base.zero_()
+    elif positive and zeros == 0:
+        base.abs_()
+    elif positive:
+        base.sub_(statistics.NormalDist().inv_cdf(zeros)).clamp_(min=0)
     elif zeros > 0:
         base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < zeros, 0)
+
+
+def channel_dimension(tensor: torch.Tensor) -> int | None:
+    """Where the channels of an activation are: second for images and rows, last for tokens; None where nowhere."""
+    if tensor.dim() in (2, 4, 5):
+        return 1
+    return 2 if tensor.dim() == 3 else None
 
 
 def _fill_numbers(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
