@@ -16,6 +16,7 @@ from cli import (
     cancel,
     cards,
     db,
+    doctor,
     flower,
     jobs,
     models,
@@ -112,6 +113,7 @@ app.command("models")(models.models)
 app.command("operators")(operators.operators)
 app.command("trace")(trace.trace)
 app.command("flower")(flower.flower)
+app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
 app.add_typer(significant.app, name="significant")
 app.add_typer(db.app, name="db")

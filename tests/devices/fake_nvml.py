@@ -66,6 +66,9 @@ class FakeNvml:
     def _nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> None:
         text.value = b"580.00"
 
+    def _nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
+        version._obj.value = 13_000
+
     def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
         count._obj.value = 1
 

@@ -1,0 +1,35 @@
+"""``farm doctor``: is everything in place, and what is to be done where it is not?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.output import console, emit_json
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
+    """Examine this host and its farm: a line each with ok, or what to do."""
+    from farm import doctor as examination
+    from farm.settings import settings
+    from tasks.diagnosis import broker_checks
+
+    checks = [*broker_checks(settings()), *examination.examine(settings())]
+    counts = examination.summary(checks)
+    if as_json:
+        emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})
+    else:
+        from rich.text import Text
+
+        out = console()
+        width = max(len(check.name) for check in checks)
+        marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+        for check in checks:
+            word, style = marks[check.level]
+            out.print(Text.assemble((word, style), f"  {check.name:{width}}  {check.message}"), soft_wrap=True)
+            if check.next_step and check.level != "ok":
+                out.print(Text(f"{'':{9 + width}}  → {check.next_step}"), soft_wrap=True)
+        out.print(Text(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems"))
+    if counts["problem"]:
+        raise typer.Exit(1)

@@ -1,0 +1,200 @@
+"""``farm doctor`` finds what is wrong and says what to do about it."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farm import cards, doctor
+from farm.benchmark.protocol import Software
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.doctor import Installed, torch_against_driver
+from farm.settings import Settings, settings
+from farm.store.tables import CardState
+from tests.devices.fake_nvml import UUID, behind_pynvml
+
+
+@pytest.fixture
+def examined(farm):
+    def examine():
+        settings.cache_clear()
+        said = farm("doctor", "--json")
+        found = json.loads(said.stdout)
+        assert said.code == (1 if found["counts"]["problem"] else 0)
+        return found["checks"]
+
+    return examine
+
+
+def levels(checks, name):
+    return [(check["level"], check["message"]) for check in checks if check["name"] == name]
+
+
+def test_a_host_without_a_farm_is_fine(farm):
+    said = farm("doctor")
+    assert said.code == 0, said.stdout
+    assert "0 problems" in said.stdout
+    assert "`farm run` starts its own" in said.stdout
+
+
+def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_password(farm, monkeypatch):
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://:verysecret@127.0.0.1:1/0")
+    monkeypatch.setenv("FARM_DATABASE_URL", "postgresql://a:verysecret@127.0.0.1:1/x")
+    settings.cache_clear()
+    from tasks.app import configure
+
+    configure(settings())
+    for arguments in (("doctor",), ("doctor", "--json")):
+        said = farm(*arguments)
+        assert said.code == 1
+        assert "verysecret" not in said.stdout + said.stderr
+    broken = {check["name"]: check for check in json.loads(said.stdout)["checks"] if check["level"] == "problem"}
+    assert set(broken) == {"broker", "database"}
+    assert all(check["next_step"] for check in broken.values())
+
+
+def test_an_empty_database_is_to_be_upgraded(examined, any_database_url, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
+    checks = examined()
+    (found,) = [check for check in checks if check["level"] == "problem"]
+    assert "farm db upgrade" in found["next_step"]
+
+
+def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
+    for number, (host, torch) in enumerate([("gpu1", "2.11.0"), ("gpu2", "2.12.0"), ("gpu3", "2.12.0")]):
+        card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
+        cards.register(any_database, card, Software(torch=torch, driver="580"), holder=f"h{number}", queue="q")
+    cards.set_state(any_database, "GPU-2", CardState.QUARANTINED, "a known sum came out wrong")
+    checks = examined()
+    assert levels(checks, "schema")[0][0] == "ok"
+    assert levels(checks, "clock")[0][0] == "ok"
+    assert levels(checks, "cards") == [("ok", "2 serve, on 2 hosts")]
+    assert levels(checks, "card gpu3:0") == [("problem", "GPU-2 is quarantined: a known sum came out wrong")]
+    ((level, told),) = levels(checks, "versions")
+    assert level == "warning"
+    assert "gpu1: torch 2.11.0" in told
+    assert "driver" not in told
+
+
+def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
+    from farm.store.database import Database
+
+    database = Database(postgres_url)
+    database.upgrade()
+    database.close()
+    monkeypatch.setenv("FARM_DATABASE_URL", postgres_url)
+    real = time.time
+    monkeypatch.setattr(doctor.time, "time", lambda: real() + 60)
+    assert levels(examined(), "clock") == [("warning", "this host is 60.0 s ahead of the database")]
+
+
+def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypatch, broker, sqlite_url, database):
+    import redis
+
+    from tasks.app import configure
+
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
+    settings.cache_clear()
+    configure(settings())
+    checks = examined()
+    assert levels(checks, "broker memory")[0][0] == "ok"
+    assert levels(checks, "workers") == [("warning", "none listens to the broker")]
+    with redis.Redis.from_url(broker.redis_url) as client:
+        before = client.config_get("maxmemory*")
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert levels(examined(), "broker memory")[0][0] == "problem"
+        finally:
+            for name in ("maxmemory", "maxmemory-policy"):
+                client.config_set(name, before[name])
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "level"),
+    [
+        (Installed("2.13.0+cpu", None), None, "ok"),
+        (Installed("2.13.0+cpu", None), (13, 0), "problem"),
+        (Installed("2.11.0+cu130", "13.0"), (13, 0), "ok"),
+        (Installed("2.11.0+cu130", "13.0"), (12, 8), "problem"),
+        (Installed("2.11.0+cu126", "12.6"), (13, 0), "ok"),
+        (Installed("2.11.0+cu128", "12.8"), (12, 4), "warning"),
+    ],
+)
+def test_torch_is_held_against_the_driver(torch, driver, level):
+    check = torch_against_driver(torch, driver)
+    assert check.level == level
+    assert bool(check.next_step) == (level != "ok")
+
+
+def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
+    monkeypatch.setattr(doctor, "installed_torch", lambda: Installed("2.11.0+cu130", "13.0"))
+    with behind_pynvml(monkeypatch) as library:
+        library.processes = [1]
+        checks = examined()
+    assert levels(checks, "driver") == [("ok", "580.00, for CUDA up to 13.0")]
+    assert levels(checks, "torch")[0][0] == "ok"
+    here = levels(checks, "card 0 here")
+    assert [level for level, _ in here] == ["ok", "warning"]
+    assert "other processes compute on it: 1 (" in here[1][1]
+
+
+def test_the_installed_torch_is_known_without_importing_it():
+    import torch
+
+    assert doctor.installed_torch() == Installed(torch.__version__, torch.version.cuda)
+
+
+def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path):
+    for name, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x8086", "0x030000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    assert doctor.has_nvidia_hardware(tmp_path)
+    (tmp_path / "a" / "class").write_text("0x0c0330\n")  # its USB controller
+    assert not doctor.has_nvidia_hardware(tmp_path)
+
+
+def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):
+    current = Settings(lock_dir=tmp_path)
+    card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1)
+    own = frozenset({os.getpid()})
+    (found,) = doctor._foreign("card", card, own, current)
+    assert f"{os.getpid()} (" in found.message
+    with CardLock(UUID, tmp_path):
+        assert list(doctor._foreign("card", card, own, current)) == []
+        (found,) = doctor._foreign("card", card, frozenset({os.getpid(), 1}), current)
+        assert found.message.startswith("other processes compute on it: 1 (")
+
+
+def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path):
+    locks = Path(os.environ["FARM_LOCK_DIR"])
+    locks.mkdir(mode=0o755)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "file" / "state"))
+    config = tmp_path / "farm.toml"
+    config.write_text('flower_basic_auth = "me:hidden"\n')
+    config.chmod(0o644)
+    monkeypatch.setenv("FARM_CONFIG", str(config))
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.setattr(doctor, "DISK_PROBLEM_BYTES", sys.maxsize)
+    monkeypatch.setattr(doctor, "DISK_WARNING_BYTES", sys.maxsize)
+    checks = examined()
+    assert levels(checks, "state folder")[0][0] == "problem"
+    assert levels(checks, "lock folder")[0][0] == "warning"
+    assert levels(checks, "settings file")[0][0] == "warning"
+    assert levels(checks, "disk")[0][0] == "problem"
+    assert "hidden" not in json.dumps(checks)
+
+
+def test_readings_that_wait_for_the_database_are_told(examined):
+    spool = Path(os.environ["FARM_STATE_DIR"]) / "spool"
+    spool.mkdir(parents=True)
+    (spool / "1-a.json").write_text("{}")
+    assert levels(examined(), "spool")[0][0] == "warning"
