@@ -159,6 +159,27 @@ def _tuples(report: Report, most: int) -> RenderableType:
     return Group(table, Text(f"  and {left} more; --json lists all", style="dim"))
 
 
+def readings(report: Report) -> RenderableType:
+    """The readings that a job goes by, wholes first, with the beginning of each id."""
+    table = _table("reading", "of", "card", ">time", "flags")
+    for whole in report.verdict.wholes:
+        if (read := whole.reading) is not None:
+            told = f"whole model, {whole.launch}" if whole.launch else "whole model"
+            _row(
+                table,
+                read.reading_id[:12],
+                told,
+                _short(whole.card_id),
+                quantity(read.time_us, TIME),
+                ", ".join(read.flags),
+            )
+    for row in report.tuples:
+        if row.reading_id:
+            cells = [row.reading_id[:12], row.label, _short(row.card_id), quantity(row.time_us, TIME)]
+            _row(table, *cells, ", ".join(row.flags))
+    return table if table.row_count else Text("No readings yet.")
+
+
 def _comparison(verdict: Verdict) -> Table:
     table = _table("", ">sum of the parts", ">whole model", ">gap", ">accuracy")
     lines = (

@@ -12,6 +12,9 @@ from cli.output import emit_json, show
 
 def report(
     job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    readings: Annotated[
+        bool, typer.Option("--readings", help="List the readings with their ids, for `farm trace`.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 5 unless the verdict passes.")] = False,
 ) -> None:
@@ -27,6 +30,6 @@ def report(
     else:
         from cli import render
 
-        show(render.report(built))
+        show(render.readings(built) if readings else render.report(built))
     if check:
         following.check([built])

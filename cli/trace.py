@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli import opening
-from cli.output import emit_json
+from cli.output import emit_json, say
 
 
 def trace(
     reading: Annotated[
-        str, typer.Argument(help="The reading's id, or its beginning; `farm report JOB --json` has it.")
+        str, typer.Argument(help="The reading's id, or its beginning; `farm report JOB --readings` lists them.")
     ],
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """Show power, clocks and temperature over one reading, its window marked."""
-    from sqlmodel import select
+    from farm.report import plot
+    from farm.report.readings import find_traced
 
-    from farm.benchmark.protocol import Trace
-    from farm.errors import UsageError
-    from farm.store import tables
-
+    if png is not None:
+        plot.check_path(png)
     with opening.open_database().read() as session:
-        found = session.exec(
-            select(tables.Trace).where(tables.Trace.reading_id.startswith(reading)).limit(2)  # type: ignore[attr-defined]
-        ).all()
-    if len(found) != 1:
-        problem = "No reading with a trace has" if not found else "Several readings have"
-        raise UsageError(f"{problem} an id that begins with '{reading}'.", "`farm report JOB --json` lists the ids.")
-    unpacked = Trace.unpack(found[0].packed)
+        found = find_traced(session, reading)
+    sampled = found.trace
+    if png is not None:
+        plot.draw_trace(sampled, png, found.title, found.levels_w)
+        say(f"Drawn to {png}")
+    begin_s, end_s = sampled.window_s
     if as_json:
-        series = {name: {"time_s": times, "values": values} for name, (times, values) in unpacked.series.items()}
-        emit_json({"reading_id": found[0].reading_id, "window_s": list(unpacked.window_s), "series": series})
+        series = {name: {"time_s": times, "values": values} for name, (times, values) in sampled.series.items()}
+        emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
-    begin_s, end_s = unpacked.window_s
-    typer.echo(f"reading {found[0].reading_id}, window {begin_s:.3f} to {end_s:.3f} s")
-    for name, (times, values) in unpacked.series.items():
-        typer.echo(f"{name:>22}  {sparkline(times, values, unpacked.window_s)}  {_range(values)}")
+    typer.echo(f"{found.title}\nwindow {begin_s:.3f} to {end_s:.3f} s")
+    for name, (times, values) in sampled.series.items():
+        typer.echo(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {_range(values)}")
     typer.echo(f"{'':>22}  (· before and after the window)")
 
 

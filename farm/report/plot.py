@@ -1,0 +1,199 @@
+"""Drawings: what the card said while one reading was taken, and what a study found.
+
+matplotlib is an extra (`operator-farm[plot]`) and loads only here, when something is drawn, without a display.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farm.benchmark.protocol import Trace
+from farm.errors import UsageError
+
+WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
+COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line or row of points of a chart. `half_widths` are drawn as bars around the points."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    half_widths: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One panel. `bars` (label -> value of each series) draws groups of bars instead of lines."""
+
+    title: str
+    x_name: str = ""
+    y_name: str = ""
+    lines: tuple[Line, ...] = ()
+    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    x_log: bool = False
+    zero: bool = False  # draw the zero line: the values are deviations
+
+
+def check_available() -> None:
+    """Raises:
+    UsageError: matplotlib is not installed; before anything is measured for a drawing.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "Drawing needs matplotlib, which is not installed.",
+            "Install it with `pip install 'operator-farm[plot]'`, or leave --png out.",
+        ) from error
+
+
+def check_path(path: Path) -> None:
+    """Raises:
+    UsageError: nothing can be written there, or matplotlib is missing.
+    """
+    check_available()
+    if not path.parent.is_dir():
+        raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
+
+
+def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
+    """Power from one step of the energy counter to the next: (end of each step in s, W)."""
+    times, energies = trace.series.get("energy_mj", ([], []))
+    steps = [
+        (later, (energy - before) / (later - earlier) / 1e3)
+        for (earlier, before), (later, energy) in itertools.pairwise(zip(times, energies, strict=True))
+        if later > earlier
+    ]
+    return [moment for moment, _ in steps], [power_w for _, power_w in steps]
+
+
+def window_power_w(trace: Trace) -> float | None:
+    """The counter's slope over the window, from its first tick there to its last. Unit: W."""
+    times, energies = trace.series.get("energy_mj", ([], []))
+    begin_s, end_s = trace.window_s
+    inside = [
+        (moment, energy)
+        for moment, energy in zip(times, energies, strict=True)
+        if begin_s - 1e-3 <= moment <= end_s + 1e-3
+    ]
+    if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
+        return None
+    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]) / 1e3
+
+
+def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
+    """Power, clocks and temperatures over one reading, its window shaded.
+
+    Args:
+        levels_w: powers to draw as dotted lines, by name: idle, base.
+    """
+    check_path(path)
+    panels = [panel for panel in (_PANELS) if any(name in trace.series for name in panel[1])]
+    figure, axes = _figure(max(1, len(panels)))
+    begin_s, end_s = trace.window_s
+    for axis, (unit, names) in zip(axes, panels, strict=False):
+        axis.axvspan(begin_s, end_s, color=WINDOW, label="window" if axis is axes[0] else None, zorder=0)
+        for number, name in enumerate(name for name in names if name in trace.series):
+            times, values = trace.series[name]
+            if name == "energy_mj":
+                _draw_counter(axis, trace)
+                continue
+            label = name.rsplit("_", 1)[0].replace("_", " ")
+            dense = len(times) > 60
+            axis.plot(
+                times,
+                values,
+                "-" if dense else ".-",
+                color=COLOURS[number % len(COLOURS)],
+                linewidth=0.8 if dense else 1.2,
+                label=label,
+            )
+        if unit == "W":
+            for name, value in (levels_w or {}).items():
+                axis.axhline(value, color="#7f7f7f", linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
+        axis.set_ylabel(unit)
+        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    axes[-1].set_xlabel("s since the warm-up began")
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("W", ("power_instant_w", "power_average_w", "energy_mj")),
+    ("MHz", ("sm_clock_mhz", "memory_clock_mhz")),
+    ("°C", ("temperature_c", "memory_temperature_c")),
+)
+
+
+def _draw_counter(axis: Any, trace: Trace) -> None:
+    times, powers = counter_power(trace)
+    ticks = trace.series["energy_mj"][0]
+    if len(ticks) > 1:
+        axis.stairs(powers, [ticks[0], *times], color=SECOND, linewidth=1.2, baseline=None, label="counter, by step")
+    if (power_w := window_power_w(trace)) is not None:
+        axis.plot(trace.window_s, [power_w, power_w], color=THIRD, linewidth=2, label=f"slope: {power_w:.1f} W")
+
+
+def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
+    """A study's charts below each other."""
+    check_path(path)
+    figure, axes = _figure(max(1, len(charts)), height=2.8)
+    for axis, chart in zip(axes, charts, strict=False):
+        if chart.zero:
+            axis.axhline(0, color="#7f7f7f", linewidth=0.8)
+        for number, line in enumerate(chart.lines):
+            colour = COLOURS[number % len(COLOURS)]
+            axis.errorbar(
+                line.x, line.y, yerr=line.half_widths, fmt=".-", color=colour, capsize=2, linewidth=1, label=line.name
+            )
+        _draw_bars(axis, chart.bars)
+        if chart.x_log and chart.lines:
+            axis.set_xscale("log")
+            ticks = sorted({value for line in chart.lines for value in line.x if value > 0})
+            axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
+            axis.minorticks_off()
+        axis.set_title(chart.title, fontsize=9, loc="left")
+        axis.set_xlabel(chart.x_name, fontsize=8)
+        axis.set_ylabel(chart.y_name, fontsize=8)
+        if len(chart.lines) > 1 or any(len(row) > 1 for row in chart.bars.values()):
+            axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def _draw_bars(axis: Any, bars: Mapping[str, Mapping[str, float]]) -> None:
+    if not bars:
+        return
+    series = list(dict.fromkeys(name for row in bars.values() for name in row))
+    width = 0.8 / max(1, len(series))
+    for number, name in enumerate(series):
+        places = [index + (number - (len(series) - 1) / 2) * width for index in range(len(bars))]
+        heights = [row.get(name, math.nan) for row in bars.values()]
+        axis.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=name)
+    many = len(bars) > 6
+    labels = [label if len(label) <= 26 else label[:25] + "…" for label in bars]
+    axis.set_xticks(range(len(bars)), labels, fontsize=7, rotation=25 if many else 0, ha="right" if many else "center")
+
+
+def _figure(panels: int, height: float = 2.2) -> tuple[Any, list[Any]]:
+    # The object, not pyplot: no display is looked for and nothing is kept globally.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.8 + height * panels), dpi=130, layout="constrained")
+    axes = figure.subplots(panels, 1, squeeze=False)
+    return figure, [row[0] for row in axes]
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, format=path.suffix.lstrip(".").lower() or "png")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{path}' cannot be written: {error}.", "Name a .png, .svg or .pdf file.") from error

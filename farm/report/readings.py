@@ -1,0 +1,62 @@
+"""Single readings: found by the beginning of their id, with the time series that was sampled while they were taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlmodel import Session, col, select
+
+from farm.benchmark.protocol import Trace
+from farm.errors import UsageError
+from farm.store import tables
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A reading with its time series."""
+
+    reading: tables.Reading
+    label: str  # of its subject
+    trace: Trace
+
+    @property
+    def title(self) -> str:
+        figures = f"{self.reading.time_us:.4g} µs"
+        if self.reading.power_w is not None and self.reading.energy_mj is not None:
+            figures += f", {self.reading.power_w:.1f} W, {self.reading.energy_mj:.4g} mJ"
+        return f"{self.label}\n{figures} on {self.reading.card_model}, reading {self.reading.id[:12]}"
+
+    @property
+    def levels_w(self) -> dict[str, float]:
+        """The card's power at rest and at full clocks with nothing to do, where it was read. Unit: W."""
+        levels = {"idle": self.reading.idle_power_w, "base": self.reading.base_power_w}
+        return {name: value for name, value in levels.items() if value is not None}
+
+
+def find_traced(session: Session, beginning: str) -> Traced:
+    """The one reading whose id begins so.
+
+    Raises:
+        UsageError: none or several begin so, or the reading has no time series.
+    """
+    found = session.exec(select(tables.Reading).where(col(tables.Reading.id).startswith(beginning)).limit(3)).all()
+    where = "`farm report JOB --readings` lists the ids."
+    if len(found) != 1:
+        problem = "No reading has" if not found else "Several readings have"
+        raise UsageError(f"{problem} an id that begins with '{beginning}'.", where)
+    reading = found[0]
+    kept = session.get(tables.Trace, reading.id)
+    if kept is None:
+        raise UsageError(
+            f"The reading {reading.id} has no time series: its card tells nothing that could be sampled.", where
+        )
+    return Traced(reading, label_of(session, reading), Trace.unpack(kept.packed))
+
+
+def label_of(session: Session, reading: tables.Reading) -> str:
+    """What a reading is about, in words."""
+    if reading.subject_kind == "operator":
+        operator = session.get(tables.Operator, reading.subject_id)
+        return operator.label if operator else reading.subject_id
+    variant = session.get(tables.ModelVariant, reading.subject_id)
+    return f"{variant.model} {variant.batch}x{variant.input_size} {variant.dtype}" if variant else reading.subject_id

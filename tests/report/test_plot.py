@@ -1,0 +1,75 @@
+"""Drawings and the readings that they are of."""
+
+import random
+import sys
+
+import pytest
+
+from farm.benchmark.protocol import Trace
+from farm.errors import UsageError
+from farm.report import plot
+from farm.report.readings import find_traced
+from farm.store import tables
+from tests.report import rows
+
+
+def sampled() -> Trace:
+    """A second at 300 W after a warm-up, as an H200 tells it: ticks of 100 ms, instant power every 5 ms."""
+    noise = random.Random(1)
+    power_s = [0.005 * step for step in range(300)]
+    ticks_s = [0.1 * step for step in range(1, 15)]
+    series = {
+        "energy_mj": (ticks_s, [300e3 * moment for moment in ticks_s]),
+        "power_instant_w": (power_s, [min(300, 100 + 800 * moment) + noise.gauss(0, 4) for moment in power_s]),
+        "sm_clock_mhz": ([0.1 * step for step in range(15)], [1980.0] * 15),
+        "temperature_c": ([0.1 * step for step in range(15)], [40.0 + step // 5 for step in range(15)]),
+    }
+    return Trace((0.4, 1.4), series)
+
+
+def test_power_is_the_slope_of_the_counter_between_its_ticks():
+    trace = sampled()
+    ends_s, powers = plot.counter_power(trace)
+    assert ends_s == pytest.approx(trace.series["energy_mj"][0][1:])
+    assert powers == pytest.approx([300.0] * 13)
+    assert plot.window_power_w(trace) == pytest.approx(300.0)
+    assert plot.window_power_w(Trace((0.0, 0.1), {})) is None
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_trace_is_drawn(tmp_path, suffix):
+    path = tmp_path / f"trace.{suffix}"
+    plot.draw_trace(sampled(), path, "Conv2d 64->64", {"idle": 80.0})
+    assert path.stat().st_size > 5_000
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError) as raised:
+        plot.draw_trace(sampled(), tmp_path / "trace.png", "")
+    assert "operator-farm[plot]" in raised.value.next_step
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        plot.check_path(tmp_path / "nowhere" / "trace.png")
+
+
+def test_a_reading_is_found_by_the_beginning_of_its_id(database):
+    with database.write() as session:
+        rows.ground(session)
+        subject = rows.operator(session, "Conv2d", "64->64 k3")
+        session.flush()
+        one, other = (rows.reading(session, subject, 10.0, 3.0) for _ in range(2))
+        session.add(tables.Trace(reading_id=one, packed=sampled().pack()))
+    with database.read() as session:
+        found = find_traced(session, one[:10])
+        assert found.trace == sampled()
+        assert found.label == "Conv2d 64->64 k3"
+        assert found.levels_w == {"idle": 80.0}
+        with pytest.raises(UsageError, match="Several"):
+            find_traced(session, "")
+        with pytest.raises(UsageError, match="No reading"):
+            find_traced(session, "nothing")
+        with pytest.raises(UsageError, match="no time series"):
+            find_traced(session, other)
