@@ -31,6 +31,7 @@ from farm.store.database import Database
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.process import die_with_parent
 from tasks.queues import card_queue, follow_up
+from tasks.telling import ItemRequest, tell_retry
 
 log = logging.getLogger("farm.worker")
 
@@ -107,13 +108,18 @@ def end(**_: Any) -> None:
 
 
 @app.task(
-    name="measure", bind=True, max_retries=settings().max_attempts, default_retry_delay=0, retry_on_worker_lost=True
+    name="measure",
+    bind=True,
+    max_retries=settings().max_attempts,
+    default_retry_delay=0,
+    retry_on_worker_lost=True,
+    Request=ItemRequest,
 )
 def measure(self: Task, item_id: int) -> dict[str, Any]:
     """Measure one item on this worker's card.
 
     Returns:
-        {"item": id, "status": "done" | "reused" | "failed" | "spooled", "reason": ...}
+        {"item": id, "status": "done" | "reused" | "failed" | "spooled", "reason": ..., "message": ...}
     """
     assert _worker is not None, "card queues are consumed by pinned workers only"
     with _lock:
@@ -144,7 +150,9 @@ def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
         follow_up(worker.database, closed)
         if declined in (Declined.GONE, Declined.DEFERRED):
             raise Ignore()
-        return {"item": item_id, "status": "reused" if declined is Declined.REUSED else "failed"}
+        if declined is Declined.REUSED:
+            return {"item": item_id, "status": "reused"}
+        return {"item": item_id, "status": "failed", "reason": "attempts_exhausted"}
 
 
 def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] | None:
@@ -170,9 +178,10 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
         log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
         if error.reason == "crashed":
             items.note_attempt(worker.database, claimed, error.reason, error.message)
+            tell_retry(task, error.reason, error.message)
             return None
         follow_up(worker.database, items.fail(worker.database, claimed, error.reason, error.message))
-        return {"item": claimed.item_id, "status": "failed", "reason": error.reason}
+        return {"item": claimed.item_id, "status": "failed", "reason": error.reason, "message": error.message[:300]}
     if answer.verification is not None and claimed.capture_id is not None:
         store_observed(
             worker.database, claimed.capture_id, answer.observed, answer.verification, card_id=worker.card_id

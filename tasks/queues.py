@@ -16,7 +16,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
 from sqlalchemy import update
-from sqlmodel import Session, col
+from sqlmodel import Session, col, func
 
 from farm.errors import BrokerUnreachable
 from farm.items import Closed
@@ -99,15 +99,24 @@ def _measure(item_id: int, card_id: str, short_name: str | None, label: str | No
     signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
     # The shadow name becomes a Prometheus label in Flower: the operator's name, never its shapes.
     return signature.set(
-        queue=card_queue(card_id), shadow=short_name or "whole model", argsrepr=label or "whole model", kwargsrepr=""
+        queue=card_queue(card_id), shadow=short_name or "whole model", argsrepr=label or "", kwargsrepr=""
     )
 
 
 def _labelled() -> Any:
-    operator = tables.Operator
-    return sqlalchemy.select(  # type: ignore[call-overload]
-        Item.id, Item.card_id, Item.role, operator.short_name, operator.label
-    ).join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
+    operator, variant = tables.Operator, tables.ModelVariant
+    return (
+        sqlalchemy.select(  # type: ignore[call-overload]
+            Item.id,
+            Item.card_id,
+            Item.role,
+            func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
+            func.coalesce(operator.label, tables.Job.title).label("label"),
+        )
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
+        .join(variant, col(variant.id) == col(Item.subject_id), isouter=True)
+    )
 
 
 def _mark_published(session: Session, item_ids: Sequence[int]) -> None:

@@ -1,0 +1,143 @@
+"""A whole farm for a test: a broker, a database and a real ``farm worker`` on simulated cards, as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm import cards, jobs
+from farm.benchmark.protocol import Protocol, Stopping
+from farm.request import Request, Sweep
+from farm.store import tables
+from farm.store.database import Database
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 60.0
+
+
+class Farm:
+    """What is started here ends with `running`; all of it writes into ``log``."""
+
+    def __init__(self, database: Database, environment: dict[str, str], log: Path) -> None:
+        self.database = database
+        self.environment = environment
+        self.log = log
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """``farm ...`` as a process of its own."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cli", *arguments], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+            )
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``farm ...`` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "cli", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+
+    def alive(self) -> list[tables.Card]:
+        with self.database.read() as session:
+            return cards.alive(session, 10.0)
+
+    def submit(self, behaviours: Sequence[str], seconds: float | None = None) -> str:
+        """A job of one item per word of `farm.benchmark.simulated.BEHAVIOURS` ("" behaves); its id."""
+        ids = store_operators(self.database, behaviours, seconds)
+        request = Request(
+            sweep=Sweep("Conv2d", {"in_channels": tuple(range(len(ids)))}, "a test"),
+            protocol=Protocol(launch="eager"),
+            stopping=Stopping(),
+        )
+        planned = jobs.create(self.database, request, [card.id for card in self.alive()], operator_ids=ids)
+        # Published by a process of its own: a publisher keeps connections that are not for a test's process.
+        done = self.ask("resume", planned.job_id)
+        assert done.returncode == 0, done.stderr
+        return planned.job_id
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"it took too long\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)
+        return found
+
+    def ended(self, job_id: str) -> bool:
+        with self.database.read() as session:
+            job = session.get(tables.Job, job_id)
+            assert job is not None
+            return job.state == tables.JobState.DONE
+
+    def items(self, job_id: str) -> list[tables.Item]:
+        from sqlmodel import select
+
+        with self.database.read() as session:
+            return list(session.exec(select(tables.Item).where(tables.Item.job_id == job_id)))
+
+
+@contextlib.contextmanager
+def running(folder: Path, broker_url: str, database_url: str, *, cards: int = 1, **settings: str) -> Iterator[Farm]:
+    """A farm of one host with that many simulated cards, ready to measure."""
+    environment = {
+        **os.environ,
+        "FARM_BROKER_URL": broker_url,
+        "FARM_DATABASE_URL": database_url,
+        "FARM_SIMULATED_CARDS": str(cards),
+        "FARM_STATE_DIR": str(folder / "state"),
+        "FARM_LOCK_DIR": str(folder / "locks"),
+        "FARM_RECONCILE_S": "1",
+        **settings,
+    }
+    database = Database(database_url)
+    database.upgrade()
+    farm = Farm(database, environment, folder / "farm.log")
+    worker = farm.start("worker")
+    try:
+        farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == cards)
+        yield farm
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        try:
+            worker.wait(30)
+        finally:
+            worker.kill()
+            database.close()
+
+
+def store_operators(database: Database, behaviours: Sequence[str], seconds: float | None = None) -> list[str]:
+    """Operators that only simulated cards can measure, one per behaviour."""
+    ids = []
+    with database.write() as session:
+        for number, behaviour in enumerate(behaviours):
+            parameters: dict[str, Any] = {"number": number, "simulate": behaviour}
+            if seconds is not None:
+                parameters["seconds"] = seconds
+            operator_id = hashlib.sha256(f"{behaviour} {number} {time.time_ns()}".encode()).hexdigest()[:32]
+            session.add(
+                tables.Operator(
+                    id=operator_id,
+                    schema_version=1,
+                    name="torch.nn.Conv2d",
+                    short_name="Conv2d",
+                    kind="module",
+                    label=f"Conv2d 64->64 k3 p1 | {number}x64x56x56 fp32",
+                    flops=1000,
+                    bytes_moved=1000,
+                    parameters=parameters,
+                    spec={"operator": "torch.nn.Conv2d", "parameters": parameters},
+                )
+            )
+            ids.append(operator_id)
+    return ids

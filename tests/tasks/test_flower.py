@@ -1,0 +1,113 @@
+"""Flower is a window on the farm: read-only, with a password, and what it shows is readable."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from tasks.telling import failure
+from tests.farms import running
+
+AUTH = "operator:a-secret-word"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def flower_of(farm):
+    port = free_port()
+    process = farm.start("flower", "--port", str(port))
+    page = Page(port)
+    try:
+        farm.wait_for(page.answers)
+        yield process, page
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+class Page:
+    def __init__(self, port):
+        self.port = port
+
+    def get(self, path, auth=AUTH, method="GET"):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        if auth:
+            request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    def tasks(self):
+        status, text = self.get("/api/tasks")
+        return json.loads(text) if status == 200 else {}
+
+    def answers(self):
+        with contextlib.suppress(OSError):
+            return self.get("/", auth=None)[0] == 401
+
+
+@pytest.mark.serial
+def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqlite_url):
+    with (
+        running(tmp_path, broker.url, sqlite_url, FARM_FLOWER_BASIC_AUTH=AUTH) as farm,
+        flower_of(farm) as (process, page),
+    ):
+        job_id = farm.submit(["", "oom", "crash", "slow"], seconds=0.1)
+        farm.wait_for(lambda: farm.ended(job_id))
+
+        def told():
+            shown = [task for task in page.tasks().values() if task["name"] == "Conv2d"]
+            done = [task for task in shown if task["state"] in ("SUCCESS", "FAILURE")]
+            return {task["args"].split("|")[1].strip()[0]: task for task in done} if len(done) == 4 else None
+
+        tasks = farm.wait_for(told)
+        assert [tasks[number]["state"] for number in "0123"] == ["SUCCESS", "FAILURE", "FAILURE", "SUCCESS"]
+        assert tasks["0"]["args"] == "Conv2d 64->64 k3 p1 | 0x64x56x56 fp32"
+        assert tasks["1"]["exception"].startswith("out_of_memory: Simulated: it does not fit")
+        assert tasks["2"]["exception"].startswith("attempts_exhausted")
+        assert tasks["2"]["retried"]
+        metrics = page.get("/metrics", auth=None)[1]
+        for phase in ("rebuild", "warm-up", "window", "retried", "failed"):
+            assert f'task="Conv2d",type="task-{phase}"' in metrics, phase
+        assert "64->64" not in metrics, "a shape as a label would make a series of each"
+
+        # Whose password it is stays between the two, and looking is all that can be done.
+        assert page.get("/api/tasks", auth="operator:wrong")[0] == 401
+        assert page.get("/tasks")[0] == 200
+        assert page.get("/api/worker/shutdown/control@x", method="POST")[0] in (401, 403, 405)
+        assert "a-secret-word" not in " ".join(process_titles(process.pid)) + farm.log.read_text()
+        (listening,) = {
+            connection.laddr.ip
+            for connection in psutil.Process(process.pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == "127.0.0.1"
+    assert list((tmp_path / "state").glob("flower*")), "what it knows outlives it"
+
+
+def process_titles(pid):
+    process = psutil.Process(pid)
+    return [word for one in [process, *process.children(recursive=True)] for word in one.cmdline()]
+
+
+def test_the_reason_of_a_failed_item_is_read_from_its_status():
+    assert failure(str({"item": 1, "status": "failed", "reason": "hung", "message": 'it\'s "late"'})) == (
+        'hung: it\'s "late"'
+    )
+    assert failure(str({"item": 1, "status": "failed"})) == "failed"
+    for other in (str({"item": 1, "status": "done"}), "{'item': 1, 'status'...", "[", None, "'" * 9999, "(" * 9999):
+        assert failure(other) == ""
