@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import kombu.pools
 import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -73,9 +74,12 @@ def configure(current: Settings) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,
         enable_utc=True,
     )
-    # Celery keeps the backend it made from the earlier settings.
+    # Celery and kombu keep the backend, the producers and the connections that they made from the earlier settings.
     app._backend_cache = None
     app._local = threading.local()
+    app.__dict__.pop("amqp", None)
+    app.__dict__.pop("events", None)
+    kombu.pools.reset()
     return app
 
 
