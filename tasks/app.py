@@ -68,7 +68,8 @@ def configure(current: Settings) -> Celery:
         result_backend_max_retries=20,
         task_default_queue=CONTROL_QUEUE,
         task_track_started=True,
-        task_send_sent_event=True,
+        # Not when it is sent: that event knows neither operator nor label, and where it comes late it overwrites both.
+        task_send_sent_event=False,
         worker_send_task_events=True,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,

@@ -82,7 +82,8 @@ def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[
             Item.card_id == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
-            func.coalesce(Item.published_at_s, 0.0) < database_now() - idle_for_s,
+            # A round that is being published right now is not lost.
+            func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
             tables.Job.state == JobState.OPEN,
             tables.Job.farm == farm,
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Task
+from celery.exceptions import Ignore
 from celery.worker.request import Request
 
 
@@ -24,6 +25,14 @@ class ItemRequest(Request):  # type: ignore[misc]
             super().send_event("task-failed", exception=reason, traceback="", runtime=runtime_s)
         else:
             super().send_event(type, **fields)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        told = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        exception = exc_info.exception
+        if isinstance(getattr(exception, "exc", exception), Ignore):
+            # Celery says nothing of these, and Flower would show them as started for ever.
+            self.send_event("task-declined", exception="nothing to do: closed, moved, or another worker has it")
+        return told
 
 
 def failure(result: object) -> str:

@@ -67,6 +67,15 @@ class Farm:
         assert done.returncode == 0, done.stderr
         return planned.job_id
 
+    def publish_again(self, job_id: str) -> None:
+        """A message for every item of the job, whatever its state, as a broker that repeats itself would bring."""
+        code = (
+            "from farm.settings import settings; from farm.store.database import Database\n"
+            "from tasks.queues import publish_items\n"
+            f"publish_items(Database(settings().database), {[item.id for item in self.items(job_id)]})"
+        )
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=self.environment, check=True, timeout=TIMEOUT_S)
+
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):

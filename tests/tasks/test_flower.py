@@ -80,6 +80,10 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqli
         assert tasks["1"]["exception"].startswith("out_of_memory: Simulated: it does not fit")
         assert tasks["2"]["exception"].startswith("attempts_exhausted")
         assert tasks["2"]["retried"]
+        # A copy of a message finds nothing to do, and says so.
+        farm.publish_again(job_id)
+        farm.wait_for(lambda: [task for task in page.tasks().values() if task["state"] == "DECLINED"])
+        assert {task["name"] for task in page.tasks().values()} <= {"Conv2d", "aggregate"}
         metrics = page.get("/metrics", auth=None)[1]
         for phase in ("rebuild", "warm-up", "window", "retried", "failed"):
             assert f'task="Conv2d",type="task-{phase}"' in metrics, phase
