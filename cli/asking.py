@@ -137,7 +137,10 @@ def _shared(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Values of the inputs: normal, zeros or seen. Default: normal.", rich_help_panel=_HOW),
+        typer.Option(
+            help="Values of the inputs: seen (as in the running model; default on GPUs), normal (default on CPUs), zeros.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     tf32: Annotated[
         bool | None, typer.Option("--tf32/--no-tf32", help="Allow TF32 in float32 arithmetic.", rich_help_panel=_HOW)

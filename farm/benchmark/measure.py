@@ -21,7 +21,7 @@ import torch
 from farm.benchmark import statistics
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.benchmark.sampler import Sampler, Window
-from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, out_of_memory, prepare
+from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, out_of_memory, prepare, prepare_canary
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.profiled import launched_kernels
@@ -63,6 +63,11 @@ BURST_DUTIES = (0.6, 0.3)
 BURST_WINDOW_S = 0.8
 LEVEL_WINDOW_S = 0.5
 LEVELS_AGE_S = 1800.0
+
+CANARY_EVERY = 25  # tuples between two readings of the canary
+CANARY_SIZE = 2048  # of the square matrices that it multiplies
+CANARY_OFF = 0.03  # a change of the canary's power or time that makes the readings around it doubtful
+CANARY_STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
 
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
@@ -160,7 +165,12 @@ class Bench:
     """
 
     def __init__(
-        self, device: Device, torch_device: torch.device | str, idle_power_w: float | None = None, threads: int = 0
+        self,
+        device: Device,
+        torch_device: torch.device | str,
+        idle_power_w: float | None = None,
+        threads: int = 0,
+        canary_every: int | None = None,
     ) -> None:
         self.device = device
         self.torch_device = torch.device(torch_device)
@@ -182,6 +192,9 @@ class Bench:
         self.own_processes = (after - before) | {os.getpid()}
         self.levels = Levels(idle_power_w=idle_power_w)
         self._levels_s = -math.inf
+        self._canary_every = (CANARY_EVERY if self.cuda else 0) if canary_every is None else canary_every
+        self._canary_due = 0  # tuples until the next one; the first tuple comes with one
+        self._canaries: list[dict[str, Any]] = []
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute.
@@ -198,6 +211,7 @@ class Bench:
             workload: Workload | None = None
             try:
                 self._refresh_levels()
+                canary = self._read_canary(on_phase) if subject.kind == "operator" else None
                 on_phase("rebuild", {})
                 started_s = time.perf_counter()
                 workload = prepare(subject, protocol, self.torch_device)
@@ -228,6 +242,8 @@ class Bench:
                 if workload is not None:
                     with contextlib.suppress(RuntimeError):
                         workload.close()
+        if canary is not None:
+            reading = _with_canary(reading, canary)
         cost_s = {
             **reading.cost_s,
             "rebuild": rebuild_s,
@@ -236,6 +252,45 @@ class Bench:
             "total": time.perf_counter() - begin_s,
         }
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+
+    # ------------------------------------------------------------------------------------------------ canary
+
+    def _read_canary(self, on_phase: OnPhase) -> dict[str, Any] | None:
+        """The newest reading of the reference operator, made anew when it is due; None where there is no canary.
+
+        A product of two square matrices, always the same on every card: what changes between two of its readings is
+        the card's, not the tuples'.
+        """
+        if not self._canary_every:
+            return None
+        if self._canary_due <= 0:
+            self._canary_due = self._canary_every
+            on_phase("canary", {})
+            started_s = time.perf_counter()
+            workload = prepare_canary(CANARY_SIZE, self.torch_device)
+            try:
+                reading = self._steady(workload, CANARY_STOPPING, GATES["operator"], silent)
+            finally:
+                workload.close()
+            first = self._canaries[0] if self._canaries else None
+            self._canaries.append(
+                {
+                    "number": len(self._canaries) + 1,
+                    "process": os.getpid(),
+                    "time_us": reading.time_us,
+                    "power_w": reading.power_w,
+                    "energy_mj": reading.energy_mj,
+                    "temperature_c": reading.temperature_c,
+                    "sm_clock_mhz": reading.sm_clock_mhz,
+                    "time_change": round(reading.time_us / first["time_us"] - 1, 5) if first else 0.0,
+                    "energy_change": round(reading.energy_mj / first["energy_mj"] - 1, 5)
+                    if first and reading.energy_mj and first["energy_mj"]
+                    else None,
+                    "cost_s": round(time.perf_counter() - started_s, 3),
+                }
+            )
+        self._canary_due -= 1
+        return self._canaries[-1]
 
     # ------------------------------------------------------------------------------------------ steady window
 
@@ -584,6 +639,12 @@ def measure(
 
 
 _BENCHES: dict[str, Bench] = {}
+
+
+def _with_canary(reading: Reading, canary: dict[str, Any]) -> Reading:
+    off = max(abs(canary["time_change"]), abs(canary["energy_change"] or 0.0)) > CANARY_OFF
+    flags = tuple(sorted({*reading.flags, "canary_off"})) if off else reading.flags
+    return dataclasses.replace(reading, flags=flags, details={**reading.details, "canary": canary})
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.benchmark.protocol import Protocol, Subject, Variant
+from farm.benchmark.protocol import Launch, Protocol, Subject, Variant
 from farm.data_classes import fillings
 from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.tuple import OperatorTuple
@@ -177,6 +177,16 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device) -> Workl
         raise out_of_memory(error) from error
     except TupleRejected as error:
         raise Unmeasurable("rejected", error.message, error.next_step) from error
+
+
+def prepare_canary(size: int, device: torch.device) -> Workload:
+    """A product of two square matrices in single precision as a workload: the reference that is read again and again."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
+    out = torch.empty(size, size, device=device)
+    passes = _Passes(lambda: torch.mm(left, right, out=out), None, 0, left.nbytes + right.nbytes)
+    launch: Launch = "graph" if device.type == "cuda" else "eager"
+    return _arrange(passes, Subject("operator", "canary", {}), Protocol(launch=launch, residency="reuse"), device)
 
 
 def out_of_memory(error: BaseException) -> Unmeasurable:

@@ -192,4 +192,17 @@ def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> lis
         and (item.subject_id, item.protocol_id) in subjects
         and item.reading_id in readings
     }
-    return [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+    found = [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+    return found + _references(readings.values())
+
+
+def _references(rows: Iterable[tables.Reading]) -> list[Canary]:
+    """The reference operator that each benchmark process reads again and again, as the readings around it noted it."""
+    seen: dict[tuple[Any, ...], Canary] = {}
+    for row in rows:
+        if note := row.details.get("canary"):
+            view = ReadingView(note["time_us"], energy_mj=note.get("energy_mj"), card_id=row.card_id)
+            seen[row.card_id, note.get("process"), note["number"], note["time_us"]] = Canary(
+                "reference operator", row.card_id, view
+            )
+    return list(seen.values())
