@@ -27,6 +27,7 @@ from cli import (
     settings,
     significant,
     status,
+    study,
     submit,
     trace,
     worker,
@@ -116,6 +117,7 @@ app.command("flower")(flower.flower)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
 app.add_typer(significant.app, name="significant")
+app.add_typer(study.app, name="study")
 app.add_typer(db.app, name="db")
 
 

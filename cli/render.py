@@ -465,6 +465,9 @@ def _row(table: Table, *cells: RenderableType, style: str = "") -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
+plain_table, plain_row = _table, _row  # for the other tables of this program
+
+
 def _grid(*columns: str) -> Table:
     grid = Table.grid(padding=(0, 1))
     for _ in columns:

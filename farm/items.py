@@ -102,7 +102,12 @@ def best_reading(
 
 
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
-    """Whether a reading is tight enough. One that did not converge serves who would not wait longer."""
+    """Whether a reading is tight enough. One that did not converge serves who would not wait longer.
+
+    A study's readings (`farm.study`) never are: they were taken under windows and conditions of its own.
+    """
+    if "study" in reading.flags:
+        return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (
         reading.energy_half_width_mj is None

@@ -1,0 +1,89 @@
+"""``farm study``: the questions that the method rests on, each as a command that anyone can repeat on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import opening
+from cli.output import emit_json, say, show
+from farm.study import STUDIES, Study
+
+app = typer.Typer(
+    help="Ask a card the questions that the method rests on; each study prints a table and keeps its readings.",
+    no_args_is_help=True,
+)
+
+
+def _verb(study: Study) -> Callable[..., None]:
+    def verb(
+        model: Annotated[str, typer.Argument(metavar="[MODEL]", help="The model whose tuples are read.")] = "resnet18",
+        batch: Annotated[int | None, typer.Option("-b", "--batch", help="Batch size. Default: as in a job.")] = None,
+        dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: float32.")] = None,
+        card: Annotated[
+            str | None, typer.Option(help="A card of this host, as in `farm run`. Default: the first.")
+        ] = None,
+        tuples: Annotated[int | None, typer.Option(min=1, help="Only so many of the model's heaviest tuples.")] = None,
+        quick: Annotated[bool, typer.Option("--quick", help="About a minute of card time.")] = False,
+        png: Annotated[
+            Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    ) -> None:
+        perform(study, model, batch, dtype, card, tuples, quick, png, as_json)
+
+    verb.__name__, verb.__doc__ = study.name, study.question
+    return verb
+
+
+for _study in STUDIES:
+    app.command(_study.name)(_verb(_study))
+
+
+def perform(
+    study: Study,
+    model: str,
+    batch: int | None,
+    dtype: str | None,
+    card: str | None,
+    tuples: int | None,
+    quick: bool,
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Choose the card, measure, show."""
+    from farm.catalog import find
+    from farm.defaults import Wish, choose_cards, complete
+    from farm.report import plot
+    from farm.settings import settings
+    from farm.store.database import Database
+    from farm.study import performing
+    from farm.study.laboratory import Plan
+
+    find(model)
+    if png is not None:
+        plot.check_path(png)
+    own = opening.own_cards()
+    chosen = choose_cards(own, [card] if card else [])[0]
+    request = complete(Wish(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
+    assert request.variant is not None
+    neighbours = tuple(other for other in own if other.kind == chosen.kind and other.id != chosen.id)
+    plan = Plan(request.variant, quick, tuples, neighbours)
+    database = Database(settings().database)
+    try:
+        database.upgrade()
+        made = performing.perform(study, database, chosen, plan, say)
+    finally:
+        database.close()
+    if png is not None:
+        plot.draw_charts(made.findings.charts, png, made.title)
+        say(f"Drawn to {png}")
+    if as_json:
+        emit_json(made.to_json())
+    else:
+        from cli import study_table
+
+        show(study_table.table(made))

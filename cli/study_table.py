@@ -1,0 +1,62 @@
+"""What a study found, for a terminal. Formatting, no logic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from cli.figures import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
+from cli.render import plain_row, plain_table
+
+if TYPE_CHECKING:
+    from farm.study.findings import Column
+    from farm.study.performing import Performed
+
+_MOST_FAILURES = 5
+
+
+def table(made: Performed) -> RenderableType:
+    """Title, table, notes, what could not be measured, and where the readings are."""
+    columns = made.findings.columns
+    found = plain_table(*(column.head if column.kind == "text" else f">{column.head}" for column in columns))
+    for row in made.findings.rows:
+        plain_row(found, *(_cell(column, row.get(column.key)) for column in columns))
+    versions = " ".join(str(made.software.get(name) or "") for name in ("torch", "cuda", "driver")).split()
+    parts: list[RenderableType] = [
+        Text(made.title, style="bold"),
+        Text(f"  {made.study.question}  (torch, CUDA, driver: {', '.join(versions)})", style="dim"),
+        Text(),
+        found,
+        Text(),
+        *(Text(f"  {note}") for note in made.findings.notes),
+    ]
+    for subject, reason in list(made.failures.items())[:_MOST_FAILURES]:
+        parts.append(Text(f"  not measured: {subject}: {reason}", style="yellow"))
+    if (left := len(made.failures) - _MOST_FAILURES) > 0:
+        parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
+    kept = f"  {len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
+    return Group(*parts, Text(kept, style="dim"))
+
+
+def _cell(column: Column, value: Any) -> str:
+    if value is None:
+        return NOTHING
+    match column.kind:
+        case "time_us":
+            return quantity(value, TIME, 4)
+        case "energy_mj":
+            return quantity(value, ENERGY, 4)
+        case "power_w":
+            return quantity(value, POWER)
+        case "seconds":
+            return f"{value:.2g} s"
+        case "change":
+            return f"{value * 100:+.2f} %"
+        case "share":
+            return percent(value, 2)
+        case "count":
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -1,0 +1,221 @@
+"""Where a study measures: one card held exclusively, through the farm's own benchmark process, every reading kept.
+
+A study's readings go into the same table as all others, flagged ``study`` and with the study's id, name and
+circumstances in ``details["study"]``. A job never reuses them: they answer a question of their own, under windows and
+conditions that a job did not ask for.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlmodel import Session
+
+from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject, Variant
+from farm.captures import capture_for, classes, torch_version
+from farm.defaults import defaults_for
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.errors import FarmError, Unmeasurable
+from farm.request import Request
+from farm.roofline import roofline_of
+from farm.settings import settings
+from farm.store import tables
+from farm.store.content import reading_row, store_protocol, store_software
+from farm.store.database import Database, database_now
+
+STUDY = "study"  # the flag of every reading taken here
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One subject of a study. `weight_us` is its estimated share of the model's time, all calls together."""
+
+    subject: Subject
+    label: str
+    short_name: str
+    count: int = 1
+    weight_us: float = 0.0
+    data: tuple[tuple[str, int], ...] = ()  # class of data -> calls, where values were looked at
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a person asked of a study."""
+
+    variant: Variant
+    quick: bool = False
+    tuples: int | None = None  # how many of the model's tuples; None: what suits the study
+    neighbours: tuple[Card, ...] = ()  # the host's other cards
+
+
+@dataclass
+class Laboratory:
+    """One card, held while a study runs. A context manager.
+
+    Raises (on entering):
+        CardBusy: a worker serves the card, or somebody else measures on it.
+        Unmeasurable: the benchmark process does not get ready.
+    """
+
+    database: Database
+    card: Card
+    name: str
+    say: Callable[[str], None] = lambda line: None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    readings: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)  # what could not be measured, and why
+    card_time_s: float = 0.0
+
+    def __enter__(self) -> Laboratory:
+        self._lock = CardLock(self.card.id, settings().lock_dir).acquire()
+        self._process = BenchmarkProcess(self.card.id)
+        try:
+            self.software: Software = self._process.wait_ready()
+            self._write_down_card()
+        except BaseException:
+            self._process.kill()
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+        self._lock.release()
+
+    @property
+    def launches(self) -> tuple[str, ...]:
+        """The launch modes that differ on this card: a CPU has no graphs."""
+        return ("eager",) if self.card.kind == "cpu" else ("graph", "eager")
+
+    def protocol(self, **changes: Any) -> Protocol:
+        """The protocol that suits the card, with changes. Data is standard normal unless said otherwise."""
+        return Protocol(**{"launch": defaults_for(self.card.kind).launch, **changes})
+
+    def stopping(self, *, quick: bool) -> Stopping:
+        """What a job would ask for on this card; with `quick` about half of it."""
+        usual = defaults_for(self.card.kind).stopping
+        if not quick:
+            return usual
+        return Stopping(min(0.2, usual.warm_up_s), min(0.5, usual.minimum_s), min(1.0, usual.maximum_s), 0.02, 0.03)
+
+    def exactly(self, window_s: float) -> Stopping:
+        """A window as long as said, whatever its intervals: the ceiling only leaves room for the counter's ticks."""
+        warm_up_s = defaults_for(self.card.kind).stopping.warm_up_s
+        return Stopping(warm_up_s, window_s, window_s * 1.1 + 0.25, time_half_width=1.0, energy_half_width=1.0)
+
+    def scaled(self, seconds: float) -> float:
+        """A duration made for cards with an energy counter; on others a tenth of it serves: they tell time alone."""
+        return seconds if self.card.kind == "cuda" else seconds / 10
+
+    def read(
+        self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
+    ) -> tables.Reading | None:
+        """Measure and keep one reading; None, and a line in `failures`, where that cannot be."""
+        told = ", ".join(f"{name} {value}" for name, value in circumstances.items())
+        self.say(f"{sample.label}{': ' + told if told else ''}")
+        try:
+            answer = self._process.measure(
+                sample.subject, protocol, stopping, timeout_s=settings().item_timeout_s, verify=False
+            )
+        except Unmeasurable as error:
+            self.failures[f"{sample.label} ({protocol})"] = f"{error.reason}: {error.message}"
+            return None
+        self.card_time_s += answer.reading.cost_s.get("total", 0.0)
+        return self._keep(sample, protocol, answer.reading, circumstances)
+
+    def whole(self, variant: Variant) -> Sample:
+        """The whole model as a subject."""
+        return Sample(Subject("variant", variant.id, variant.to_json()), f"{variant}, whole", "whole model")
+
+    def samples(self, variant: Variant, most: int | None = None, *, values: bool = False) -> list[Sample]:
+        """The tuples of a model, the heaviest by estimated cost first.
+
+        Args:
+            most: at most so many, and at most half of them of one operator type, so that they differ in kind.
+            values: look at the values in the running model as well (`Sample.data`).
+        """
+        data = "seen" if values else "normal"
+        request = Request(variant=variant, protocol=self.protocol(data=data))
+        device_type = "cuda" if self.card.kind == "cuda" else "cpu"
+        torch = torch_version() if self.card.kind == "simulated" else self.software.torch
+        capture_id = capture_for(self.database, request, device_type=device_type, torch=torch)
+        with self.database.read() as session:
+            found = self._samples(session, capture_id, variant, data)
+        return found if most is None else _varied(found, most)
+
+    def _samples(self, session: Session, capture_id: int, variant: Variant, data: str) -> list[Sample]:
+        by_tuple: dict[str, dict[str, int]] = {}
+        for (operator_id, name), calls in classes(session, capture_id, data).items():
+            by_tuple.setdefault(operator_id, {})[name] = calls
+        roofline = roofline_of(self.card.kind, self.card.model, None, dtype=variant.dtype, tf32=False)
+        samples = []
+        for operator_id, named in by_tuple.items():
+            operator = session.get_one(tables.Operator, operator_id)
+            count = sum(named.values())
+            weight_us = count * roofline.estimate_us(operator.flops, operator.bytes_moved)
+            subject = Subject("operator", operator_id, operator.spec)
+            samples.append(Sample(subject, operator.label, operator.short_name, count, weight_us, tuple(named.items())))
+        return sorted(samples, key=lambda sample: -sample.weight_us)
+
+    def _keep(
+        self, sample: Sample, protocol: Protocol, reading: Reading, circumstances: dict[str, Any]
+    ) -> tables.Reading:
+        values = reading_row(reading)
+        values["flags"] = sorted({*values["flags"], STUDY})
+        values["details"] = {**values["details"], STUDY: {"id": self.id, "name": self.name, **circumstances}}
+        with self.database.write() as session:
+            row = tables.Reading(
+                id=uuid.uuid4().hex,
+                subject_kind=sample.subject.kind,
+                subject_id=sample.subject.id,
+                card_id=self.card.id,
+                card_model=self.card.model,
+                software_id=store_software(session, self.software),
+                protocol_id=store_protocol(session, protocol),
+                simulated="simulated" in values["flags"],
+                created_at_s=database_now(),  # type: ignore[arg-type]
+                **values,
+            )
+            session.add(row)
+            session.flush()
+            if reading.trace is not None:
+                session.add(tables.Trace(reading_id=row.id, packed=reading.trace.pack()))
+            session.refresh(row)
+        self.readings.append(row.id)
+        return row
+
+    def _write_down_card(self) -> None:
+        """The card's row, if no worker ever made one: readings point to it. It is not offered to jobs."""
+        with self.database.write() as session:
+            if session.get(tables.Card, self.card.id) is None:
+                known = {name: getattr(self.card, name) for name in ("id", "kind", "model", "memory_bytes", "driver")}
+                row = tables.Card(**known, host=self.card.host, index=self.card.index)
+                row.software_id = store_software(session, self.software)
+                row.registered_at_s = database_now()  # type: ignore[assignment]
+                session.add(row)
+
+
+def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
+    chosen: list[Sample] = []
+    allowed = max(1, most // 2)
+    for sample in samples:
+        if len(chosen) < most and sum(one.short_name == sample.short_name for one in chosen) < allowed:
+            chosen.append(sample)
+    for sample in samples:
+        if len(chosen) < most and sample not in chosen:
+            chosen.append(sample)
+    return chosen
+
+
+def require(readings: Sequence[tables.Reading | None], laboratory: Laboratory) -> None:
+    """Raises:
+    FarmError: nothing at all could be read, with the first reason.
+    """
+    if not any(readings):
+        reason = next(iter(laboratory.failures.values()), "nothing was measured")
+        raise FarmError(f"The study found nothing to compare: {reason}", "Choose another model, batch or card.")

@@ -1,0 +1,70 @@
+"""What must lie in the cache so that the tuples add up? All tuples of a model under each residency policy."""
+
+from __future__ import annotations
+
+import statistics
+
+from farm.benchmark.protocol import Protocol
+from farm.report.plot import Chart
+from farm.store import tables
+from farm.study.findings import Column, Findings, change, known
+from farm.study.laboratory import Laboratory, Plan, require
+from farm.study.summing import against_whole
+
+POLICIES = ("resident", "reuse", "stream", "chain")
+
+
+def run(laboratory: Laboratory, plan: Plan) -> Findings:
+    """The sum under each policy against the same whole; `chain` only where an operator can feed itself."""
+    stopping = laboratory.stopping(quick=plan.quick)
+    samples = laboratory.samples(plan.variant, plan.tuples)
+    whole = laboratory.read(laboratory.whole(plan.variant), laboratory.protocol(), stopping, of="whole")
+    read: dict[str, dict[str, tables.Reading | None]] = {}
+    for policy in POLICIES[:3] if plan.quick else POLICIES:
+        protocol: Protocol = laboratory.protocol(residency=policy)
+        read[policy] = {
+            sample.subject.id: laboratory.read(sample, protocol, stopping, residency=policy) for sample in samples
+        }
+    require([row for rows in read.values() for row in rows.values()], laboratory)
+    table = []
+    for policy, rows in read.items():
+        changes = known(
+            [
+                change(row.time_us, usual.time_us)
+                for key, row in rows.items()
+                if row and (usual := read["resident"][key])
+            ]
+        )
+        sums = against_whole([(sample, rows[sample.subject.id]) for sample in samples], whole, laboratory.launches[0])
+        table.append(
+            {
+                "residency": policy,
+                **sums,
+                "change_median": statistics.median(changes) if changes else None,
+                "change_most": max(changes, key=abs, default=None),
+            }
+        )
+    columns = (
+        Column("residency", "residency"),
+        Column("tuples", "tuples", "count"),
+        Column("sum_time_us", "sum, time", "time_us"),
+        Column("gap_time", "gap", "change"),
+        Column("sum_energy_mj", "sum, energy", "energy_mj"),
+        Column("gap_energy", "gap", "change"),
+        Column("change_median", "time to resident", "change"),
+        Column("change_most", "most", "change"),
+    )
+    notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
+    if plan.tuples is not None:
+        notes.append(f"Only the {len(samples)} heaviest tuples were read: the gaps miss the others.")
+    bars = {
+        row["residency"]: {
+            name: row[key] * 100
+            for name, key in (("time", "gap_time"), ("energy", "gap_energy"))
+            if row[key] is not None
+        }
+        for row in table
+    }
+    return Findings(
+        columns, tuple(table), tuple(notes), (Chart("gap of the sum to the whole", y_name="%", bars=bars, zero=True),)
+    )

@@ -1,0 +1,161 @@
+"""Do the readings of one card change while its neighbours on the host measure too? The same list, alone and beside."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.protocol import Protocol, Stopping
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.errors import FarmError, Unmeasurable, UsageError
+from farm.report.plot import Chart
+from farm.settings import settings
+from farm.store import tables
+from farm.study.findings import Column, Findings, change, known
+from farm.study.laboratory import Laboratory, Plan, Sample, require
+
+START_S = 180.0
+
+
+def run(laboratory: Laboratory, plan: Plan) -> Findings:
+    """Alone, then beside the busy neighbours; a full go does both twice, in the order A B B A, against drift.
+
+    Raises:
+        UsageError: the host has one card.
+    """
+    if not plan.neighbours:
+        raise UsageError(
+            f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
+        )
+    stopping = laboratory.stopping(quick=plan.quick)
+    protocol = laboratory.protocol()
+    samples = laboratory.samples(plan.variant, plan.tuples or (12 if plan.quick else None))
+    samples = [laboratory.whole(plan.variant), *samples]
+    read: dict[tuple[str, bool], list[tables.Reading]] = defaultdict(list)
+    for beside in (False, True) if plan.quick else (False, True, True, False):
+        company = _busy(plan.neighbours, samples, protocol, stopping) if beside else contextlib.nullcontext(_nothing)
+        with company as check:
+            for sample in samples:
+                check()
+                neighbours = len(plan.neighbours) if beside else 0
+                row = laboratory.read(sample, protocol, stopping, busy_neighbours=neighbours)
+                if row is not None:
+                    read[sample.subject.id, beside].append(row)
+    require([row for rows in read.values() for row in rows], laboratory)
+    table = [compared for sample in samples if (compared := _compare(sample, read))]
+    columns = (
+        Column("subject", "subject"),
+        Column("alone_time_us", "time alone", "time_us"),
+        Column("change_time", "beside", "change"),
+        Column("half_width_time", "±", "share"),
+        Column("alone_energy_mj", "energy alone", "energy_mj"),
+        Column("change_energy", "beside", "change"),
+        Column("half_width_energy", "±", "share"),
+        Column("alone_temperature_c", "°C", "count"),
+        Column("beside_temperature_c", "beside", "count"),
+    )
+    notes = [f"Beside means: {len(plan.neighbours)} other cards of the host measured the same list at the same time."]
+    for key, what in (("time", "Time"), ("energy", "Energy")):
+        values = known([row[f"change_{key}"] for row in table])
+        if values:
+            notes.append(
+                f"{what}: {statistics.median(values):+.2%} in the median, {min(values):+.2%} to {max(values):+.2%}."
+            )
+    bars = {
+        row["subject"]: {
+            name: row[f"change_{name}"] * 100 for name in ("time", "energy") if row[f"change_{name}"] is not None
+        }
+        for row in table
+    }
+    chart = Chart("beside busy neighbours, against alone", y_name="%", bars=bars, zero=True)
+    return Findings(columns, tuple(table), tuple(notes), (chart,))
+
+
+def _compare(sample: Sample, read: dict[tuple[str, bool], list[tables.Reading]]) -> dict[str, Any] | None:
+    alone, beside = read[sample.subject.id, False], read[sample.subject.id, True]
+    if not alone or not beside:
+        return None
+    row: dict[str, Any] = {"subject": sample.label}
+    for name, unit in (("time", "us"), ("energy", "mj")):
+        apart = [_mean(rows, f"{name}_{unit}") for rows in (alone, beside)]
+        widths = [
+            (_mean(rows, f"{name}_half_width_{unit}") or 0.0) / value
+            for rows, value in zip((alone, beside), apart, strict=True)
+            if value
+        ]
+        row |= {
+            f"alone_{name}_{unit}": apart[0],
+            f"beside_{name}_{unit}": apart[1],
+            f"change_{name}": change(apart[1], apart[0]),
+            f"half_width_{name}": sum(width**2 for width in widths) ** 0.5 if len(widths) == 2 else None,
+        }
+    for name in ("temperature_c", "sm_clock_mhz"):
+        row |= {f"alone_{name}": _mean(alone, name), f"beside_{name}": _mean(beside, name)}
+    return row
+
+
+def _mean(rows: Sequence[tables.Reading], name: str) -> float | None:
+    values = [getattr(row, name) for row in rows]
+    return None if any(value is None for value in values) else statistics.mean(values)
+
+
+def _nothing() -> None:
+    """There is no neighbour to look after."""
+
+
+@contextlib.contextmanager
+def _busy(cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, stopping: Stopping) -> Iterator[Any]:
+    """Have the cards measure the list over and over; gives a function that raises if one of them has stopped."""
+    stop = threading.Event()
+    working = [threading.Event() for _ in cards]
+    problems: list[str] = []
+
+    def work(card: Card, begun: threading.Event, first: int) -> None:
+        # The process is tied to the thread that starts it, so it lives and ends here.
+        try:
+            with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
+                process.wait_ready()
+                number = first
+                while not stop.is_set():
+                    subject = samples[number % len(samples)].subject
+                    number += 1
+                    with contextlib.suppress(Unmeasurable):
+                        process.measure(
+                            subject,
+                            protocol,
+                            stopping,
+                            verify=False,
+                            timeout_s=settings().item_timeout_s,
+                            on_phase=lambda phase, _: begun.set() if phase == "window" else None,
+                        )
+        except FarmError as error:
+            problems.append(f"{card}: {error.message}")
+        finally:
+            begun.set()
+
+    def check() -> None:
+        if problems:
+            raise FarmError(f"A neighbour does not measure: {problems[0]}", "Stop what uses it, or name other cards.")
+
+    # Each begins elsewhere in the list, so that they do not march in step.
+    threads = [
+        threading.Thread(target=work, args=(card, begun, 1 + 3 * number), daemon=True)
+        for number, (card, begun) in enumerate(zip(cards, working, strict=True))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for begun in working:
+            begun.wait(START_S)
+        check()
+        yield check
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(settings().item_timeout_s)

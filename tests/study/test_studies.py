@@ -1,0 +1,129 @@
+"""Studies on simulated cards: what they read, what they keep, and what they say."""
+
+import json
+
+import pytest
+from sqlmodel import select
+from typer.testing import CliRunner
+
+from cli.main import app
+from farm.benchmark.protocol import Stopping, Variant
+from farm.devices.lock import CardLock
+from farm.devices.simulated import simulated_cards
+from farm.errors import CardBusy, UsageError
+from farm.items import satisfies
+from farm.settings import settings
+from farm.store import tables
+from farm.store.database import Database
+from farm.study import STUDIES, find, performing
+from farm.study.laboratory import Plan
+
+VARIANT = Variant("squeezenet1_1", 1, 224)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+    settings.cache_clear()
+    return simulated_cards(settings())
+
+
+@pytest.fixture
+def perform(database, cards):
+    def run(name, **plan):
+        return performing.perform(find(name), database, cards[0], Plan(VARIANT, True, **plan))
+
+    return run
+
+
+def rows_of(database):
+    with database.read() as session:
+        return list(session.exec(select(tables.Reading)))
+
+
+def test_readings_of_a_study_are_kept_with_their_circumstances_and_never_reused(database, perform):
+    made = perform("windows", tuples=2)
+    kept = rows_of(database)
+    assert sorted(row.id for row in kept) == sorted(made.readings)
+    assert len(kept) == 2 * 7  # seven windows of two tuples
+    for row in kept:
+        assert row.details["study"]["id"] == made.id
+        assert row.details["study"]["window_s"] in (0.05, 0.1, 0.2, 0.5)
+        assert "study" in row.flags
+        assert not satisfies(row, Stopping())
+    assert [row["window_s"] for row in made.findings.rows] == [0.05, 0.1, 0.2, 0.5]
+    assert made.findings.rows[-1]["time_off_most"] == 0
+
+
+def test_averaging_tells_how_far_off_each_figure_is(perform):
+    made = perform("averaging", tuples=2)
+    assert [row["figure"] for row in made.findings.rows] == ["mean", "median", "trimmed mean"]
+    assert all(row["off"] == pytest.approx(0) and row["spread"] == pytest.approx(0) for row in made.findings.rows)
+
+
+def test_residency_holds_the_sum_of_each_policy_against_the_same_whole(database, perform):
+    made = perform("residency")
+    rows = {row["residency"]: row for row in made.findings.rows}
+    assert set(rows) == {"resident", "reuse", "stream"}
+    assert len({row["sum_time_us"] for row in rows.values()}) == 1  # a simulated card has no cache
+    assert rows["stream"]["gap_time"] == pytest.approx(
+        rows["stream"]["sum_time_us"] / rows["stream"]["whole_time_us"] - 1
+    )
+
+
+def test_launch_never_mixes_the_two(database, perform):
+    made = perform("launch", tuples=3)
+    assert [row["launch"] for row in made.findings.rows] == ["graph", "eager"]
+    assert any("Launch gap" in note for note in made.findings.notes)
+    with database.read() as session:
+        protocols = {row.id: row.launch for row in session.exec(select(tables.Protocol))}
+    assert {(protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)} == {
+        ("graph", "graph"),
+        ("eager", "eager"),
+    }
+
+
+def test_data_reads_each_tuple_with_the_values_that_the_model_shows_it(database, perform):
+    made = perform("data", tuples=4)
+    assert len(made.findings.rows) == 4
+    assert {row.details["study"]["data"] for row in rows_of(database)} >= {"normal", "zeros"}
+
+
+def test_simultaneous_reads_the_same_list_alone_and_beside_its_neighbours(database, cards, perform):
+    made = perform("simultaneous", tuples=3, neighbours=tuple(cards[1:]))
+    assert len(made.findings.rows) == 4  # the whole as well
+    assert all(row["change_time"] == pytest.approx(0) for row in made.findings.rows)
+    assert {row.card_id for row in rows_of(database)} == {cards[0].id}
+    for card in cards:
+        CardLock(card.id, settings().lock_dir).acquire().release()
+
+
+def test_one_card_alone_cannot_answer_what_neighbours_do(perform):
+    with pytest.raises(UsageError, match="no neighbour"):
+        perform("simultaneous")
+
+
+def test_a_card_that_a_worker_holds_is_left_alone(cards, perform):
+    with CardLock(cards[0].id, settings().lock_dir), pytest.raises(CardBusy):
+        perform("windows", tuples=1)
+
+
+def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
+    path = tmp_path / "found.png"
+    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(path)]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["study"], found["quick"], len(found["readings"])) == ("windows", True, 7)
+    assert path.stat().st_size > 5_000
+    with Database(settings().database).read() as session:
+        assert [card.state for card in session.exec(select(tables.Card))] == ["stopped"]
+
+
+def test_every_study_has_its_measurement_and_no_other_name_is_taken():
+    import importlib
+
+    for study in STUDIES:
+        assert callable(importlib.import_module(f"farm.study.{study.name}").run)
+    with pytest.raises(UsageError, match="no study"):
+        find("findings")
