@@ -84,6 +84,9 @@ class Sampler:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.began_s = 0.0
+        self._last_mj: float | None = None
+        self._asked_s = 0.0
+        self._power_due_s = self._slow_due_s = 0.0
         self.busy_s = 0.0  # time the thread spent in the driver, for showing what it costs
 
     @property
@@ -181,31 +184,33 @@ class Sampler:
         return Trace((window_s[0] - self.began_s, window_s[1] - self.began_s), series)
 
     def _poll(self) -> None:
-        energy = self._series["energy_mj"]
-        last_mj: float | None = None
-        asked_s = 0.0
-        slow_due_s = power_due_s = 0.0
         while not self._stop.is_set():
-            now_s = begin_s = time.perf_counter()
-            if self._counts_energy:
-                value_mj = self.device.energy_counter_mj()
-                if value_mj is not None and value_mj != last_mj:
-                    if last_mj is not None:
-                        # The counter moved between the last two questions.
-                        energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
-                    last_mj = value_mj
-                asked_s = now_s
-            if self._power_field and now_s >= power_due_s:
-                self._add(self._power_field)
-                power_due_s = now_s + BASE_PAUSE_S
-            if now_s >= slow_due_s:
-                slow_due_s = now_s + SLOW_PAUSE_S
-                for name in self._slow_fields:
-                    self._add(name)
-                if self._throttles and (words := self.device.throttle_reasons()) is not None:
-                    self._reasons.append((time.perf_counter(), words))
-            self.busy_s += time.perf_counter() - begin_s
-            self._stop.wait(self._pause_s(energy))
+            self._stop.wait(self._look())
+
+    def _look(self) -> float:
+        """Read what is due; the seconds until the next look."""
+        energy = self._series["energy_mj"]
+        now_s = begin_s = time.perf_counter()
+        if self._counts_energy:
+            value_mj = self.device.energy_counter_mj()
+            if value_mj is not None and value_mj != self._last_mj:
+                if self._last_mj is not None:
+                    # The counter moved between the last two questions.
+                    asked_s = self._asked_s
+                    energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
+                self._last_mj = value_mj
+            self._asked_s = now_s
+        if self._power_field and now_s >= self._power_due_s:
+            self._add(self._power_field)
+            self._power_due_s = now_s + BASE_PAUSE_S
+        if now_s >= self._slow_due_s:
+            self._slow_due_s = now_s + SLOW_PAUSE_S
+            for name in self._slow_fields:
+                self._add(name)
+            if self._throttles and (words := self.device.throttle_reasons()) is not None:
+                self._reasons.append((time.perf_counter(), words))
+        self.busy_s += time.perf_counter() - begin_s
+        return self._pause_s(energy)
 
     def _add(self, name: str) -> None:
         value = getattr(self.device, name)()

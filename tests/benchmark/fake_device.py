@@ -7,8 +7,12 @@ from collections.abc import Callable
 
 from farm.devices.device import Card, Device
 
+STEPS = 20  # in which the power is integrated over one tick of the counter
+
 
 class FakeDevice(Device):
+    """`power_w` gives the power, in W, at a moment in seconds after the device was made."""
+
     def __init__(
         self,
         power_w: Callable[[float], float] = lambda _: 300.0,
@@ -45,8 +49,11 @@ class FakeDevice(Device):
         self.calls += 1
         now_s = time.perf_counter()
         while now_s - self._ticked_s >= self._tick_s:
+            step_s = self._tick_s / STEPS
+            for step in range(STEPS):
+                moment_s = self._ticked_s - self.began_s + (step + 0.5) * step_s
+                self._energy_mj += step_s * self._power_w(moment_s) * 1e3
             self._ticked_s += self._tick_s
-            self._energy_mj += self._tick_s * self._power_w(self._ticked_s - self.began_s) * 1e3
         return self._energy_mj
 
     def power_instant_w(self) -> float | None:

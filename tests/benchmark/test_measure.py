@@ -1,4 +1,6 @@
-"""The whole of a measurement, with real operators on the CPU and sensors that say what a test wants."""
+"""The whole of a measurement, with real operators on the CPU, sensors that say what a test wants, and time that passes
+as it says (`tests.benchmark.virtual_time`). In real time: `test_measure_in_real_time.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,24 @@ from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Varian
 from farm.errors import Unmeasurable
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear, product_that_does_not_fit, relu_in_place
+from tests.benchmark.virtual_time import VirtualTime
 
 EAGER = Protocol(launch="eager")
-# Loose, because two cores are shared with other tests: what is tested is the rule, not this machine.
+pytestmark = pytest.mark.usefixtures("virtual_time")
 SHORT = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5)
 
 
 def read(device: FakeDevice, subject: Subject | None = None, stopping: Stopping = SHORT) -> Reading:
-    return Bench(device, "cpu", idle_power_w=80.0).measure(subject or linear(64, 256, 256), EAGER, stopping)
+    return Bench(device, "cpu", idle_power_w=80.0).measure(subject or linear(16, 64, 64), EAGER, stopping)
 
 
-def test_a_reading_has_figures_intervals_units_and_where_the_time_went() -> None:
+def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_time: VirtualTime) -> None:
     reading = read(FakeDevice())
+    assert reading.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.002)
+    assert 0 < reading.time_half_width_us < 0.01 * reading.time_us
     assert reading.power_source == "energy_counter"
-    assert reading.power_w == pytest.approx(300, rel=0.3)
+    assert reading.power_w == pytest.approx(300, rel=0.01)
     assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
-    assert reading.time_half_width_us > 0
     assert reading.energy_half_width_mj is not None
     assert reading.idle_power_w == 80.0
     assert reading.energy_above_idle_mj == pytest.approx((reading.power_w - 80) * reading.time_us * 1e-3)
@@ -50,47 +54,55 @@ def test_the_window_begins_and_ends_on_ticks_of_the_counter() -> None:
 def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceiling() -> None:
     impossible = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=1e-9, energy_half_width=1e-9)
     easy, hard = read(FakeDevice()), read(FakeDevice(), stopping=impossible)
-    assert easy.window_s <= hard.window_s
+    tick_s = 0.02
+    assert easy.window_s < 0.1 + measuring.FLOOR_TICKS * tick_s
+    assert "not_converged" not in easy.flags
+    assert abs(hard.window_s - 0.4) <= 2 * tick_s
     assert "not_converged" in hard.flags
 
 
-def test_the_ramp_of_the_power_is_left_out_of_the_window() -> None:
+def test_a_window_goes_on_until_times_that_scatter_are_known_well_enough(virtual_time: VirtualTime) -> None:
+    stopping = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=20.0, time_half_width=0.01, energy_half_width=0.05)
+    steady = read(FakeDevice(), stopping=stopping)
+    virtual_time.jitter = 0.9
+    scattered = read(FakeDevice(), stopping=stopping)
+    assert scattered.window_s > 2 * steady.window_s
+    assert scattered.time_half_width_us <= 0.0101 * scattered.time_us
+    assert "not_converged" not in scattered.flags
+
+
+def test_the_ramp_of_the_power_is_left_out_of_the_window(virtual_time: VirtualTime) -> None:
     stopping = Stopping(warm_up_s=0.02, minimum_s=0.4, maximum_s=0.6, time_half_width=0.5, energy_half_width=0.5)
-    device = FakeDevice()
-    bench = Bench(device, "cpu", idle_power_w=80.0)
-    begin_s = None
-
-    def power_w(now_s: float) -> float:
-        return 100.0 if begin_s is None or now_s < begin_s + 0.12 else 300.0
-
-    device._power_w = power_w
+    began_s = virtual_time.now_s
+    window_s = float("inf")
+    device = FakeDevice(power_w=lambda now_s: 100.0 if began_s + now_s < window_s + 0.05 else 300.0)
 
     def on_phase(phase: str, details: object) -> None:
-        nonlocal begin_s
-        if phase == "warm-up":
-            begin_s = measuring.time.perf_counter() - device.began_s
+        nonlocal window_s
+        if phase == "window":
+            window_s = virtual_time.now_s
 
-    reading = bench.measure(linear(64, 256, 256), EAGER, stopping, on_phase)
-    assert reading.details["ramp_ticks_dropped"] >= 1
-    assert reading.power_w == pytest.approx(300, rel=0.15)
+    bench = Bench(device, "cpu", idle_power_w=80.0)
+    reading = bench.measure(linear(16, 64, 64), EAGER, stopping, on_phase)
+    assert reading.details["ramp_ticks_dropped"] >= 2
+    assert reading.power_w == pytest.approx(300, rel=0.01)
 
 
-def test_no_window_opens_before_the_temperature_holds_still() -> None:
+def test_no_window_opens_before_the_temperature_holds_still(virtual_time: VirtualTime) -> None:
     device = FakeDevice()
-    moment = measuring.time.perf_counter
-    hot_s = moment() + 0.8
-    device.temperature_c = lambda: float(int(40 + 30 * (min(moment(), hot_s) - hot_s)))  # type: ignore[method-assign]
+    hot_s = virtual_time.now_s + 0.8
+    device.temperature_c = lambda: float(int(40 + 30 * (min(virtual_time.now_s, hot_s) - hot_s)))  # type: ignore[method-assign]
     reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 2.0}))
-    assert reading.warm_up_s > 0.4
+    assert reading.warm_up_s > 0.7
     assert abs(reading.details["warm_up_slope_c_per_s"]) < 30
 
 
-def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged() -> None:
+def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: VirtualTime) -> None:
     device = FakeDevice()
-    device.temperature_c = lambda: 40 + 30 * measuring.time.perf_counter()  # type: ignore[method-assign]
+    device.temperature_c = lambda: 40 + 30 * virtual_time.now_s  # type: ignore[method-assign]
     reading = read(device)
     assert "unsettled" in reading.flags
-    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.2)
+    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.01)
     assert "unsettled" not in read(FakeDevice(lacks=frozenset({"temperature_c"}))).flags
 
 
@@ -136,18 +148,20 @@ def test_throttling_is_in_the_reading(reason: str, flag: str) -> None:
     assert reading.throttle_reasons == (reason,)
 
 
-def test_at_the_power_limit_the_subject_is_read_in_bursts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "BURST_WINDOW_S", 0.2)
-    device = FakeDevice(power_w=lambda _: 700.0)
+def test_at_the_power_limit_the_subject_is_read_in_bursts_too_and_the_pauses_are_subtracted(
+    virtual_time: VirtualTime,
+) -> None:
+    began_s = virtual_time.now_s
+    device = FakeDevice(power_w=lambda now_s: 600.0 if virtual_time.working(began_s + now_s) else 120.0)
     device.reasons = ("power_cap",)
     reading = read(device)
     assert "throttled_power" in reading.flags
     burst = reading.details["burst"]
-    high, low = burst["duties"]
-    assert high > low + 0.1
-    # This device takes 700 W whatever happens, so working and pausing must both come out at that.
-    assert burst["power_w"] == pytest.approx(700, rel=0.4)
-    assert burst["pause_power_w"] == pytest.approx(700, rel=0.4)
+    assert burst["duties"] == pytest.approx(measuring.BURST_DUTIES, rel=0.02)
+    assert burst["power_w"] == pytest.approx(600, rel=0.02)
+    assert burst["pause_power_w"] == pytest.approx(120, rel=0.1)
+    assert burst["time_us"] == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    assert burst["energy_mj"] == pytest.approx(burst["power_w"] * burst["time_us"] * 1e-3)
 
 
 def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:

@@ -8,35 +8,49 @@ import pytest
 
 from farm.benchmark.protocol import Trace
 from farm.benchmark.sampler import Sampler
-from farm.benchmark.statistics import median, slope
+from farm.benchmark.statistics import slope
 from tests.benchmark.fake_device import FakeDevice
+from tests.benchmark.virtual_time import VirtualTime
 
 
-def test_the_counters_ticks_are_seen_within_milliseconds_and_give_the_power() -> None:
+def test_the_counters_ticks_are_seen_within_milliseconds_and_give_the_power(virtual_time: VirtualTime) -> None:
     device = FakeDevice(tick_s=0.05)
-    with Sampler(device) as sampler:
-        time.sleep(0.6)
+    with virtual_time.sampler(device) as sampler:
+        virtual_time.sleep(0.6)
     times, energies = sampler.ticks()
-    assert len(times) >= 6
-    phases_s = [(moment - device.began_s) % 0.05 for moment in times]
-    # The median: on a machine that others load, a thread may be late now and then.
-    assert median([min(phase_s, 0.05 - phase_s) for phase_s in phases_s]) < 0.01
-    assert slope(times, energies).rate / 1e3 == pytest.approx(300, rel=0.1)
-    assert sampler.tick_s == pytest.approx(0.05, rel=0.2)
+    assert len(times) >= 10
+    phases_s = [(moment - device.began_s + 0.025) % 0.05 - 0.025 for moment in times]
+    assert max(abs(phase_s) for phase_s in phases_s[:2]) < 0.005  # not known yet when the next is due
+    assert max(abs(phase_s) for phase_s in phases_s[2:]) < 0.002
+    assert slope(times, energies).rate / 1e3 == pytest.approx(300, rel=0.01)
+    assert sampler.tick_s == pytest.approx(0.05, rel=0.02)
 
 
-def test_a_window_holds_what_lies_in_it() -> None:
+def test_a_window_holds_what_lies_in_it(virtual_time: VirtualTime) -> None:
     device = FakeDevice(power_w=lambda s: 200.0 if s < 0.3 else 400.0)
     device.reasons = ("power_cap",)
-    with Sampler(device) as sampler:
-        time.sleep(0.6)
+    with virtual_time.sampler(device) as sampler:
+        virtual_time.sleep(0.6)
     window = sampler.window(device.began_s + 0.35, device.began_s + 0.6)
     assert window.power_w == pytest.approx(400)
     assert window.power_source == "power_instant"
     assert window.sm_clock_mhz == 1980
     assert window.memory_clock_mhz is None
     assert window.throttle_shares == {"power_cap": 1.0}
-    assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.05)
+    assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.001)
+
+
+def test_its_thread_reads_while_others_work() -> None:
+    with Sampler(FakeDevice()) as sampler:
+        deadline_s = time.monotonic() + 30
+        while len(sampler.ticks()[0]) < 4 and time.monotonic() < deadline_s:
+            sum(range(10_000))
+    times, energies = sampler.ticks()
+    assert len(times) == len(energies) >= 4
+    assert times == sorted(times)
+    count = len(times)
+    time.sleep(0.05)
+    assert len(sampler.ticks()[0]) == count, "it has ended"
 
 
 def test_without_instant_power_the_averaged_one_is_the_source() -> None:
@@ -53,9 +67,9 @@ def test_a_card_that_tells_nothing_gets_no_thread_and_no_trace() -> None:
     assert sampler.ticks() == ([], [])
 
 
-def test_the_trace_survives_storage_with_its_window_marked() -> None:
-    with Sampler(FakeDevice()) as sampler:
-        time.sleep(0.15)
+def test_the_trace_survives_storage_with_its_window_marked(virtual_time: VirtualTime) -> None:
+    with virtual_time.sampler(FakeDevice()) as sampler:
+        virtual_time.sleep(0.15)
     trace = sampler.trace((sampler.began_s + 0.05, sampler.began_s + 0.1))
     assert trace is not None
     again = Trace.unpack(trace.pack())
@@ -65,12 +79,11 @@ def test_the_trace_survives_storage_with_its_window_marked() -> None:
     assert len(times) == len(values) > 5
 
 
-def test_it_asks_seldom_while_no_tick_is_due() -> None:
+def test_it_asks_seldom_while_no_tick_is_due(virtual_time: VirtualTime) -> None:
     device = FakeDevice(tick_s=0.1)
-    with Sampler(device) as sampler:
-        time.sleep(1.0)
+    with virtual_time.sampler(device):
+        virtual_time.sleep(1.0)
     assert device.calls < 450
-    assert sampler.busy_s < 0.1
 
 
 def test_it_does_not_slow_down_a_busy_thread() -> None:
@@ -81,7 +94,10 @@ def test_it_does_not_slow_down_a_busy_thread() -> None:
             total += number
         return time.thread_time() - begin_s
 
-    alone_s = min(work_s() for _ in range(7))
-    with Sampler(FakeDevice(tick_s=0.1)):
-        beside_s = min(work_s() for _ in range(7))
-    assert beside_s < 1.3 * alone_s
+    # Processor time, in turns, the least of each: what others do on this machine, or its clock, falls on both alike.
+    alone_s, beside_s = [], []
+    for _ in range(7):
+        alone_s.append(work_s())
+        with Sampler(FakeDevice(tick_s=0.1)):
+            beside_s.append(work_s())
+    assert min(beside_s) < 1.3 * min(alone_s)
