@@ -1,12 +1,13 @@
-"""Sum against whole over a list of models, on the cards of this host. Prints, and writes, one JSON and one table.
+"""Does the sum explain the whole? The project's list of models on one card, as JSON and as a table.
 
-    python benchmarks/card_results.py --plan                       # what there is to read; needs no card
-    python benchmarks/card_results.py --budget-s 540 --out docs/results
-    python benchmarks/card_results.py resnet18:32:float32 vit_b_16:1:float32
+    python benchmarks/card_results.py --plan                                # counts what is to be read; needs no card
+    python benchmarks/card_results.py --database farm.db --budget-s 540     # a go of nine minutes; again to go on
+    python benchmarks/card_results.py --database farm.db --budget-s 0       # no new job: tables from what is there
+    python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
-Each variant is read on one card in one go, its tuples and its whole; the variants are spread over the host's cards,
-one job each. What is done is in the database (`FARM_STATE_DIR`), so a go that was cut short is continued by the same
-command, and the table is made of all that is done so far. Nothing is fitted: a sum is calls times readings.
+The farm does the work: an embedded one, its jobs one behind the other, two open at a time so that the next model is
+taken apart while the card measures. A tuple that two models share is read once. Whatever was read stays in the
+database, so the list may be completed in several goes. Traces are removed from the database at the end.
 """
 
 from __future__ import annotations
@@ -14,243 +15,406 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
+import re
 import statistics
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sqlmodel import Session, select
-
-from farm import catalog, jobs
-from farm.defaults import Wish, by_model, choose_cards, complete
-from farm.devices.device import Card, discover
-from farm.report.report import Report, build
+from farm.benchmark.protocol import Stopping, Variant
 from farm.request import Request
-from farm.settings import settings
-from farm.store import tables
-from farm.store.database import Database
-from farm.store.tables import JobState
-from tasks.embedded import EmbeddedFarm
-from tasks.submit import submit
 
-BATCHED = [
-    "resnet18",
-    "resnet50",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "efficientnet_b0",
-    "densenet121",
-    "googlenet",
-    "inception_v3",
-    "regnet_y_400mf",
-    "convnext_tiny",
-    "vit_b_16",
-    "swin_t",
-    "maxvit_t",
+# In the order of their worth, should the card's time end: families first, then batch 1, then the long ones.
+LIST = [
+    "resnet50:32",
+    "vit_b_16:32",
+    "mobilenet_v2:32",
+    "swin_t:32",
+    "vit_b_16:32:bfloat16",
+    "resnet18:32",
+    "convnext_tiny:32",
+    "resnet50:1",
+    "vit_b_16:1",
+    "resnet18:1",
+    "mobilenet_v2:1",
+    "convnext_tiny:32:bfloat16",
+    "swin_t:32:bfloat16",
+    "swin_t:1",
+    "efficientnet_b0:32",
+    "regnet_y_400mf:32",
+    "mobilenet_v3_large:32",
+    "googlenet:32",
+    "inception_v3:32",
+    "maxvit_t:32",
+    "maxvit_t:32:bfloat16",
+    "densenet121:32",
 ]
-HALF = ["convnext_tiny", "vit_b_16", "swin_t", "maxvit_t"]
-SINGLE = ["resnet18", "resnet50", "mobilenet_v2", "vit_b_16", "swin_t"]
-VARIANTS = (
-    [f"{name}:32:float32" for name in BATCHED]
-    + [f"{name}:32:bfloat16" for name in HALF]
-    + [f"{name}:1:float32" for name in SINGLE]
-)
-SECONDS_PER_TUPLE = 1.1  # what the plan reckons with
+EXPECTED_TUPLE_S = 1.15  # on an H200: rebuild, warm-up, window, write, and its part of canaries and repetitions
+EXPECTED_WHOLE_S = 8.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", default=VARIANTS, metavar="NAME:BATCH:DTYPE")
-    parser.add_argument("--plan", action="store_true", help="count tuples and seconds; measure nothing")
-    parser.add_argument(
-        "--budget-s", type=float, default=540.0, help="no waiting beyond this; what is open is cancelled"
-    )
-    parser.add_argument("--card", action="append", help="as in `farm run`")
-    parser.add_argument("--data", default=None, help="data policy, as in `farm run`")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("models", nargs="*", default=LIST, help="NAME[:BATCH[:DTYPE]]")
+    parser.add_argument("--plan", action="store_true", help="count tuples and card seconds; measure nothing")
+    parser.add_argument("--database", type=Path, default=Path("card_results.db"), help="a SQLite file, made if absent")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="no job is begun, and none waited for, after it")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
+    parser.add_argument("--data", default="", help="another data policy than the default of the card")
+    parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
+    parser.add_argument("--reuse", default="model", choices=("model", "card", "none"))
+    parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="read N tuples five times each")
+    parser.add_argument("--outside", action="store_true", help="compare with meters that are not ours")
+    parser.add_argument("--only-extras", action="store_true", help="run only the two above, no model")
     options = parser.parse_args()
     began_s = time.monotonic()
-    cards = choose_cards(discover(settings()), options.card or [])
-    assert len(by_model(cards)) == 1, "choose cards of one model with --card"
-    requests = [_request(text, cards[0].kind, options.data) for text in options.variants]
-    sizes = {request.id: _tuples(request) for request in requests} if options.plan else {}
+    os.environ["FARM_DATABASE_URL"] = f"sqlite:///{options.database.resolve()}"
     if options.plan:
-        for request in requests:
-            print(f"{request.title:40} {sizes[request.id]:5} tuples")
-        total = sum(sizes.values())
-        print(f"{total} tuples, about {total * SECONDS_PER_TUPLE / len(cards):.0f} s on {len(cards)} card(s)")
-        return
+        return plan(options)
+    from farm.devices.device import discover
+    from farm.settings import settings
+    from farm.store.database import Database
+
+    settings.cache_clear()
+    card = discover(settings())[0]
     database = Database(settings().database)
     database.upgrade()
-    with database.read() as session:
-        done = jobs.done_entries(session, requests)
-    missing = [request for request in requests if request.id not in done]
-    if missing:
-        _measure(database, missing, cards, began_s + options.budget_s)
-    with database.read() as session:
-        reports = [built for request in requests if (built := _newest(session, request)) is not None]
-    _write(reports, requests, options.out)
+    requests = [request(text, card.kind, options) for text in options.models]
+    if not options.only_extras and options.budget_s > 0:
+        measure(database, requests, card, began_s + options.budget_s)
+    extras: dict[str, Any] = {}
+    if options.repeatability or options.outside:
+        from card_agreement import outside, repeatability
+
+        left_s = options.budget_s - (time.monotonic() - began_s)
+        if options.outside:
+            extras["outside"] = outside(card)
+        if options.repeatability:
+            left_s = options.budget_s - (time.monotonic() - began_s)
+            extras["repeatability"] = repeatability(database, card, options.repeatability, left_s)
+    rows = [row for one in requests if (row := newest(database, one, card.id)) is not None]
+    without_traces(options.database)
+    write(options, card, database, rows, extras)
+    print(f"all in {time.monotonic() - began_s:.0f} s")
 
 
-def _request(text: str, card_kind: str, data: str | None) -> Request:
-    name, batch, dtype = text.split(":")
-    # Strictly the same card: no tuple of a variant comes from another card than its whole.
-    wish = Wish(model=name, batch=int(batch), dtype=dtype, reuse="card", data=data)
-    return complete(wish, card_kind, target=settings().target)
+def variant(text: str) -> Variant:
+    name, batch, dtype, *_ = [*text.split(":"), "", ""]
+    return Variant(name, int(batch or 32), 299 if name == "inception_v3" else 224, dtype or "float32")
 
 
-def _tuples(request: Request) -> int:
-    """How many tuples a variant has."""
-    from farm.operators.capture import predict
+def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
+    from farm.defaults import Wish, complete
 
-    assert request.variant is not None
-    variant = request.variant
-    model = catalog.build(variant.model, device="meta", dtype=variant.dtype)
-    inputs = catalog.example_inputs(
-        variant.model, variant.batch, variant.input_size, dtype=variant.dtype, device="meta"
+    one = variant(text)
+    wish = Wish(
+        model=one.model,
+        batch=one.batch,
+        input_size=one.input_size,
+        dtype=one.dtype,
+        data=options.data or None,
+        reuse=options.reuse,
+        minimum_s=options.minimum_s if card_kind == "cuda" else None,
     )
-    return len(predict(model, inputs).tuples)
+    return complete(wish, card_kind, target=0.95)
 
 
-def _measure(database: Database, requests: Sequence[Request], cards: Sequence[Card], until_s: float) -> None:
-    """Spread the variants over the cards, heaviest first, and wait for them."""
-    free_at = {card.id: 0 for card in cards}
-    with EmbeddedFarm(settings(), cards) as farm:
-        submitted: list[str] = []
-        for weight, request in sorted(((_tuples(one), one) for one in requests), key=lambda pair: -pair[0]):
-            card_id = min(free_at, key=lambda one: free_at[one])
-            free_at[card_id] += weight
-            one = submit(database, request, [card_id], ready=farm.wait_ready)
-            submitted.append(one.job_id)
-            print(f"{card_id[:12]} {request.title}: {one.new} to measure, {one.reused} known", flush=True)
-        while time.monotonic() < until_s:
-            with database.read() as session:
-                standing = [jobs.progress(session, job_id) for job_id in submitted]
-            if all(one.state != JobState.OPEN for one in standing):
-                break
+# --------------------------------------------------------------------------------------------------- a plan
+
+
+def plan(options: argparse.Namespace) -> None:
+    """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
+    from farm.captures import capture_for, classes, torch_version
+    from farm.settings import settings
+    from farm.store.database import Database
+
+    settings.cache_clear()
+    database = Database(settings().database)
+    database.upgrade()
+    there: set[tuple[str, str]] = set()
+    total_s = 0.0
+    print(f"{'variant':34} {'calls':>6} {'tuples':>7} {'parts':>6} {'new':>5} {'card s':>7} {'sum s':>7}")
+    for text in options.models:
+        one = request(text, "cuda", options)
+        capture_id = capture_for(database, one, device_type="cuda", torch=torch_version())
+        with database.read() as session:
+            parts = classes(session, capture_id, one.protocol.data)
+        new = set(parts) - there
+        there |= new
+        expected_s = EXPECTED_WHOLE_S + EXPECTED_TUPLE_S * len(new)
+        total_s += expected_s
+        tuples = len({operator_id for operator_id, _ in parts})
+        print(
+            f"{one.title:34} {sum(parts.values()):6} {tuples:7} {len(parts):6} {len(new):5} {expected_s:7.0f} "
+            f"{total_s:7.0f}",
+            flush=True,
+        )
+    by_class = Counter(data for _, data in there)
+    print(
+        f"\n{len(there)} readings of tuples, {len({operator_id for operator_id, _ in there})} tuples; {total_s:.0f} s"
+    )
+    print("classes:", ", ".join(f"{name} {count}" for name, count in by_class.most_common(12)))
+
+
+# --------------------------------------------------------------------------------------------------- the farm
+
+
+def measure(database: Any, requests: list[Request], card: Any, until_s: float) -> None:
+    from farm.settings import settings
+    from tasks.embedded import EmbeddedFarm
+    from tasks.submit import submit
+
+    pending = [one for one in requests if newest(database, one, card.id) is None]
+    if not pending:
+        return
+    opened: dict[str, str] = {}
+    with EmbeddedFarm(settings(), [card]) as farm:
+        while (pending or opened) and time.monotonic() < until_s:
+            if pending and len(opened) < 2:
+                one = pending.pop(0)
+                try:
+                    made = submit(database, one, [card.id], ready=farm.wait_ready)
+                except Exception as error:  # one model that cannot be taken apart must not end the go
+                    print(f"{one.title}: {type(error).__name__}: {error}", flush=True)
+                    continue
+                opened[made.job_id] = one.title
+                print(f"{made.title}: {made.new} to measure, {made.reused} known", flush=True)
             farm.tend()
-            time.sleep(1.0)
-        closed, total = sum(one.closed for one in standing), sum(one.total for one in standing)
-        print(f"{closed} of {total} items closed", flush=True)
+            for job_id in list(opened):
+                if closed(database, job_id):
+                    print(f"{opened.pop(job_id)}: done", flush=True)
+            time.sleep(0.2)
 
 
-def _newest(session: Session, request: Request) -> Report | None:
-    query = select(tables.Job).where(tables.Job.request_id == request.id, tables.Job.state == JobState.DONE)
-    found = sorted(session.exec(query), key=lambda job: job.created_at_s)
-    return build(session, found[-1].id) if found else None
+def closed(database: Any, job_id: str) -> bool:
+    from farm.store import tables
+
+    with database.read() as session:
+        return session.get_one(tables.Job, job_id).state != tables.JobState.OPEN
 
 
-def _row(report: Report) -> dict[str, Any]:
-    verdict, readings = report.verdict, report.readings
+# --------------------------------------------------------------------------------------------------- the table
+
+
+def newest(database: Any, asked: Request, card_id: str) -> dict[str, Any] | None:
+    """The row of the newest finished job that asked the same on this card."""
+    from sqlmodel import col, select
+
+    from farm.report import report
+    from farm.store import tables
+
+    with database.read() as session:
+        query = (
+            select(tables.Job)
+            .where(tables.Job.request_id == asked.id, tables.Job.state == tables.JobState.DONE)
+            .order_by(col(tables.Job.created_at_s).desc())
+        )
+        for job in session.exec(query):
+            if job.request.get("cards") == [card_id]:
+                return row_of(session, report.build(session, job.id))
+    return None
+
+
+def row_of(session: Any, built: Any) -> dict[str, Any]:
+    from sqlmodel import select
+
+    from farm.store import tables
+
+    verdict, readings = built.verdict, built.readings
+    items = session.exec(select(tables.Item).where(tables.Item.job_id == built.job_id)).all()
+    rows = [session.get(tables.Reading, item.reading_id) for item in items if item.reading_id]
+    whole = [row for row in rows if row.subject_kind == "variant"]
+    own = [
+        session.get(tables.Reading, item.reading_id)
+        for item in items
+        if item.reading_id and not item.reused and item.role == "tuple"
+    ]
+    seconds = [row.cost_s.get("total", 0.0) for row in own]
+    busy = sum(sum(row.cost_s.get(name, 0.0) for name in ("warm_up", "window", "burst")) for row in own)
+    temperatures = [row.temperature_c for row in rows if row.subject_kind == "operator" and row.temperature_c]
+
+    def gap(comparison: Any) -> list[float] | None:
+        found = comparison.gap if comparison else None
+        return [found.value, found.half_width] if found else None
+
+    weighted: list[tuple[float, float]] = [
+        (row.time_us, row.temperature_c) for row in rows if row.subject_kind == "operator" and row.temperature_c
+    ]
     return {
-        "variant": report.title,
-        "card": report.cards[0].id,
-        "calls": sum(row.calls for row in report.tuples),
-        "tuples": len(report.tuples),
+        "variant": built.request["variant"],
+        "title": built.title,
+        "job": built.job_id,
+        "protocol": built.protocol.to_json(),
+        "rounds": len(built.rounds),
+        "calls": sum(one.calls for one in built.tuples),
+        "parts": verdict.parts,
         "measured": verdict.measured,
-        "sum_time_us": verdict.time.total.value,
-        "whole_time_us": verdict.time.whole.value if verdict.time.whole else None,
-        "gap_time": verdict.time.gap.value if verdict.time.gap else None,
-        "sum_energy_mj": verdict.energy.total.value if verdict.energy else None,
-        "whole_energy_mj": verdict.energy.whole.value if verdict.energy and verdict.energy.whole else None,
-        "gap_energy": verdict.energy.gap.value if verdict.energy and verdict.energy.gap else None,
         "coverage": verdict.coverage,
-        "card_time_median_s": readings.card_time_median_s,
-        "busy_share": readings.window_time_s / readings.card_time_s if readings.card_time_s else None,
-        "operators": "as predicted" if report.verification.get("matches") else "seen on the card",
-        "rounds": report.round,
-        "flags": dict(verdict.flags),
+        "time_gap": gap(verdict.time),
+        "energy_gap": gap(verdict.energy),
+        "energy_above_idle_gap": gap(verdict.energy_above_idle),
+        "whole_time_us": verdict.time.whole.value if verdict.time.whole else None,
+        "whole_energy_mj": verdict.energy.whole.value if verdict.energy and verdict.energy.whole else None,
+        "whole_power_w": verdict.power.whole.value if verdict.power and verdict.power.whole else None,
+        "whole_temperature_c": [row.temperature_c for row in whole],
+        "whole_sm_clock_mhz": [row.sm_clock_mhz for row in whole],
+        "whole_flags": sorted({flag for row in whole for flag in row.flags}),
+        "tuple_temperature_c": [min(temperatures), statistics.median(temperatures), max(temperatures)]
+        if temperatures
+        else None,
+        "tuple_temperature_by_time_c": sum(a * b for a, b in weighted) / sum(a for a, _ in weighted)
+        if weighted
+        else None,
+        "read_for_this_job": readings.measured,
+        "reused": readings.reused,
+        "failed": readings.failed,
+        "card_s_per_tuple": statistics.median(seconds) if seconds else None,
+        "card_s": readings.card_time_s,
+        "in_windows": busy / sum(seconds) if sum(seconds) else None,
+        "flags": verdict.flags,
+        "adjusted": len(verdict.adjustments),
+        "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],
+        "reasons": list(verdict.reasons),
+        "observed": {
+            name: built.verification.get(name)
+            for name in ("matches", "difference_count", "explained_time_share")
+            if name in built.verification
+        },
         "types": [
             {
-                "name": row.short_name,
-                "calls": row.calls,
-                "time_us": row.time_us,
-                "energy_mj": row.energy_mj,
-                "in_model_us": row.in_model_us,
+                "operator": one.short_name,
+                "calls": one.calls,
+                "time_us": one.time_us,
+                "energy_mj": one.energy_mj,
+                "in_model_us": getattr(one, "in_model_us", None),
             }
-            for row in report.types
+            for one in built.types
         ],
-        "unmeasured": [f"{one.label}: {one.reason}" for one in verdict.unmeasured],
     }
 
 
-def _write(reports: Sequence[Report], requests: Sequence[Request], folder: Path) -> None:
-    rows = [_row(report) for report in reports]
-    if not rows:
-        print("nothing is done yet")
-        return
-    card, software = reports[0].cards[0], reports[0].software[0]
-    summary = {name: _summary(rows, name) for name in ("gap_time", "gap_energy")}
-    cards = Counter(row["card"] for row in rows)
-    medians = [row["card_time_median_s"] for row in rows if row["card_time_median_s"]]
-    shares = [row["busy_share"] for row in rows if row["busy_share"]]
-    head = (
-        f"{card.model}, driver {card.driver}; torch {software['torch']}, CUDA {software['cuda']}, "
-        f"cuDNN {software['cudnn']}; {reports[0].protocol}; {len(rows)} of {len(requests)} variants on {len(cards)} card(s)"
-    )
-    names = {card_id: chr(ord("A") + number) for number, card_id in enumerate(sorted(cards))}
-    lines = [
-        f"# Sum against whole: {card.model}",
-        "",
-        head + ".",
-        "",
-        "| variant | card | calls | tuples | time: sum | whole | gap | energy: sum | whole | gap | coverage | s a tuple |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        lines.append(
-            f"| {row['variant']} | {names[row['card']]} | {row['calls']} | {row['tuples']} "
-            f"| {_ms(row['sum_time_us'])} | {_ms(row['whole_time_us'])} | {_percent(row['gap_time'])} "
-            f"| {_mj(row['sum_energy_mj'])} | {_mj(row['whole_energy_mj'])} | {_percent(row['gap_energy'])} "
-            f"| {(row['coverage'] or 0):.1%} | {row['card_time_median_s'] or 0:.2f} |"
-        )
-    lines += ["", *(f"- absolute {name.replace('_', ' in ')}: {text}" for name, text in summary.items())]
-    if medians and shares:
-        lines.append(
-            f"- card time a reading: median of the variants' medians {statistics.median(medians):.2f} s; "
-            f"{statistics.median(shares):.0%} of it inside warm-ups, windows and bursts"
-        )
-    lines += [f"- card {letter}: {card_id}" for card_id, letter in names.items()]
-    unmeasured = defaultdict(list)
-    for row in rows:
-        for one in row["unmeasured"]:
-            unmeasured[row["variant"]].append(one)
-    lines += [f"- not measured in {variant}: {'; '.join(which)}" for variant, which in unmeasured.items()]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{card.model.replace(' ', '-').lower()}-{datetime.date.today().isoformat()}"
-    (folder / f"{stem}.md").write_text(text)
+def write(
+    options: argparse.Namespace, card: Any, database: Any, rows: list[dict[str, Any]], extras: dict[str, Any]
+) -> None:
+    from farm.store import tables
+
+    with database.read() as session:
+        row = session.get(tables.Card, card.id)
+        software = session.get(tables.Software, row.software_id) if row and row.software_id else None
+        fingerprint = dict(row.fingerprint) if row else {}
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    options.out.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", card.model.lower()).strip("-")
+    path = options.out / f"{slug}-{day}"
+    before = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
+    extras = {name: extras.get(name) or before.get(name) for name in ("repeatability", "outside")}
+    summary = summarise(rows)
     data = {
-        "card_model": card.model,
-        "driver": card.driver,
-        "software": software,
-        "rows": rows,
-        "protocol": reports[0].protocol.to_json(),
+        "date": day,
+        "card": {"id": card.id, "model": card.model, "driver": card.driver, "memory_bytes": card.memory_bytes},
+        "fingerprint": fingerprint,
+        "software": software.model_dump() if software else {},
+        "summary": summary,
+        **extras,
+        "variants": rows,
     }
-    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
-    print(f"written: {folder / stem}.md, .json")
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    text = markdown(data)
+    path.with_suffix(".md").write_text(text)
+    print("\n" + text)
 
 
-def _summary(rows: Sequence[dict[str, Any]], name: str) -> str:
-    gaps = sorted(abs(row[name]) for row in rows if row[name] is not None)
-    if not gaps:
-        return "not available"
-    return f"median {statistics.median(gaps):.1%}, largest {gaps[-1]:.1%}, {sum(gap <= 0.03 for gap in gaps)} of {len(gaps)} within 3 %"
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"variants": len(rows)}
+    for name in ("time_gap", "energy_gap"):
+        values = [abs(row[name][0]) for row in rows if row[name]]
+        if values:
+            found[name] = {"median": statistics.median(values), "most": max(values), "above_3_percent": []}
+            found[name]["above_3_percent"] = [row["title"] for row in rows if row[name] and abs(row[name][0]) > 0.03]
+    found["least_coverage"] = min((row["coverage"] for row in rows if row["coverage"]), default=None)
+    for name in ("card_s_per_tuple", "in_windows"):
+        values = [row[name] for row in rows if row[name]]
+        found[name] = statistics.median(values) if values else None
+    return found
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.1%}"
+def markdown(data: dict[str, Any]) -> str:
+    card, software, summary = data["card"], data["software"], data["summary"]
+    lines = [
+        f"# {card['model']}, {data['date']}",
+        "",
+        f"Card {card['id']}, driver {card['driver']}; torch {software.get('torch', '?')}, CUDA "
+        f"{software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. Made by `benchmarks/card_results.py`: the "
+        "plain sum over all operator tuples, no fitted factor, against the whole model on the same card. Gap: sum / whole "
+        "- 1, with the half-width of its 95 % interval.",
+        "",
+        "| variant | calls | parts | coverage | time gap | energy gap | whole | s/tuple | in windows | C whole, tuples "
+        "| flags |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+    ]
+    for row in data["variants"]:
+        whole = f"{row['whole_time_us'] / 1e3:.2f} ms" if row["whole_time_us"] else "-"
+        whole += f", {row['whole_power_w']:.0f} W" if row["whole_power_w"] else ""
+        warm = row["tuple_temperature_by_time_c"]
+        temperatures = " ".join(f"{value:.0f}" for value in row["whole_temperature_c"] if value)
+        lines.append(
+            f"| {row['title']} | {row['calls']} | {row['measured']}/{row['parts']} | {percent(row['coverage'])} "
+            f"| {gap_text(row['time_gap'])} | {gap_text(row['energy_gap'])} | {whole} "
+            f"| {number(row['card_s_per_tuple'])} | {percent(row['in_windows'])} "
+            f"| {temperatures}, {number(warm)} "
+            f"| {', '.join(f'{name} {count}' for name, count in row['flags'].items()) or '-'} |"
+        )
+    lines.append("")
+    for name, word in (("time_gap", "time"), ("energy_gap", "energy")):
+        if one := summary.get(name):
+            lines.append(
+                f"- absolute {word} gap: median {one['median']:.1%}, most {one['most']:.1%}; above 3 %: "
+                f"{', '.join(one['above_3_percent']) or 'none'}"
+            )
+    lines.append(
+        f"- least coverage {percent(summary['least_coverage'])}; card seconds per tuple {number(summary['card_s_per_tuple'])}"
+        f" (median of medians); share of tuples' card time in warm-ups, windows and bursts {percent(summary['in_windows'])}"
+    )
+    if one := data.get("repeatability"):
+        lines.append(
+            f"- repeatability: {one['tuples']} tuples read {one['times']} times, (most - least) / median: time median "
+            f"{one['time']['median']:.2%}, most {one['time']['most']:.2%}"
+            + (
+                f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"
+                if one["energy"]
+                else ""
+            )
+        )
+    for one in data.get("outside") or []:
+        lines.append(
+            f"- {one['what']}: {one['meter']} {one['theirs']:.4g} {one['unit']}, farm {one['ours']:.4g}, "
+            f"{one['ours'] / one['theirs'] - 1:+.2%}"
+        )
+    return "\n".join(lines) + "\n"
 
 
-def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value / 1e3:.3f} ms"
+def gap_text(gap: list[float] | None) -> str:
+    return f"{gap[0]:+.1%} ± {gap[1]:.1%}" if gap else "-"
 
 
-def _mj(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} mJ"
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def without_traces(path: Path) -> None:
+    """Traces are most of a database's size and no part of a table."""
+    import sqlite3
+
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM trace")
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.execute("VACUUM")
 
 
 if __name__ == "__main__":

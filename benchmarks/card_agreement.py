@@ -1,0 +1,221 @@
+"""Do readings repeat, and do meters that are not ours agree? The second half of `benchmarks/card_results.py`."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from typing import Any
+
+from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
+from farm.devices.lock import CardLock
+from farm.errors import Unmeasurable
+from farm.settings import settings
+
+TIMES = 5
+LOOP_S = 10.0
+
+
+def repeatability(database: Any, card: Any, wanted: int, budget_s: float) -> dict[str, Any]:
+    """So many tuples of the database, each read five times in a benchmark process, in rounds over all of them."""
+    from sqlmodel import col, select
+
+    from farm.benchmark.client import BenchmarkProcess
+    from farm.store import tables
+
+    with database.read() as session:
+        query = (
+            select(tables.Operator, tables.Protocol)
+            .join(tables.Reading, col(tables.Reading.subject_id) == col(tables.Operator.id))
+            .join(tables.Protocol, col(tables.Protocol.id) == col(tables.Reading.protocol_id))
+            .where(tables.Reading.card_id == card.id)
+        )
+        known = {(one.id, two.id): (one, two) for one, two in session.exec(query)}
+    chosen = [known[key] for key in sorted(known)]
+    random.Random(0).shuffle(chosen)
+    stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
+    began_s = time.monotonic()
+    found: list[dict[str, Any]] = [
+        {"label": operator.label, "data": protocol.data, "time_us": [], "energy_mj": [], "flags": []}
+        for operator, protocol in chosen[:wanted]
+    ]
+    with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
+        for _ in range(TIMES):
+            for (operator, protocol), entry in zip(chosen, found, strict=False):
+                if time.monotonic() - began_s > budget_s:
+                    break
+                subject = Subject("operator", operator.id, operator.spec)
+                try:
+                    reading = process.measure(subject, Protocol.from_json(protocol.spec), stopping).reading
+                except Unmeasurable as error:
+                    entry["flags"].append(error.reason)
+                    continue
+                entry["time_us"].append(reading.time_us)
+                entry["energy_mj"].append(reading.energy_mj)
+                entry["flags"] += reading.flags
+    return {"times": TIMES, "tuples": len(found), **_spreads(found), "readings": found}
+
+
+def _spreads(found: list[dict[str, Any]]) -> dict[str, Any]:
+    spreads: dict[str, Any] = {}
+    for name, key in (("time", "time_us"), ("energy", "energy_mj")):
+        values = [
+            (max(entry[key]) - min(entry[key])) / statistics.median(entry[key])
+            for entry in found
+            if len(entry[key]) == TIMES and all(entry[key])
+        ]
+        spreads[name] = {"median": statistics.median(values), "most": max(values), "of": len(values)} if values else {}
+    return spreads
+
+
+# --------------------------------------------------------------------------------------------------- outside
+
+
+def outside(card: Any) -> list[dict[str, Any]]:
+    """The farm's own figures beside those of meters that share no code with it, on the same loops."""
+    import torch
+
+    from farm.benchmark.measure import Bench
+    from farm.devices.device import open_device
+
+    cuda = card.kind == "cuda"
+    found: list[dict[str, Any]] = []
+    with CardLock(card.id, settings().lock_dir):
+        bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
+        stream = torch.cuda.Stream() if cuda else None
+        if cuda:
+            for text in ("resnet50", "vit_b_16"):
+                found.append(_energy(Variant(text, 32, 224), bench, stream))
+        for subject in _operators():
+            found += _times(subject, bench, stream)
+    return found
+
+
+def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
+    """Power of one 10 s loop: by another meter around it, and by the farm in the middle of the same kind of loop."""
+    import torch
+
+    from farm.benchmark.workload import grad_mode, numeric_flags, prepare
+
+    subject = Subject("variant", variant.id, variant.to_json())
+    protocol = Protocol()
+    long = Stopping(warm_up_s=2.0, minimum_s=LOOP_S, maximum_s=LOOP_S)
+    ours_before = bench.measure(subject, protocol, long)
+    with numeric_flags(protocol), grad_mode(protocol), torch.cuda.stream(stream):
+        workload = prepare(subject, protocol, bench.torch_device)
+
+        def loop(seconds: float) -> None:
+            begin_s = time.perf_counter()
+            while time.perf_counter() - begin_s < seconds:
+                for _ in range(4):
+                    workload.next_round().launch()
+                torch.cuda.synchronize()
+
+        loop(2.0)
+        name, power_w = _other_power_w(lambda: loop(LOOP_S))
+        workload.close()
+    ours_after = bench.measure(subject, protocol, long)
+    ours_w = ((ours_before.power_w or 0.0) + (ours_after.power_w or 0.0)) / 2
+    return {"what": f"power of {variant}", "meter": name, "unit": "W", "theirs": power_w, "ours": ours_w}
+
+
+def _other_power_w(work: Any) -> tuple[str, float]:
+    try:
+        from zeus.monitor import ZeusMonitor
+    except ImportError:
+        return "NVML counter, polled plainly", _counter_power_w(work)
+    monitor = ZeusMonitor(gpu_indices=[0])
+    monitor.begin_window("loop")
+    work()
+    measured = monitor.end_window("loop")
+    return "ZeusMonitor", measured.total_energy / measured.time
+
+
+def _counter_power_w(work: Any) -> float:
+    """Energy between the first and the last change of the counter during the work, over the time between them."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    import torch
+
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    changes: list[tuple[float, int]] = []
+    stop = threading.Event()
+
+    def poll() -> None:
+        last = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        while not stop.is_set():
+            value = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            if value != last:
+                changes.append((time.perf_counter(), value))
+                last = value
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    work()
+    stop.set()
+    thread.join()
+    (begin_s, begin_mj), (end_s, end_mj) = changes[0], changes[-1]
+    return (end_mj - begin_mj) / 1e3 / (end_s - begin_s)
+
+
+def _operators() -> list[Subject]:
+    """Five tuples for which timing loops that feed the same input again are the same conditions as `reuse`."""
+    import torch
+    from torch import nn
+
+    from farm.operators.capture import capture
+
+    cases: list[tuple[nn.Module, torch.Tensor]] = [
+        (nn.Conv2d(256, 256, 3, padding=1), torch.empty(32, 256, 14, 14)),
+        (nn.Conv2d(64, 64, 3, padding=1), torch.empty(32, 64, 56, 56)),
+        (nn.Linear(768, 3072), torch.empty(32, 197, 768)),
+        (nn.LayerNorm(768), torch.empty(32, 197, 768)),
+        (nn.BatchNorm2d(144).eval(), torch.empty(32, 144, 56, 56)),
+    ]
+    subjects = []
+    for module, given in cases:
+        (spec,) = capture(module.to("meta").eval(), (given.to("meta"),)).tuples.values()
+        subjects.append(Subject("operator", spec.id, spec.to_json()))
+    return subjects
+
+
+def _times(subject: Subject, bench: Any, stream: Any) -> list[dict[str, Any]]:
+    import torch
+    from torch.utils import benchmark
+
+    from farm.benchmark.workload import grad_mode, numeric_flags, prepare
+    from farm.operators.rebuild import rebuild
+    from farm.operators.tuple import OperatorTuple
+
+    cuda = bench.cuda
+    protocol = Protocol(launch="graph" if cuda else "eager", residency="reuse")
+    stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)
+    ours_us = bench.measure(subject, protocol, stopping).time_us
+    label = OperatorTuple.from_json(subject.spec).label
+    rows = []
+    with numeric_flags(protocol), grad_mode(protocol):
+        context = torch.cuda.stream(stream) if cuda else torch.no_grad()
+        with context:
+            workload = prepare(subject, protocol, bench.torch_device)
+            one = workload.rounds[0]
+            # Its own clock around our rounds: a round is long against the launch and the synchronisation.
+            timer = benchmark.Timer(
+                "for _ in range(20): launch()" + ("\ntorch.cuda.synchronize()" if cuda else ""),
+                globals={"launch": one.launch, "torch": torch},
+                num_threads=torch.get_num_threads(),
+            )
+            theirs_us = timer.blocked_autorange(min_run_time=1.0).median / 20 / one.passes * 1e6
+            rows.append({"meter": "torch.utils.benchmark", "theirs": theirs_us})
+            workload.close()
+        if cuda:
+            try:
+                from triton.testing import do_bench_cudagraph
+
+                built = rebuild(OperatorTuple.from_json(subject.spec), bench.torch_device)
+                rows.append({"meter": "do_bench_cudagraph", "theirs": do_bench_cudagraph(built.run, rep=300) * 1e3})
+            except Exception as error:  # another program's trouble is a note, not the end of ours
+                print(f"do_bench_cudagraph: {type(error).__name__}: {error}")
+    return [{"what": label, "unit": "us", "ours": ours_us, **row} for row in rows]
