@@ -19,14 +19,21 @@ _MOST_FAILURES = 5
 
 def table(made: Performed) -> RenderableType:
     """Title, table, notes, what could not be measured, and where the readings are."""
-    columns = made.findings.columns
-    found = plain_table(*(column.head if column.kind == "text" else f">{column.head}" for column in columns))
-    for row in made.findings.rows:
+    rows = made.findings.rows
+    # A card that tells no power has no column of dashes for it; heads of two words stand on two lines.
+    columns = [column for column in made.findings.columns if any(row.get(column.key) is not None for row in rows)]
+    heads = [column.head.replace(", ", "\n") for column in columns]
+    found = plain_table(
+        *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True))
+    )
+    for row in rows:
         plain_row(found, *(_cell(column, row.get(column.key)) for column in columns))
-    versions = " ".join(str(made.software.get(name) or "") for name in ("torch", "cuda", "driver")).split()
+    named = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
+    versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
     parts: list[RenderableType] = [
         Text(made.title, style="bold"),
-        Text(f"  {made.study.question}  (torch, CUDA, driver: {', '.join(versions)})", style="dim"),
+        Text(f"  {made.study.question}", style="dim"),
+        Text(f"  {made.card.id}; {', '.join(versions)}", style="dim"),
         Text(),
         found,
         Text(),

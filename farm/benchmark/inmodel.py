@@ -12,8 +12,8 @@ import bisect
 import contextlib
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,29 @@ def _by_clock(
     return seen
 
 
+def kernels_of_calls(
+    model: nn.Module, args: tuple[Any, ...], capture: Capture, device: torch.device, *, grad_enabled: bool = False
+) -> dict[str, Counter[str]]:
+    """The kernels that the first call of each tuple launches in the running model, by tuple id. Needs a GPU."""
+    found: dict[int, Counter[str]] = defaultdict(Counter)
+    for number, _, kernels in _placed(_profiled(model, args, device, grad_enabled, passes=1)):
+        found[number].update(kernel.name for kernel in kernels)
+    named: dict[str, Counter[str]] = {}
+    for number, index in enumerate(capture.owners):
+        if index is not None:
+            named.setdefault(capture.calls[index].tuple_id, found[number])
+    return named
+
+
 def _by_kernels(
     model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
 ) -> tuple[dict[int, list[float]], float]:
+    return attribute(_profiled(model, args, device, grad_enabled, passes))
+
+
+def _profiled(
+    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
+) -> list[Any]:
     def around(number: int) -> contextlib.AbstractContextManager[Any]:
         return torch.profiler.record_function(f"{RANGE}{number}")
 
@@ -109,46 +129,42 @@ def _by_kernels(
         for _ in range(passes):
             run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
             torch.cuda.synchronize(device)
-    return attribute(profile.events() or [])
+    return list(profile.events() or [])
 
 
-def attribute(events: Iterable[Any]) -> tuple[dict[int, list[float]], float]:
-    """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call.
+def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
+    """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call."""
+    seen: dict[int, list[float]] = defaultdict(list)
+    for number, _, kernels in _placed(events):
+        seen[number].append(sum(kernel.time_range.elapsed_us() for kernel in kernels))
+    whole_us = sum(event.time_range.elapsed_us() for event in events if is_kernel(event))
+    found_us = sum(map(sum, seen.values()))
+    return seen, found_us / whole_us if whole_us else 0.0
+
+
+def _placed(events: Sequence[Any]) -> list[tuple[int, float, list[Any]]]:
+    """(number, begin, kernels) of every call's range in order.
 
     A kernel bears the number of the driver's function that launched it; that function ran on the host within a call's
     range. Ranges do not overlap: only one call owns the slot at a time.
     """
-    listed = list(events)
+    cpu = torch.autograd.DeviceType.CPU
     ranges = sorted(
         (event.time_range.start, event.time_range.end, int(event.name[len(RANGE) :]))
-        for event in listed
-        if event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU
+        for event in events
+        if event.name.startswith(RANGE) and event.device_type == cpu
     )
     starts = [begin for begin, _, _ in ranges]
     launched = {
         event.id: event.time_range.start
-        for event in listed
-        if event.device_type == torch.autograd.DeviceType.CPU and event.name.startswith(LAUNCHES)
+        for event in events
+        if event.device_type == cpu and event.name.startswith(LAUNCHES)
     }
-    spent = [0.0] * len(ranges)
-    whole_us = found_us = 0.0
-    for event in listed:
-        if not is_kernel(event):
+    kernels: list[list[Any]] = [[] for _ in ranges]
+    for event in events:
+        if not is_kernel(event) or (moment := launched.get(event.id)) is None:
             continue
-        duration_us = event.time_range.elapsed_us()
-        whole_us += duration_us
-        position = _holding(ranges, starts, launched.get(event.id))
-        if position is not None:
-            spent[position] += duration_us
-            found_us += duration_us
-    seen: dict[int, list[float]] = defaultdict(list)
-    for (_, _, number), duration_us in zip(ranges, spent, strict=True):
-        seen[number].append(duration_us)
-    return seen, found_us / whole_us if whole_us else 0.0
-
-
-def _holding(ranges: Sequence[tuple[float, float, int]], starts: Sequence[float], moment: float | None) -> int | None:
-    if moment is None:
-        return None
-    position = bisect.bisect_right(starts, moment) - 1
-    return position if position >= 0 and moment <= ranges[position][1] else None
+        position = bisect.bisect_right(starts, moment) - 1
+        if position >= 0 and moment <= ranges[position][1]:
+            kernels[position].append(event)
+    return [(number, begin, inside) for (begin, _, number), inside in zip(ranges, kernels, strict=True)]

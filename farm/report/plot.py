@@ -151,8 +151,18 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
             axis.axhline(0, color="#7f7f7f", linewidth=0.8)
         for number, line in enumerate(chart.lines):
             colour = COLOURS[number % len(COLOURS)]
+            several = len(set(line.x)) < len(line.x)  # repeats at one place are points, not a line
+            style = "o" if several else ".-"
             axis.errorbar(
-                line.x, line.y, yerr=line.half_widths, fmt=".-", color=colour, capsize=2, linewidth=1, label=line.name
+                line.x,
+                line.y,
+                yerr=line.half_widths,
+                fmt=style,
+                markersize=4,
+                color=colour,
+                capsize=2,
+                linewidth=1,
+                label=line.name,
             )
         _draw_bars(axis, chart.bars)
         if chart.x_log and chart.lines:

@@ -51,14 +51,14 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     table = [compared for sample in samples if (compared := _compare(sample, read))]
     columns = (
         Column("subject", "subject"),
-        Column("alone_time_us", "time alone", "time_us"),
+        Column("alone_time_us", "time, alone", "time_us"),
         Column("change_time", "beside", "change"),
         Column("half_width_time", "±", "share"),
-        Column("alone_energy_mj", "energy alone", "energy_mj"),
+        Column("alone_energy_mj", "energy, alone", "energy_mj"),
         Column("change_energy", "beside", "change"),
         Column("half_width_energy", "±", "share"),
-        Column("alone_temperature_c", "°C", "count"),
-        Column("beside_temperature_c", "beside", "count"),
+        Column("alone_temperature_c", "°C, alone", "count"),
+        Column("beside_temperature_c", "°C, beside", "count"),
     )
     notes = [f"Beside means: {len(plan.neighbours)} other cards of the host measured the same list at the same time."]
     for key, what in (("time", "Time"), ("energy", "Energy")):

@@ -12,9 +12,17 @@ from farm.verdict import Part, ReadingView, Whole
 
 
 def against_whole(
-    read: Iterable[tuple[Sample, tables.Reading | None]], whole: tables.Reading | None, launch: str
+    read: Iterable[tuple[Sample, tables.Reading | None]],
+    whole: tables.Reading | None,
+    launch: str,
+    *,
+    all_tuples: bool,
 ) -> dict[str, Any]:
-    """Sums and gaps of tuples against a whole; a gap only where every tuple has a reading."""
+    """Sums and gaps of tuples against a whole.
+
+    Args:
+        all_tuples: whether these are all of the model's tuples; otherwise, or if one has no reading, there is no gap.
+    """
     parts = [
         Part(
             sample.subject.id,
@@ -35,8 +43,8 @@ def against_whole(
         "tuples_of": verdict.parts,
         "sum_time_us": verdict.time.total.value if complete else None,
         "whole_time_us": whole.time_us if whole else None,
-        "gap_time": verdict.time.gap.value if complete and verdict.time.gap else None,
+        "gap_time": verdict.time.gap.value if complete and all_tuples and verdict.time.gap else None,
         "sum_energy_mj": energy.total.value if complete and energy else None,
         "whole_energy_mj": whole.energy_mj if whole else None,
-        "gap_energy": energy.gap.value if complete and energy and energy.gap else None,
+        "gap_energy": energy.gap.value if complete and all_tuples and energy and energy.gap else None,
     }

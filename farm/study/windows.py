@@ -58,8 +58,8 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("time_off_most", "most", "share"),
         Column("energy_off", "energy off, median", "share"),
         Column("energy_off_most", "most", "share"),
-        Column("energy_inside", "interval holds it", "share"),
-        Column("card_s", "card time", "seconds"),
+        Column("energy_inside", "interval, holds it", "share"),
+        Column("card_s", "card, time", "seconds"),
     )
     notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is held against itself.",)
     return Findings(columns, tuple(rows), notes, _charts(samples, read, longest))

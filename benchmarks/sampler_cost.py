@@ -1,0 +1,122 @@
+"""What does the sampling thread cost the benchmark? The same tuples with it and without it, in turn, on one card.
+
+    python benchmarks/sampler_cost.py --json sampler_cost.json               # tuples of resnet18 at batch 1 and 32
+
+Both ways go through the farm's own `Bench`; "without" it is given a device that tells nothing, so that no thread is
+started. Order A B B A, so that drift cancels. Printed per tuple: the change of the mean and of the median time of a
+pass that the sampler makes, with the 95 % interval of the differences between neighbours in time; last, the median
+over all tuples. What is in the JSON file already is not read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from farm.benchmark import statistics
+from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
+from farm.devices.device import Card, Device, discover, open_device
+from farm.settings import settings
+
+
+class Silent(Device):
+    """The card, telling nothing."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["resnet18:1", "resnet18:32"])
+    parser.add_argument("--tuples", type=int, default=4, help="of each model, from the cheapest to the dearest")
+    parser.add_argument("--pairs", type=int, default=6, help="readings each way and tuple")
+    parser.add_argument("--window-s", type=float, default=0.6)
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--json", type=Path, default=Path("sampler_cost.json"))
+    options = parser.parse_args()
+    began_s = time.perf_counter()
+    card = discover(settings())[0]
+
+    import torch
+
+    from farm.benchmark.measure import Bench
+
+    cuda = card.kind == "cuda"
+    torch_device = "cuda:0" if cuda else "cpu"
+    sampled = Bench(open_device(card), torch_device)
+    silent = Bench(Silent(card), torch_device)
+    protocol = Protocol(launch="graph" if cuda else "eager")
+    # One length for both, whatever they see: no gate waits on a temperature that only one of them knows.
+    stopping = Stopping(0.5, options.window_s, options.window_s * 1.2, time_half_width=1.0, energy_half_width=1.0)
+    rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    for text in options.models:
+        for label, subject in _subjects(text, options.tuples, sampled.torch_device):
+            known = any(row["subject"] == subject.id for row in rows)
+            if known or time.perf_counter() - began_s > options.budget_s:
+                print(f"left out ({'known' if known else 'budget spent'}): {label}")
+                continue
+            rows.append(_compare(label, subject, sampled, silent, protocol, stopping, options.pairs))
+            options.json.write_text(json.dumps({"card": card.to_json(), "torch": torch.__version__, "rows": rows}))
+    print(f"\n{card}, torch {torch.__version__}: with the sampler against without, windows of {options.window_s} s")
+    for row in rows:
+        print(
+            f"{row['label'][:52]:52} {row['time_us']:>10.2f} us  mean {row['mean']:+.3%} ± {row['mean_half_width']:.3%}"
+            f"  median {row['median']:+.3%} ± {row['median_half_width']:.3%}  thread busy {row['busy_share']:.2%}"
+        )
+    if rows:
+        middle = statistics.median([row["mean"] for row in rows])
+        most = max((row["mean"] for row in rows), key=abs)
+        print(f"all: mean {middle:+.3%} in the median over {len(rows)} tuples, {most:+.3%} at most")
+
+
+def _subjects(text: str, wanted: int, device: Any) -> list[tuple[str, Subject]]:
+    from farm.benchmark import verification
+
+    name, batch, dtype, *_ = [*text.split(":"), "", ""]
+    variant = Variant(name, int(batch or 32), 224, dtype or "float32")
+    observed, _ = verification.verify(Subject("variant", variant.id, variant.to_json()), Protocol(), device, None)
+    assert observed is not None
+    order = sorted(observed["tuples"], key=lambda key: (observed["costs"][key]["bytes"], key))
+    spread = {order[round(step * (len(order) - 1) / max(1, wanted - 1))] for step in range(wanted)}
+    from farm.operators.tuple import OperatorTuple
+
+    return [
+        (OperatorTuple.from_json(observed["tuples"][key]).label, Subject("operator", key, observed["tuples"][key]))
+        for key in order
+        if key in spread
+    ]
+
+
+def _compare(
+    label: str, subject: Subject, sampled: Any, silent: Any, protocol: Protocol, stopping: Stopping, pairs: int
+) -> dict[str, Any]:
+    figures: dict[str, list[float]] = {"mean": [], "median": []}
+    busy: list[float] = []
+    time_us = 0.0
+    for number in range(pairs):
+        pair = {}
+        for bench in (sampled, silent) if number % 2 == 0 else (silent, sampled):
+            pair[bench] = bench.measure(subject, protocol, stopping)
+        with_it, without = pair[sampled], pair[silent]
+        figures["mean"].append(with_it.details["time_mean_us"] / without.details["time_mean_us"] - 1)
+        figures["median"].append(with_it.time_median_us / without.time_median_us - 1)
+        busy.append(with_it.details.get("sampler_busy_share", 0.0))
+        time_us = with_it.time_us
+    row: dict[str, Any] = {"label": label, "subject": subject.id, "time_us": time_us, "pairs": pairs}
+    for name, values in figures.items():
+        row[name] = statistics.mean(values)
+        spread = statistics.deviation(values) / len(values) ** 0.5
+        row[f"{name}_half_width"] = statistics.student_t_95(len(values) - 1) * spread if len(values) > 1 else 1.0
+    return {**row, "busy_share": statistics.mean(busy)}
+
+
+if __name__ == "__main__":
+    main()
