@@ -19,6 +19,9 @@ from farm.store.tables import CardState, ItemState
 #: A card is lost when its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
 
+#: States that a person or a failed check set, and only a person ends; a worker that comes or goes leaves them.
+KEPT = (CardState.DRAINING, CardState.QUARANTINED)
+
 
 @dataclass(frozen=True)
 class CardView:
@@ -35,7 +38,7 @@ class CardView:
 def register(
     database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
 ) -> str:
-    """Write the card as served by ``holder`` and return its software id. A quarantine outlives its worker."""
+    """Write the card as served by ``holder`` and return its software id. A drain or a quarantine outlives its worker."""
     with database.write() as session:
         software_id = store_software(session, software)
         row = session.get(tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
@@ -43,7 +46,7 @@ def register(
         row.host, row.index, row.queue = card.host, card.index, queue
         row.software_id, row.worker = software_id, holder
         row.capabilities = sorted(capabilities)
-        if row.state != CardState.QUARANTINED:
+        if row.state not in KEPT:
             row.state, row.state_reason = CardState.IDLE, ""
         row.last_seen_at_s = database_now()  # type: ignore[assignment]
         if not row.registered_at_s:
@@ -65,19 +68,76 @@ def stopped(database: Database, holder: str) -> None:
     with database.write() as session:
         session.execute(
             update(tables.Card)
-            .where(col(tables.Card.worker) == holder, col(tables.Card.state) != CardState.QUARANTINED)
+            .where(col(tables.Card.worker) == holder, col(tables.Card.state).not_in(KEPT))
             .values(state=CardState.STOPPED, worker="")
         )
 
 
-def set_state(database: Database, card_id: str, state: CardState, reason: str = "") -> None:
-    """Drain, quarantine or release a card."""
+def drain(database: Database, card_id: str, reason: str = "") -> None:
+    """Have a card take nothing new: its item in work is finished, the waiting ones move to its peers or wait.
+
+    Raises:
+        NoSuchCard
+    """
+    _change(database, card_id, CardState.DRAINING, reason, unless=CardState.QUARANTINED)
+
+
+def quarantine(database: Database, card_id: str, reason: str) -> None:
+    """Keep a card from measuring until a person releases it.
+
+    Raises:
+        NoSuchCard
+    """
+    _change(database, card_id, CardState.QUARANTINED, reason[:500])
+
+
+def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
+    """End a drain (or, with ``quarantined``, a quarantine); False where there was none to end.
+
+    Raises:
+        NoSuchCard
+    """
+    wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
-        changed = session.execute(
-            update(tables.Card).where(col(tables.Card.id) == card_id).values(state=state, state_reason=reason)
-        )
-        if not changed.rowcount:  # type: ignore[attr-defined]
-            raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
+        row = _find(session, card_id)
+        if row.state != wanted:
+            return False
+        row.state, row.state_reason = CardState.IDLE if row.worker else CardState.STOPPED, ""
+        session.add(row)
+        return True
+
+
+def find(session: Session, name: str) -> tables.Card:
+    """The registered card of that id, or the only one whose id begins so.
+
+    Raises:
+        NoSuchCard: none, or several.
+    """
+    if (exact := session.get(tables.Card, name)) is not None:
+        return exact
+    found = session.exec(select(tables.Card).where(col(tables.Card.id).startswith(name, autoescape=True))).all()
+    if len(found) == 1 and name:
+        return found[0]
+    if found and name:
+        raise NoSuchCard(f"Several cards begin with '{name}'.", "Give more of the id; `farm cards` lists them.")
+    return _find(session, name)
+
+
+def _find(session: Session, card_id: str) -> tables.Card:
+    row = session.get(tables.Card, card_id)
+    if row is None:
+        raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
+    return row
+
+
+def _change(
+    database: Database, card_id: str, state: CardState, reason: str, *, unless: CardState | None = None
+) -> None:
+    with database.write() as session:
+        row = _find(session, card_id)
+        if row.state != unless:
+            row.state, row.state_reason = state, reason
+            session.add(row)
 
 
 def views(session: Session, heartbeat_s: float) -> list[CardView]:

@@ -17,6 +17,7 @@
     │   ├── DatabaseUnreachable
     │   ├── SchemaMismatch         the database is of another version
     │   └── NoWorker               nobody listens on a chosen card
+    ├── UnhealthyCard              a card that fails a known sum           exit 1
     ├── CardBusy                   another worker holds the card's lock    exit 4
     └── BelowTarget                ``--check`` and the verdict failed      exit 5
 
@@ -142,6 +143,10 @@ class SchemaMismatch(FarmUnavailable):
 
 class NoWorker(FarmUnavailable):
     pass
+
+
+class UnhealthyCard(FarmError):
+    """A known operator gave a wrong result or took an implausible time: the card is quarantined."""
 
 
 class CardBusy(FarmError):

@@ -12,27 +12,27 @@ The rules that make "measured once, accepted once" hold whatever dies:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import ColumnElement, update
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, and_, col, func, or_, select
+from sqlmodel import Session, and_, col, or_, select
 
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.request import Request
 from farm.store import tables
 from farm.store.content import reading_row
 from farm.store.database import Database, database_now
-from farm.store.tables import OPEN, Item, ItemState
+from farm.store.tables import OPEN, CardState, Item, ItemState
 
 
 class Declined(StrEnum):
     """Why a claim was not given."""
 
-    GONE = "gone"  # closed, held by another, moved to another card, or its job ended
+    GONE = "gone"  # closed, held by another, moved to another card, its job ended, or its card takes nothing new
     REUSED = "reused"  # closed just now with a reading that was there
     DEFERRED = "deferred"  # somebody is measuring the same subject
     EXHAUSTED = "exhausted"  # closed just now: every attempt ended without an answer
@@ -163,6 +163,9 @@ def _claim(
     job = session.get(tables.Job, item.job_id) if item else None
     if item is None or job is None or item.card_id != card_id or job.state != tables.JobState.OPEN:
         return gone
+    card = session.get(tables.Card, card_id)
+    if card is not None and card.state in (CardState.DRAINING, CardState.QUARANTINED):
+        return gone
     request = Request.from_json(job.request)
     claimable = and_(col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
     if (reading := find_reading(session, item, request, software_id)) is not None:
@@ -269,11 +272,12 @@ def _failing(reason: str, message: str) -> dict[str, Any]:
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
     """Write the reading and close the item, and every deferred item that the same reading serves.
 
-    A claim whose token is no longer the item's writes nothing but one more on the item's ``repeated``.
+    A claim whose token is no longer the item's writes nothing but one more on the item's ``repeated``. Of an item
+    that was cancelled while it was measured, the reading is kept and the item stays cancelled.
     """
     affected: set[tuple[str, int]] = set()
     with database.write() as session:
-        item = _held(session, claimed)
+        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
         if item is None:
             return Closed(False)
         reading_id = uuid.uuid4().hex
@@ -293,10 +297,11 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         session.flush()
         if reading.trace is not None:
             session.add(tables.Trace(reading_id=reading_id, packed=reading.trace.pack()))
+        cancelled = item.state == ItemState.CANCELLED
         accepted = session.execute(
             update(Item)
-            .where(col(Item.id) == item.id, col(Item.token) == claimed.token, col(Item.state) == ItemState.CLAIMED)
-            .values(**_closing(reading_id, reused=False))
+            .where(col(Item.id) == item.id, col(Item.token) == claimed.token, col(Item.state) == item.state)
+            .values(**({"reading_id": reading_id, "token": ""} if cancelled else _closing(reading_id, reused=False)))
         )
         if not accepted.rowcount:  # type: ignore[attr-defined]
             session.rollback()
@@ -350,13 +355,15 @@ def give_back(database: Database, claimed: Claim) -> bool:
         return True
 
 
-def _held(session: Session, claimed: Claim, *, count: bool = True) -> Item | None:
+def _held(
+    session: Session, claimed: Claim, *, count: bool = True, states: Iterable[str] = (ItemState.CLAIMED,)
+) -> Item | None:
     """The item if the claim still stands; otherwise the work is counted as repeated."""
     query = select(Item).where(Item.id == claimed.item_id)
     if session.get_bind().dialect.name == "postgresql":
         query = query.with_for_update()
     item = session.exec(query).first()
-    if item is not None and item.token == claimed.token and item.state == ItemState.CLAIMED:
+    if item is not None and item.token == claimed.token and item.state in states:
         return item
     if item is not None and count:
         session.execute(update(Item).where(col(Item.id) == item.id).values(repeated=col(Item.repeated) + 1))
@@ -364,15 +371,19 @@ def _held(session: Session, claimed: Claim, *, count: bool = True) -> Item | Non
     return None
 
 
-def renew(database: Database, holder: str, lease_s: float) -> int:
-    """Extend every lease of a holder that still runs; how many there were."""
+def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
+    """Extend the leases of a holder that still runs; how many there were.
+
+    Args:
+        item_ids: what the holder is at work on; a claim on anything else ran out of its work (its process was killed
+            and its message is gone) and must be allowed to end. None: all of them.
+    """
+    held = (col(Item.holder) == holder, col(Item.state) == ItemState.CLAIMED)
     with database.write() as session:
-        renewed = session.execute(
-            update(Item)
-            .where(col(Item.holder) == holder, col(Item.state) == ItemState.CLAIMED)
-            .values(lease_until_s=database_now() + lease_s)
-        )
-        return int(renewed.rowcount)  # type: ignore[attr-defined]
+        query = update(Item).where(*held).values(lease_until_s=database_now() + lease_s)
+        if item_ids is not None:
+            query = query.where(col(Item.id).in_(sorted(item_ids)))
+        return int(session.execute(query).rowcount)  # type: ignore[attr-defined]
 
 
 def release_card(database: Database, card_id: str) -> int:
@@ -425,11 +436,7 @@ def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[s
         return tuple(sorted(key for key in rounds if not open_items(session, *key)))
 
 
-def open_items(session: Session, job_id: str, number: int) -> int:
-    """How many items of the round are not closed."""
-    query = (
-        select(func.count())
-        .select_from(Item)
-        .where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN))
-    )
-    return session.exec(query).one()
+def open_items(session: Session, job_id: str, number: int) -> bool:
+    """Whether any item of the round is not closed. Asked after every item, so it must not count them all."""
+    query = select(Item.id).where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN)).limit(1)
+    return session.exec(query).first() is not None

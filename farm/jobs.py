@@ -17,14 +17,17 @@ from sqlmodel import Session, col, func, select
 
 from farm.benchmark.protocol import Protocol
 from farm.captures import classes
+from farm.cards import views as card_views
 from farm.errors import NoSuchCard, NoSuchJob, UsageError, did_you_mean
 from farm.items import best_reading
+from farm.placement import Work, place
 from farm.request import Request
 from farm.roofline import Roofline, roofline_of
+from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now
-from farm.store.tables import OPEN, Item, ItemState, JobState
+from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3
@@ -153,13 +156,13 @@ def _add_round(
     )
     roofline = _roofline(request, cards[0])
     tuples = [
-        _item(job, cards[0], "tuple", "operator", operator.id, protocol.id, _expected_s(request, roofline, operator))
+        new_item(job, cards[0], "tuple", "operator", operator.id, protocol.id, _expected_s(request, roofline, operator))
         for operator, protocol in _operators(session, request, capture_id, operator_ids)
         if (operator.id, protocol.id) not in there and ("all" in scope or operator.short_name in scope)
     ]
     reused = _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    _place(session, new, cards)
+    place_items(session, new, cards)
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
@@ -193,17 +196,17 @@ def _wholes(
     for card_id in sorted(measuring | lenders) or [cards[0].id]:
         card = by_id.get(card_id) or session.get(tables.Card, card_id)
         assert card is not None
-        whole = _item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
+        whole = new_item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
             wholes.append(whole)  # a lender that was not chosen gives what it has, and is asked for nothing
     if not wholes:
-        wholes.append(_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
+        wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
     return wholes
 
 
 def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
-    return _item(
+    return new_item(
         job,
         card,
         "canary",
@@ -214,7 +217,7 @@ def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
     )
 
 
-def _item(
+def new_item(
     job: tables.Job,
     card: tables.Card,
     role: str,
@@ -285,7 +288,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     return closed
 
 
-def _place(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
+def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
     """Longest first onto the card that is free first, counting what waits there already (LPT)."""
     ahead = dict(
         session.execute(
@@ -295,9 +298,10 @@ def _place(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]
         ).all()
     )
     free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
-    for item in sorted(items, key=lambda item: (-item.expected_s, item.subject_id)):
-        item.card_id = min(free_at_s, key=lambda card_id: (free_at_s[card_id], card_id))
-        free_at_s[item.card_id] += item.expected_s
+    ordered = sorted(items, key=lambda item: item.subject_id)
+    placed = place((Work(number, item.expected_s) for number, item in enumerate(ordered)), free_at_s)
+    for number, item in enumerate(ordered):
+        item.card_id = placed[number]
 
 
 def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator) -> float:
@@ -348,8 +352,12 @@ def find(session: Session, job_or_prefix: str) -> tables.Job:
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
 
 
-def progress(session: Session, job_id: str) -> Progress:
-    """Where the job stands now."""
+def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
+    """Where the job stands now.
+
+    Args:
+        heartbeat_s: how often workers are seen, for telling a lost card; the setting's if None.
+    """
     job = session.get_one(tables.Job, job_id)
     now = _now(session)
     counts: dict[str, int] = {}
@@ -365,6 +373,8 @@ def progress(session: Session, job_id: str) -> Progress:
         reused += number if was_reused else 0
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
+    if heartbeat_s is None:
+        heartbeat_s = settings().heartbeat_s
     current = session.execute(
         select(Item.card_id, Item.role, tables.Operator.label)
         .select_from(Item)
@@ -384,6 +394,7 @@ def progress(session: Session, job_id: str) -> Progress:
         tuple((card_id, label or job.title) for card_id, _role, label in current),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
+        waits_for(session, job_id, heartbeat_s) if job.state == JobState.OPEN and not current else "",
     )
 
 
@@ -398,7 +409,8 @@ def cancel(database: Database, job_id: str) -> int:
         ended = session.execute(
             update(Item)
             .where(col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
-            .values(state=ItemState.CANCELLED, claim_key=None, token="", ended_at_s=database_now())
+            # The token stays: what is in work is finished, and its reading kept.
+            .values(state=ItemState.CANCELLED, claim_key=None, ended_at_s=database_now())
         )
         return int(ended.rowcount)  # type: ignore[attr-defined]
 
@@ -410,40 +422,51 @@ def retry_failed(database: Database, job_id: str) -> int:
         again = session.execute(
             update(Item)
             .where(col(Item.job_id) == job_id, col(Item.state) == ItemState.FAILED)
-            .values(state=ItemState.WAITING, attempts=0, reason="", message="", token="", ended_at_s=None)
+            # All in the newest round: that is the one whose verdict is made anew.
+            .values(
+                state=ItemState.WAITING,
+                round=job.round,
+                attempts=0,
+                reason="",
+                message="",
+                token="",
+                holder="",
+                published_at_s=None,
+                ended_at_s=None,
+            )
         )
         if again.rowcount:  # type: ignore[attr-defined]
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
-            # The verdict held the failures against the job; it is made anew.
-            for verdict in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)):
+            verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
+            for verdict in session.exec(verdicts):
                 session.delete(verdict)
         return int(again.rowcount)  # type: ignore[attr-defined]
 
 
-def move_items(database: Database, card_id: str, peers: Sequence[tables.Card]) -> list[int]:
-    """Reassign a card's open items to its peers, where there are any; the ids of those that want publishing.
-
-    A tuple goes to the peer that is free first. A whole or a canary is about this very card and cannot move: it
-    closes as failed, and the verdict goes by the cards that are left. Late writes of the old card are fenced out.
-    """
-    if not peers:
-        return []
-    with database.write() as session:
-        held = select(Item).where(Item.card_id == card_id, col(Item.state).in_(OPEN))
-        stranded = [item for item in session.exec(held) if item.lease_until_s < _now(session)]
-        movable = []
-        for item in stranded:
-            if item.role == "tuple":
-                movable.append(item)
-                item.state, item.token, item.holder, item.claim_key = ItemState.WAITING, "", "", None
-            else:
-                item.state, item.reason, item.claim_key = ItemState.FAILED, "not_available", None
-                item.message = "The card left the farm before it could be measured on it."
-                item.token, item.ended_at_s = "", database_now()  # type: ignore[assignment]
-        _place(session, movable, peers)
-        session.add_all(stranded)
-        return [item.id for item in movable if item.id is not None]
+def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
+    """What a job waits for when no card works on what it still lacks; empty while one does."""
+    views = {view.card.id: view for view in card_views(session, heartbeat_s)}
+    rows = session.execute(
+        select(Item.card_id, func.count())
+        .where(Item.job_id == job_id, col(Item.state).in_(OPEN))
+        .group_by(col(Item.card_id))
+        .order_by(col(Item.card_id))
+    ).all()
+    idle = [
+        (card_id, number, views[card_id])
+        for card_id, number in rows
+        if card_id in views and views[card_id].state not in (CardState.IDLE, CardState.BUSY)
+    ]
+    if not idle:
+        return ""
+    card_id, number, view = idle[0]
+    mend = {
+        CardState.DRAINING: f"`farm cards resume {card_id}`",
+        CardState.QUARANTINED: f"`farm cards release {card_id}`",
+    }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
+    plural = "items wait" if number != 1 else "item waits"
+    return f"{number} {plural} for {card_id} ({view.state}) or a card of the same model ({view.card.model}): {mend}."
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:

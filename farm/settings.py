@@ -74,14 +74,18 @@ class Settings(BaseSettings):
     )
     max_attempts: int = Field(3, ge=1, description="How often an item is begun before it is closed as failed.")
     heartbeat_s: float = Field(
-        10.0, gt=0, description="How often a worker renews its leases and its card's last-seen time, in seconds."
+        5.0, gt=0, description="How often a worker renews its leases and its card's last-seen time, in seconds."
     )
     reconcile_s: float = Field(
-        15.0, gt=0, description="How often a control worker looks for work that the broker lost, in seconds."
+        5.0, gt=0, description="How often a control worker looks for work that the broker lost, in seconds."
     )
     target: float = Field(0.95, gt=0, le=1, description="Accuracy and coverage a verdict needs in order to pass.")
     flower_port: int = Field(5555, ge=0, le=65535, description="Port of `farm flower`.")
     flower_basic_auth: str = Field("", description="user:password for `farm flower`. Empty: none, loopback only.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port on which a host's control worker answers Prometheus; 0: off."
+    )
+    metrics_address: str = Field("127.0.0.1", description="Address on which it does.")
     simulated_cards: int = Field(
         0,
         ge=0,

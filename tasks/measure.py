@@ -11,8 +11,11 @@ import contextlib
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from celery import Task
 from celery.exceptions import Ignore
@@ -23,10 +26,11 @@ from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.protocol import Software
 from farm.captures import predicted_counts, store_observed
 from farm.devices.device import open_device
-from farm.errors import DatabaseUnreachable, FarmError, Unmeasurable
+from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
 from farm.items import Claim, Closed, Declined
 from farm.settings import settings
 from farm.spool import Spool
+from farm.store import tables
 from farm.store.database import Database
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.process import die_with_parent
@@ -34,6 +38,8 @@ from tasks.queues import card_queue, follow_up
 from tasks.telling import ItemRequest, tell_retry
 
 log = logging.getLogger("farm.worker")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -129,15 +135,19 @@ def measure(self: Task, item_id: int) -> dict[str, Any]:
 def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
     current = settings()
     while True:
-        software_id = worker.register()
-        taken = items.claim(
-            worker.database,
-            item_id,
-            card_id=worker.card_id,
-            holder=worker.holder,
-            software_id=software_id,
-            lease_s=current.lease_s,
-            max_attempts=current.max_attempts,
+        software_id = _ready(worker)
+        if software_id is None:
+            raise Ignore()  # the card measures nothing any more; its items wait in the database
+        taken = _when_there(
+            lambda software_id=software_id: items.claim(  # type: ignore[misc]
+                worker.database,
+                item_id,
+                card_id=worker.card_id,
+                holder=worker.holder,
+                software_id=software_id,
+                lease_s=current.lease_s,
+                max_attempts=current.max_attempts,
+            )
         )
         if isinstance(taken, Claim):
             status = _attempt(task, worker, taken)
@@ -147,12 +157,15 @@ def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
         declined, closed = taken
         if declined is Declined.DEFERRED and item_id in closed.woken:
             continue
-        follow_up(worker.database, closed)
+        _follow_up(worker, closed)
         if declined in (Declined.GONE, Declined.DEFERRED):
             raise Ignore()
         if declined is Declined.REUSED:
             return {"item": item_id, "status": "reused"}
-        return {"item": item_id, "status": "failed", "reason": "attempts_exhausted"}
+        with worker.database.read() as session:
+            item = session.get(tables.Item, item_id)
+        told = {"reason": item.reason, "message": item.message[:300]} if item is not None else {}
+        return {"item": item_id, "status": "failed", **told}
 
 
 def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] | None:
@@ -164,7 +177,7 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
 
     predicted = None
     if claimed.role == "whole" and claimed.capture_id is not None:
-        predicted = predicted_counts(worker.database, claimed.capture_id)
+        predicted = _when_there(partial(predicted_counts, worker.database, claimed.capture_id))
     try:
         answer = worker.benchmark.measure(
             claimed.subject,
@@ -177,14 +190,21 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
     except Unmeasurable as error:
         log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
         if error.reason == "crashed":
-            items.note_attempt(worker.database, claimed, error.reason, error.message)
+            _when_there(partial(items.note_attempt, worker.database, claimed, error.reason, error.message))
             tell_retry(task, error.reason, error.message)
             return None
-        follow_up(worker.database, items.fail(worker.database, claimed, error.reason, error.message))
+        _follow_up(worker, _when_there(partial(items.fail, worker.database, claimed, error.reason, error.message)))
         return {"item": claimed.item_id, "status": "failed", "reason": error.reason, "message": error.message[:300]}
     if answer.verification is not None and claimed.capture_id is not None:
-        store_observed(
-            worker.database, claimed.capture_id, answer.observed, answer.verification, card_id=worker.card_id
+        _when_there(
+            partial(
+                store_observed,
+                worker.database,
+                claimed.capture_id,
+                answer.observed,
+                answer.verification,
+                card_id=worker.card_id,
+            )
         )
     try:
         closed: Closed = items.complete(
@@ -195,7 +215,54 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
         worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
         log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
         return {"item": claimed.item_id, "status": "spooled"}
-    follow_up(worker.database, closed)
+    _follow_up(worker, closed)
     if not closed.accepted:
         raise Ignore()
     return {"item": claimed.item_id, "status": "done"}
+
+
+def _ready(worker: CardWorker) -> str | None:
+    """The software id once the card can measure; None, and the card in quarantine, when it cannot."""
+    for last in (False, True):
+        try:
+            return str(_when_there(worker.register))
+        except UnhealthyCard as error:
+            reason = error.message
+            break
+        except Unmeasurable as error:
+            reason = error.message
+            if last:
+                break
+            log.warning("The benchmark process of %s did not get ready: %s", worker.card_id, error.message)
+    log.error("The card %s is put in quarantine: %s", worker.card_id, reason)
+    with contextlib.suppress(NoSuchCard):
+        _when_there(partial(cards.quarantine, worker.database, worker.card_id, reason))
+    return None
+
+
+def _when_there(ask: Callable[[], T]) -> T:
+    """Ask the database, and wait while it is away: without it there is nothing that this card could do.
+
+    Raises:
+        DatabaseUnreachable: it stayed away for as long as an item may take; the task fails, and the item's claim, if
+            it had one, ends by itself.
+    """
+    deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
+    pause_s = 0.1
+    while True:
+        try:
+            return ask()
+        except DatabaseUnreachable as error:
+            if time.monotonic() + pause_s > deadline_s:
+                raise
+            log.warning("Waiting for the database: %s", error.message)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+
+def _follow_up(worker: CardWorker, closed: Closed) -> None:
+    """Publish what follows; what cannot be published now, the reconciler finds in the database."""
+    try:
+        follow_up(worker.database, closed)
+    except FarmError as error:
+        log.warning("Left to the reconciler: %s", error.message)

@@ -7,18 +7,19 @@ its claim declined and a round closes once.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections import defaultdict
+from collections.abc import Sequence
 
 from sqlmodel import Session, col, func, select
 
 from farm import cards, items
-from farm.jobs import move_items
+from farm.moving import move_items, rebalance
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 from tasks.aggregate import database
-from tasks.app import EMBEDDED_VARIABLE, app
+from tasks.app import app
 from tasks.queues import publish_aggregate, publish_items, publish_round, queue_depth
 
 log = logging.getLogger("farm.control")
@@ -30,20 +31,28 @@ def reconcile(farm: str = "") -> dict[str, int]:
     return reconcile_now(database(), settings(), farm)
 
 
-def reconcile_now(store: Database, current: Settings, farm: str) -> dict[str, int]:
-    done = {"woken": 0, "moved": 0, "published": 0, "rounds": 0, "aggregations": 0}
+def lost_after_s(current: Settings) -> float:
+    """How long a card may be unseen before its items move. Unit: s."""
+    return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
+
+
+def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> dict[str, int]:
+    """One pass.
+
+    Args:
+        farm: the embedded farm whose jobs are looked after, "" for those of no such farm.
+        may_move: False while the database has not been there long enough for live workers to have been seen again:
+            after an outage every card looks lost.
+    """
+    done = {"woken": 0, "moved": 0, "balanced": 0, "published": 0, "rounds": 0, "aggregations": 0}
     woken = items.wake_orphans(store)
     publish_items(store, woken)
     done["woken"] = len(woken)
     with store.read() as session:
         views = cards.views(session, current.heartbeat_s)
-    for view in views:
-        if view.state in (CardState.LOST, CardState.STOPPED, CardState.DRAINING, CardState.QUARANTINED):
-            moved = move_items(store, view.card.id, [other.card for other in views if _peer(view, other)])
-            if moved:
-                log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
-            publish_items(store, moved)
-            done["moved"] += len(moved)
+    if may_move:
+        done["moved"] = _move_stranded(store, current, views)
+        done["balanced"] = _balance(store, current, views)
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
         if view.state != CardState.IDLE or queue_depth(view.card.id):
@@ -55,9 +64,10 @@ def reconcile_now(store: Database, current: Settings, farm: str) -> dict[str, in
         publish_items(store, lost)
         done["published"] += len(lost)
     with store.read() as session:
-        unpublished = _unpublished(session, farm)
+        unpublished = _unpublished(session, farm, 6 * current.reconcile_s)
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
+        log.warning("Round %s of job %s was not published to its end; going on with it", number, job_id)
         publish_round(store, job_id, number)
     for job_id, number in unfinished:
         publish_aggregate(job_id, number)
@@ -65,9 +75,46 @@ def reconcile_now(store: Database, current: Settings, farm: str) -> dict[str, in
     return done
 
 
+def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView]) -> int:
+    """Items of cards that are gone or take nothing new go to their peers."""
+    number = 0
+    for view in views:
+        # A worker that stopped in order may come back at once, as in an upgrade: it is given the time of a lost one.
+        gone = view.state in (CardState.LOST, CardState.STOPPED) and view.seen_ago_s > lost_after_s(current)
+        if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
+            continue
+        peers = [other.card for other in views if _peer(view, other)]
+        # Who is not seen has not renewed its lease either, however long that was: only its token could still stand,
+        # and the move takes it away.
+        moved = move_items(store, view.card.id, peers, in_work=gone or view.seen_ago_s > lost_after_s(current))
+        if moved:
+            log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
+            publish_items(store, moved)
+        number += len(moved)
+    return number
+
+
+def _balance(store: Database, current: Settings, views: Sequence[cards.CardView]) -> int:
+    """Cards that run dry before the next pass take waiting items from the fullest of their kind."""
+    kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
+    for view in views:
+        if view.state in (CardState.IDLE, CardState.BUSY):
+            kinds[view.card.model, view.card.software_id].append(view.card)
+    number = 0
+    for alike in kinds.values():
+        if len(alike) > 1:
+            moved = rebalance(store, alike, dry_within_s=2 * current.reconcile_s)
+            if moved:
+                log.info("%s items move to cards that ran dry", len(moved))
+                publish_items(store, moved)
+            number += len(moved)
+    return number
+
+
 def _peer(view: cards.CardView, other: cards.CardView) -> bool:
     return (
-        other.card.model == view.card.model
+        other.card.id != view.card.id
+        and other.card.model == view.card.model
         and other.card.software_id == view.card.software_id
         and other.state in (CardState.IDLE, CardState.BUSY)
     )
@@ -92,7 +139,7 @@ def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[
     return [item_id for item_id in session.exec(query) if item_id is not None]
 
 
-def _unpublished(session: Session, farm: str, after_s: float = 30.0) -> list[tuple[str, int]]:
+def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
     """Rounds whose publisher did not get to the end."""
     query = (
         select(tables.Round.job_id, tables.Round.number)
@@ -120,10 +167,3 @@ def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
         ~judged.exists(),
     )
     return [(job_id, number) for job_id, number in session.execute(query)]
-
-
-def schedule(**_: Any) -> None:
-    """Publish the reconciler from a control worker's timer."""
-    import os
-
-    reconcile.apply_async((os.environ.get(EMBEDDED_VARIABLE, ""),), expires=settings().reconcile_s)

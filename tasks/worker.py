@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from celery.worker import state as worker_state
+
 from farm import cards, items
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
@@ -34,6 +36,7 @@ from farm.settings import Settings, settings
 from farm.spool import Spool
 from farm.store.database import Database
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
+from tasks.metrics import serve as serve_metrics
 from tasks.process import die_with_parent
 from tasks.queues import card_queue, follow_up
 
@@ -80,6 +83,8 @@ def serve_control() -> int:
     """Be the control worker of this host."""
     current = settings()
     Database(current.database).check_schema()
+    if not os.environ.get(EMBEDDED_VARIABLE):
+        serve_metrics(current)
     ended = threading.Event()
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     try:
@@ -111,24 +116,37 @@ def _heartbeat(database: Database, card_id: str, holder: str, current: Settings,
     spool = Spool(current.state_dir / "spool")
     while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
         try:
-            items.renew(database, holder, current.lease_s)
-            cards.seen(database, holder)
+            # What waits on disk first: its claims may have ended while the database was away.
             for closed in spool.flush(database, card_id):
                 follow_up(database, closed)
+            items.renew(database, holder, current.lease_s, _in_work())
+            cards.seen(database, holder)
         except FarmError as error:
             log.warning("Heartbeat: %s", error.message)
         except Exception:
             log.exception("Heartbeat failed")
 
 
+def _in_work() -> set[int]:
+    """The items whose messages this worker holds. A claim without one has lost its work, and its lease may end."""
+    for _ in range(10):
+        with contextlib.suppress(RuntimeError):  # the sets change while they are read
+            requests = {*worker_state.active_requests, *worker_state.reserved_requests}
+            return {request.args[0] for request in requests if request.args and isinstance(request.args[0], int)}
+    return set()
+
+
 def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
-    from tasks.recovery import reconcile_now
+    from tasks.recovery import lost_after_s, reconcile_now
 
     database = Database(current.database)
+    steady_since_s = time.monotonic()
     while not ended.wait(current.reconcile_s):
         try:
-            reconcile_now(database, current, os.environ.get(EMBEDDED_VARIABLE, ""))
+            may_move = time.monotonic() - steady_since_s > lost_after_s(current)
+            reconcile_now(database, current, os.environ.get(EMBEDDED_VARIABLE, ""), may_move=may_move)
         except DatabaseUnreachable as error:
+            steady_since_s = time.monotonic()
             log.warning("Reconciling: %s", error.message)
         except FarmError as error:
             log.warning("Reconciling: %s", error.message)

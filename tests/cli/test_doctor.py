@@ -14,7 +14,6 @@ from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.doctor import Installed, torch_against_driver
 from farm.settings import Settings, settings
-from farm.store.tables import CardState
 from tests.devices.fake_nvml import UUID, behind_pynvml
 
 
@@ -69,7 +68,7 @@ def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     for number, (host, torch) in enumerate([("gpu1", "2.11.0"), ("gpu2", "2.12.0"), ("gpu3", "2.12.0")]):
         card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
         cards.register(any_database, card, Software(torch=torch, driver="580"), holder=f"h{number}", queue="q")
-    cards.set_state(any_database, "GPU-2", CardState.QUARANTINED, "a known sum came out wrong")
+    cards.quarantine(any_database, "GPU-2", "a known sum came out wrong")
     checks = examined()
     assert levels(checks, "schema")[0][0] == "ok"
     assert levels(checks, "clock")[0][0] == "ok"

@@ -1,0 +1,104 @@
+"""A job on simulated cards, planned in a database without any worker: for tests of what the database decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlmodel import select
+
+from farm import cards, items, jobs
+from farm.benchmark.protocol import Protocol, Reading, Stopping, Variant
+from farm.benchmark.simulated import SOFTWARE
+from farm.devices.device import Card
+from farm.request import Request, Sweep
+from farm.store import content, tables
+from farm.store.database import Database
+from tests.farms import store_operators
+
+READING = Reading(
+    time_us=10.0,
+    time_half_width_us=0.01,
+    time_median_us=10.0,
+    time_trimmed_us=10.0,
+    passes=100,
+    window_s=0.7,
+    warm_up_s=0.3,
+    power_w=100.0,
+    energy_mj=1.0,
+    energy_half_width_mj=0.001,
+)
+
+
+def sweep(number: int = 1, **changes: Any) -> Request:
+    request = Request(
+        sweep=Sweep("Conv2d", {"in_channels": tuple(range(number))}, "a test"),
+        protocol=Protocol(launch="eager"),
+        stopping=Stopping(),
+    )
+    return request.replace(**changes)
+
+
+def register(database: Database, *numbers: int, model: str = "a card") -> list[str]:
+    """Cards as their workers register them; their ids."""
+    ids = []
+    for number in numbers:
+        card = Card(id=f"SIM-{number}", kind="simulated", model=model, memory_bytes=0, host="here", index=number)
+        cards.register(database, card, SOFTWARE, holder=f"holder-{number}", queue=f"card.SIM-{number}")
+        ids.append(card.id)
+    return ids
+
+
+def plan(database: Database, card_ids: Sequence[str], *, number: int = 1, operators: Sequence[str] = ()) -> str:
+    """A sweep job of so many tuples; its id."""
+    ids = list(operators) or store_operators(database, [""] * number)
+    return jobs.create(database, sweep(len(ids)), card_ids, operator_ids=ids).job_id
+
+
+def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any) -> str:
+    """A model job of one call per operator type; its id."""
+    variant = Variant("resnet18", batch=1)
+    ids = store_operators(database, [""] * len(short_names))
+    with database.write() as session:
+        for operator_id, short_name in zip(ids, short_names, strict=True):
+            operator = session.get_one(tables.Operator, operator_id)
+            operator.short_name = short_name
+            session.add(operator)
+        content.store_variant(session, variant)
+        calls = [content.StoredCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)]
+        capture_id = content.store_capture(
+            session, calls, variant_id=variant.id, device_type="cpu", grad=False, torch="t", origin="predicted"
+        )
+    request = Request(variant=variant, protocol=Protocol(launch="eager"), **changes)
+    scope = changes.get("scope", ("all",))
+    return jobs.create(database, request, card_ids, scope=scope, capture_id=capture_id).job_id
+
+
+def items_of(database: Database, job_id: str, role: str = "") -> list[tables.Item]:
+    with database.read() as session:
+        query = select(tables.Item).where(tables.Item.job_id == job_id).order_by(tables.Item.id)  # type: ignore[arg-type]
+        return [item for item in session.exec(query) if role in ("", item.role)]
+
+
+def claim(
+    database: Database, item: tables.Item, holder: str = "somebody", *, lease_s: float = 60.0, max_attempts: int = 3
+) -> Any:
+    assert item.id is not None
+    return items.claim(
+        database,
+        item.id,
+        card_id=item.card_id,
+        holder=holder,
+        software_id=SOFTWARE.id,
+        lease_s=lease_s,
+        max_attempts=max_attempts,
+    )
+
+
+def complete(database: Database, claimed: items.Claim, card_id: str) -> items.Closed:
+    return items.complete(database, claimed, READING, card_id=card_id, software_id=SOFTWARE.id)
+
+
+def readings(database: Database) -> int:
+    with database.read() as session:
+        return len(session.exec(select(tables.Reading.id)).all())

@@ -1,0 +1,158 @@
+"""One item is measured by one holder, accepted once, and never lost, on both databases."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from farm import cards, items, jobs
+from farm.items import Claim, Declined
+from farm.store.tables import ItemState
+from tests.farms import store_operators
+from tests.planned import claim, complete, items_of, plan, readings, register
+
+
+@pytest.fixture
+def card(any_database):
+    return register(any_database, 0)[0]
+
+
+def only(database, job_id):
+    (item,) = items_of(database, job_id)
+    return item
+
+
+def test_a_claimed_item_is_nobody_elses(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    assert isinstance(claim(any_database, item), Claim)
+    assert claim(any_database, item, "another")[0] is Declined.GONE
+    assert isinstance(claim(any_database, item), Claim), "the holder itself starts over after its process died"
+    assert only(any_database, item.job_id).attempts == 2
+
+
+def test_a_completed_item_asks_for_its_aggregation_and_is_not_measured_again(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    closed = complete(any_database, claim(any_database, item), card)
+    assert closed.accepted
+    assert closed.rounds == ((item.job_id, 1),)
+    assert claim(any_database, item)[0] is Declined.GONE
+    assert only(any_database, item.job_id).state == ItemState.DONE
+
+
+def test_the_lease_lets_another_in_and_the_token_keeps_the_late_one_out(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    late = claim(any_database, item, lease_s=-1)
+    assert items.renew(any_database, "nobody", 60) == 0
+    newer = claim(any_database, item, "another")
+    assert isinstance(newer, Claim)
+    assert not complete(any_database, late, card).accepted
+    assert not items.fail(any_database, late, "raised", "late").accepted
+    assert complete(any_database, newer, card).accepted
+    item = only(any_database, item.job_id)
+    assert (item.state, item.repeated, readings(any_database)) == (ItemState.DONE, 2, 1)
+
+
+def test_a_late_result_counts_while_nobody_else_has_taken_the_item(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    assert complete(any_database, claim(any_database, item, lease_s=-1), card).accepted
+
+
+def test_only_what_is_in_work_is_renewed(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    claim(any_database, item, "holder", lease_s=-1)
+    assert items.renew(any_database, "holder", 60, set()) == 0
+    assert isinstance(claim(any_database, item, "another", lease_s=-1), Claim)
+    assert items.renew(any_database, "another", 60, {item.id}) == 1
+    assert claim(any_database, item, "third")[0] is Declined.GONE
+
+
+def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    for _ in range(2):
+        held = claim(any_database, item, max_attempts=2)
+        items.note_attempt(any_database, held, "crashed", "signal SIGSEGV")
+    declined, closed = claim(any_database, item, max_attempts=2)
+    assert declined is Declined.EXHAUSTED
+    assert closed.rounds == ((item.job_id, 1),)
+    item = only(any_database, item.job_id)
+    assert (item.state, item.reason, item.message) == (ItemState.FAILED, "crashed", "signal SIGSEGV")
+
+
+def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    held = claim(any_database, item)
+    assert items.give_back(any_database, held)
+    item = only(any_database, item.job_id)
+    assert (item.state, item.attempts) == (ItemState.WAITING, 0)
+    assert not complete(any_database, held, card).accepted
+
+
+def test_two_jobs_that_share_a_tuple_measure_it_once(any_database, card):
+    operators = store_operators(any_database, [""])
+    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    held = claim(any_database, first)
+    assert claim(any_database, second)[0] is Declined.DEFERRED
+    closed = complete(any_database, held, card)
+    assert set(closed.rounds) == {(first.job_id, 1), (second.job_id, 1)}
+    second = only(any_database, second.job_id)
+    assert (second.state, second.reused, readings(any_database)) == (ItemState.DONE, True, 1)
+
+
+def test_a_deferred_item_wakes_when_the_other_fails(any_database, card):
+    operators = store_operators(any_database, [""])
+    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    held = claim(any_database, first)
+    claim(any_database, second)
+    assert items.wake_orphans(any_database) == ()
+    assert items.fail(any_database, held, "raised", "no").woken == (second.id,)
+    assert isinstance(claim(any_database, second), Claim)
+
+
+def test_a_deferred_item_wakes_when_the_other_is_lost(any_database, card):
+    operators = store_operators(any_database, [""])
+    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    claim(any_database, first)
+    claim(any_database, second)
+    items.release_card(any_database, card)
+    assert items.wake_orphans(any_database) == (second.id,)
+
+
+def test_the_last_two_items_closing_at_once_ask_for_the_aggregation(any_database, card):
+    for _ in range(5):
+        pair = items_of(any_database, plan(any_database, [card], number=2))
+        held = [claim(any_database, item, f"holder {item.id}") for item in pair]
+        with ThreadPoolExecutor(2) as pool:
+            closed = list(pool.map(lambda one: complete(any_database, one, card), held))
+        assert any(one.rounds for one in closed)
+
+
+def test_of_many_that_claim_at_once_one_gets_it(any_database, card):
+    for _ in range(3):
+        item = only(any_database, plan(any_database, [card]))
+        with ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda holder, item=item: claim(any_database, item, f"h{holder}"), range(4)))
+        assert sum(isinstance(one, Claim) for one in got) == 1
+
+
+def test_a_card_that_drains_or_is_quarantined_is_given_nothing(any_database, card):
+    item = only(any_database, plan(any_database, [card]))
+    cards.drain(any_database, card)
+    assert claim(any_database, item)[0] is Declined.GONE
+    cards.resume(any_database, card)
+    cards.quarantine(any_database, card, "a wrong sum")
+    assert claim(any_database, item)[0] is Declined.GONE
+    assert not cards.resume(any_database, card)
+    assert cards.resume(any_database, card, quarantined=True)
+    assert isinstance(claim(any_database, item), Claim)
+
+
+def test_what_is_in_work_when_its_job_is_cancelled_is_kept(any_database, card):
+    in_work, waiting = items_of(any_database, plan(any_database, [card], number=2))
+    held = claim(any_database, in_work)
+    assert jobs.cancel(any_database, in_work.job_id) == 2
+    assert complete(any_database, held, card).accepted
+    assert not complete(any_database, held, card).accepted
+    assert claim(any_database, waiting)[0] is Declined.GONE
+    assert {item.state for item in items_of(any_database, in_work.job_id)} == {ItemState.CANCELLED}
+    assert readings(any_database) == 1
