@@ -46,7 +46,7 @@ def flower(
         "FLOWER_DB": str(in_force.state_dir / "flower"),
         "FLOWER_STATE_SAVE_INTERVAL": "10000",
         "FLOWER_READ_ONLY": "false" if writable else "true",
-        "FLOWER_TASKS_COLUMNS": "name,args,state,exception,runtime,worker,received,uuid",
+        "FLOWER_TASKS_COLUMNS": "name,args,state,runtime,worker,exception,received,uuid",
     }
     if in_force.flower_basic_auth:
         environment["FLOWER_BASIC_AUTH"] = in_force.flower_basic_auth

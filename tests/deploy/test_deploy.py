@@ -160,7 +160,8 @@ def test_compose_files_hang_together(name):
             elif not source.startswith(("/", ".")):
                 assert source in file["volumes"]
         for port in service.get("ports", []):
-            assert port in ("6379:6379", "5432:5432") or port.startswith("127.0.0.1:"), "only TLS is open"
+            local = port.startswith(("127.0.0.1:", "${FARM_METRICS_BIND:-127.0.0.1}:"))
+            assert port in ("6379:6379", "5432:5432") or local, "only TLS is open"
 
 
 @pytest.mark.parametrize("name", COMPOSE)
@@ -245,6 +246,31 @@ def test_the_dashboards_metrics_are_ones_that_flower_has():
     known = Path(flower.events.__file__).read_text()
     assert asked
     assert [name for name in asked if f"'{name.removesuffix('_bucket')}'" not in known] == []
+
+
+def test_the_dashboards_other_metrics_are_ones_that_the_farm_has(tmp_path):
+    from farm.cards import CardView
+    from farm.census import CardCensus
+    from farm.store.tables import Card
+    from tasks.metrics import _items
+
+    dashboard = (DEPLOY / "grafana/dashboards/farm.json").read_text()
+    card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", host="gpu1")
+    entry = CardCensus(CardView(card, "idle", "", 0, 0, 0.0), failed={"hung": 1})
+    known = {sample.name for family in _items([entry]) for sample in family.samples}
+    known |= {"farm_card_power_watts"}  # of the live card
+    asked = set(re.findall(r"farm_[a-z_]+(?=[\[)\"])", dashboard)) - {"farm_database"}
+    assert len(asked) > 6
+    assert asked <= known
+
+
+def test_prometheus_asks_the_workers_and_flower():
+    config = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    assert {"farm", "flower"} <= set(jobs)
+    (found,) = jobs["farm"]["file_sd_configs"]
+    for file in found["files"]:
+        assert isinstance(yaml.safe_load((DEPLOY / "prometheus" / Path(file).name).read_text()), list)
 
 
 def test_the_image_is_built_from_what_the_project_has():

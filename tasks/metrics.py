@@ -1,0 +1,148 @@
+"""The farm's figures for Prometheus: one exporter per host, in its control worker.
+
+Every scrape counts in the database (`farm.census`) and asks this host's cards for their power, so there is no state to
+lose and nothing to add up between processes. A host tells of its own cards only: sums over hosts count nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from farm import census
+from farm.devices.device import Device, find_card, open_device
+from farm.errors import FarmError
+from farm.settings import Settings
+from farm.spool import Spool
+from farm.store.database import Database
+from farm.store.tables import CardState, ItemState
+from tasks.queues import queue_depth
+
+log = logging.getLogger("farm.control")
+
+CARD = ("host", "card", "index", "model")
+
+
+def serve(current: Settings) -> int | None:
+    """Answer Prometheus from now on, in a thread; the port, None where it is off or taken."""
+    if not current.metrics_port:
+        return None
+    registry = CollectorRegistry()
+    registry.register(FarmCollector(current))
+    try:
+        start_http_server(current.metrics_port, current.metrics_address, registry)
+    except OSError as error:
+        # Another control worker of this host may be the exporter; measuring goes on without.
+        log.warning("No metrics on %s:%s: %s", current.metrics_address, current.metrics_port, error)
+        return None
+    log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
+    return current.metrics_port
+
+
+class FarmCollector(Collector):
+    """Asked by the registry at every scrape, from several threads at once."""
+
+    def __init__(self, current: Settings) -> None:
+        self._settings = current
+        self._database = Database(current.database)
+        self._spool = Spool(current.state_dir / "spool")
+        self._devices: dict[str, Device | None] = {}
+
+    def describe(self) -> list[Metric]:
+        """Nothing is asked when it is registered: the database may come up later."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape")
+        spooled = GaugeMetricFamily("farm_spooled_readings", "Readings that wait on this host's disk", labels=["host"])
+        spooled.add_metric([self._settings.host], len(self._spool))
+        yield spooled
+        try:
+            with self._database.read() as session:
+                entries = census.count(session, self._settings.host, self._settings.heartbeat_s)
+                jobs = census.open_jobs(session)
+        except (FarmError, SQLAlchemyError) as error:
+            log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
+            up.add_metric([], 0)
+            yield up
+            return
+        up.add_metric([], 1)
+        yield up
+        yield GaugeMetricFamily("farm_open_jobs", "Open jobs of the whole farm: the same from every host", value=jobs)
+        yield from _items(entries)
+        yield from self._now(entries)
+
+    def _now(self, entries: list[census.CardCensus]) -> Iterator[Metric]:
+        power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
+        temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
+        messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
+        for entry in entries:
+            device = self._device(entry.view.card.id)
+            if device is not None:
+                watts = device.power_instant_w()
+                watts = device.power_average_w() if watts is None else watts
+                if watts is not None:
+                    power.add_metric(_labels(entry), watts)
+                if (celsius := device.temperature_c()) is not None:
+                    temperature.add_metric(_labels(entry), celsius)
+            with contextlib.suppress(FarmError, OperationalError, RedisError):
+                messages.add_metric(_labels(entry), queue_depth(entry.view.card.id))
+        yield from (power, temperature, messages)
+
+    def _device(self, card_id: str) -> Device | None:
+        if card_id not in self._devices:
+            try:
+                self._devices[card_id] = open_device(find_card(card_id, self._settings))
+            except FarmError:
+                self._devices[card_id] = None
+        return self._devices[card_id]
+
+
+def _labels(entry: census.CardCensus) -> list[str]:
+    card = entry.view.card
+    return [card.host, card.id, str(card.index), card.model]
+
+
+def _items(entries: list[census.CardCensus]) -> Iterator[Metric]:
+    measured = CounterMetricFamily("farm_items_measured", "Items with a reading taken for them", labels=CARD)
+    reused = CounterMetricFamily("farm_items_reused", "Items closed with a reading that was there", labels=CARD)
+    failed = CounterMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
+    again = CounterMetricFamily("farm_items_begun_again", "Attempts after an item's first", labels=CARD)
+    repeated = CounterMetricFamily("farm_items_repeated", "Finished work that came too late", labels=CARD)
+    waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
+    age = GaugeMetricFamily("farm_queue_age_seconds", "How long the oldest waiting item has waited", labels=CARD)
+    busy = GaugeMetricFamily(
+        "farm_card_busy_share", "Share of the last 5 minutes with an item on the card", labels=CARD
+    )
+    state = GaugeMetricFamily("farm_card_state", "1 for the state that the card is in", labels=[*CARD, "state"])
+    seen = GaugeMetricFamily("farm_card_last_seen_seconds", "Since the card's worker was last seen", labels=CARD)
+    took = HistogramMetricFamily("farm_item_seconds", "How long measured items took", labels=CARD)
+    for entry in entries:
+        card = _labels(entry)
+        measured.add_metric(card, entry.measured)
+        reused.add_metric(card, entry.reused)
+        again.add_metric(card, entry.begun_again)
+        repeated.add_metric(card, entry.repeated)
+        for reason, number in entry.failed.items():
+            failed.add_metric([*card, reason], number)
+        for item_state in (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED):
+            waiting.add_metric([*card, str(item_state)], entry.open.get(item_state, 0))
+        age.add_metric(card, entry.oldest_waiting_s)
+        busy.add_metric(card, entry.busy_share)
+        seen.add_metric(card, max(0.0, entry.view.seen_ago_s))
+        for card_state in CardState:
+            state.add_metric([*card, str(card_state)], float(entry.view.state == card_state))
+        bounds: list[Any] = [
+            (f"{bound:g}", number) for bound, number in zip(census.DURATION_BOUNDS_S, entry.within, strict=True)
+        ]
+        took.add_metric(card, [*bounds, ("+Inf", entry.measured)], entry.duration_s)
+    yield from (measured, reused, failed, again, repeated, waiting, age, busy, state, seen, took)

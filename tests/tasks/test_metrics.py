@@ -1,0 +1,128 @@
+"""Prometheus reads the farm's figures off its control worker, and they move with the work."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections import defaultdict
+
+import pytest
+import sqlalchemy
+from prometheus_client.parser import text_string_to_metric_families
+
+from farm import census
+from farm.benchmark.protocol import Software
+from farm.cards import register
+from farm.devices.device import Card
+from farm.settings import Settings
+from farm.store import tables
+from farm.store.database import database_now
+from tasks.metrics import FarmCollector, serve
+from tests.farms import running
+
+
+def scrape(port):
+    """Every series by its name and the label that tells kinds apart, summed over the cards."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        exposition = answer.read().decode()
+    total = defaultdict(float)
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            key = (sample.name, *(sample.labels[name] for name in ("reason", "state", "le") if name in sample.labels))
+            total[key] += sample.value
+    return total
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.serial
+def test_the_figures_of_a_working_farm_move(tmp_path, broker, any_database_url):
+    port = free_port()
+    database_url = any_database_url
+    with running(tmp_path, broker.url, database_url, cards=2, FARM_METRICS_PORT=str(port)) as farm:
+        before = scrape(port)
+        assert before["farm_database_up",] == 1
+        assert before["farm_items_measured_total",] == 0
+        assert before["farm_card_state", "idle"] == 2
+        first = farm.submit(["", "slow", "oom", "raise", "crash"], seconds=0.3)
+        farm.wait_for(lambda: farm.ended(first))
+        after = scrape(port)
+        assert after["farm_items_measured_total",] == 2
+        assert after["farm_items_failed_total", "out_of_memory"] == 1
+        assert after["farm_items_failed_total", "raised"] == 1
+        assert after["farm_items_failed_total", "crashed"] == 1
+        assert after["farm_items_begun_again_total",] == 2
+        assert after["farm_items_repeated_total",] == 0
+        assert after["farm_item_seconds_count",] == after["farm_item_seconds_bucket", "+Inf"] == 2
+        assert after["farm_item_seconds_sum",] > 0.3
+        assert 0 < after["farm_card_busy_share",] < 1
+        assert after["farm_items_open", "waiting"] == after["farm_queue_age_seconds",] == after["farm_open_jobs",] == 0
+
+        second = farm.submit(["slow"] * 6, seconds=1.0)
+
+        def busy():
+            now = scrape(port)
+            return now if now["farm_items_open", "claimed"] == 2 and now["farm_items_open", "waiting"] else None
+
+        during = farm.wait_for(busy)
+        assert during["farm_card_state", "busy"] == 2
+        assert during["farm_queue_age_seconds",] > 0
+        assert during["farm_open_jobs",] == 1
+        farm.wait_for(lambda: farm.ended(second))
+        assert scrape(port)["farm_items_measured_total",] == 8
+
+
+def test_the_busy_share_is_of_the_last_minutes_only(any_database):
+    card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
+    register(any_database, card, Software(torch="2"), holder="h", queue="q")
+    with any_database.write() as session:
+        now_s = session.scalar(sqlalchemy.select(database_now()))
+        session.add(tables.Protocol(id="p", launch="graph", residency="resident", data="normal"))
+        session.flush()
+        session.add(tables.Job(id="j", kind="sweep", title="t", protocol_id="p"))
+        session.flush()
+        for number, (began_s, ended_s) in enumerate([(-1000, -900), (-330, -270), (-60, -30), (-10, None)]):
+            session.add(
+                tables.Item(
+                    job_id="j",
+                    round=1,
+                    role="tuple",
+                    subject_kind="operator",
+                    subject_id=str(number),
+                    protocol_id="p",
+                    card_id="GPU-1",
+                    card_model="NVIDIA H200",
+                    state="done" if ended_s else "claimed",
+                    lease_until_s=now_s + 60,
+                    started_at_s=now_s + began_s,
+                    ended_at_s=now_s + ended_s if ended_s else None,
+                )
+            )
+    with any_database.read() as session:
+        (entry,) = census.count(session, "gpu1", 10)
+        assert census.count(session, "gpu2", 10) == []
+    # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
+    assert entry.busy_share == pytest.approx(70 / 300, abs=0.01)
+    assert entry.measured == 3
+    assert entry.within[-1] == 3
+    assert entry.within[8] == 0
+
+
+def test_without_a_database_it_says_so(tmp_path):
+    url = "postgresql://nobody@127.0.0.1:1/none"
+    families = {
+        family.name: family for family in FarmCollector(Settings(database_url=url, state_dir=tmp_path)).collect()
+    }
+    assert families["farm_database_up"].samples[0].value == 0
+    assert set(families) == {"farm_database_up", "farm_spooled_readings"}
+
+
+def test_off_or_taken_it_stays_quiet(tmp_path):
+    url = f"sqlite:///{tmp_path / 'farm.db'}"
+    assert serve(Settings(metrics_port=0)) is None
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = Settings(metrics_port=server.getsockname()[1], database_url=url)
+        assert serve(taken) is None
