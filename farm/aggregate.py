@@ -53,6 +53,7 @@ __all__ = [
     "aggregate",
     "choose",
     "coverage_of",
+    "launch_gap_us",
     "next_operators",
 ]
 
@@ -123,7 +124,7 @@ def aggregate(
         unmeasured=_unmeasured(parts),
         adjustments=_adjustments(measured),
         flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
-        launch_gap_us=_launch_gap_us(wholes),
+        launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(kernels, parts) if kernels else None,
     )
     return _judged(verdict, own, sum(chosen.energy is None for _, chosen in measured))
@@ -378,7 +379,7 @@ def _adjustments(measured: Sequence[tuple[Part, Chosen]]) -> tuple[Adjustment, .
     return tuple(sorted(found, key=lambda entry: -abs(entry.effect_time_us)))
 
 
-def _launch_gap_us(wholes: Sequence[Whole]) -> float | None:
+def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
     """Eager minus graph, the mean over the cards that have both."""
     times: dict[str, dict[str, float]] = defaultdict(dict)
     for whole in wholes:

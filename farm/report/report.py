@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.aggregate import aggregate, choose
+from farm.aggregate import aggregate, choose, launch_gap_us
 from farm.benchmark.protocol import Protocol
 from farm.errors import NoSuchJob
 from farm.report.parts import fetch, parts_of, seen_on_card
@@ -185,6 +185,9 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         launch=protocol.launch,
         kernels=seen.get("kernels"),
     )
+    if stored is not None and stored.launch_gap_us is None:
+        # The other launch may have been read since: it judges nothing, so it may be told later.
+        verdict = dataclasses.replace(stored, launch_gap_us=launch_gap_us(wholes))
     in_model = (seen.get("in_model") or {}).get("calls_us") or {}
     chosen = _chosen(parts, wholes, protocol.launch)
     items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()

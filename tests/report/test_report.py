@@ -114,6 +114,17 @@ def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
     assert verdict.time.whole.value == 720
 
 
+def test_a_launch_gap_read_after_the_verdict_is_told_too(database):
+    rows.model_job(database)
+    with database.write() as session:
+        session.add(tables.Verdict(job_id="job1", round=1, **judged(database).columns()))
+    assert built(database, "job1").verdict.launch_gap_us is None
+    with database.write() as session:
+        eager = Protocol(launch="eager").id
+        rows.reading(session, rows.VARIANT.id, 900.0, 400.0, subject_kind="variant", protocol_id=eager, flags=["study"])
+    assert built(database, "job1").verdict.launch_gap_us == 180
+
+
 def test_json_holds_everything_with_units_in_the_key_names(database):
     data = built(database, rows.model_job(database)).to_json()
     again = json.loads(json.dumps(data, allow_nan=False))
