@@ -196,6 +196,28 @@ class BenchmarkProcess:
             self.kill()
             raise
 
+    def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprint`).
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        self.wait_ready()
+        self._count += 1
+        request_id = self._count
+        deadline_s = time.monotonic() + timeout_s
+        self._send({"request": "fingerprint", "id": request_id})
+        while True:
+            event = self._next(deadline_s, "take the card's fingerprint")
+            if event.get("id") != request_id:
+                continue
+            if event["event"] == "fingerprint":
+                return dict(event["fingerprint"])
+            if event["event"] == "unmeasurable":
+                if event.get("poisoned"):
+                    self.kill()
+                raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
+
     def close(self, timeout_s: float = 5.0) -> None:
         """End it: its input ends, and so does it; by force if it does not."""
         process = self._process

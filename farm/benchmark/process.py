@@ -8,9 +8,11 @@ input ends, also in the middle of a measurement, and when its parent dies.
 
     in   {"request": "measure", "id", "subject", "protocol", "stopping", "predicted": {tuple id: count} | null,
           "verify": bool}
+         {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
          {"event": "phase", "id", "phase": rebuild | verify | warm-up | window | burst, "details"}
          {"event": "reading", "id", "reading", "observed": capture | null, "verification": {...} | null}
+         {"event": "fingerprint", "id", "fingerprint"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
          {"event": "refused", "message"}     a line that is no request; nothing is done
 """
@@ -100,6 +102,9 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
         answers.send("phase", id=item_id, phase=phase, details=details)
 
     try:
+        if request["request"] == "fingerprint":
+            answers.send("fingerprint", id=item_id, fingerprint=runner.fingerprint())
+            return True
         subject = Subject.from_json(request["subject"])
         protocol = Protocol.from_json(request["protocol"])
         stopping = Stopping.from_json(request["stopping"])
@@ -144,6 +149,10 @@ class Runner:
         on_phase: Any,
     ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
         raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the card is like (`farm.benchmark.fingerprint`); {} where nothing is to be told."""
+        return {}
 
     def poisoned(self) -> bool:
         """Whether the context is beyond use, so that only a fresh process can measure."""
@@ -231,6 +240,11 @@ class TorchRunner(Runner):
         reading = self._bench.measure(subject, protocol, stopping, on_phase)
         return reading, observed, findings
 
+    def fingerprint(self) -> dict[str, Any]:
+        from farm.benchmark import fingerprint
+
+        return fingerprint.take(self._bench)
+
     def poisoned(self) -> bool:
         if self._torch_device.type != "cuda":
             return False
@@ -300,8 +314,13 @@ def _listen(requests: queue.Queue[Any], answers: Answers) -> None:
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
-            if not isinstance(request, dict) or request.get("request") != "measure":
+            if not isinstance(request, dict) or request.get("request") not in ("measure", "fingerprint"):
                 raise ValueError("not a request")
+            if request["request"] == "fingerprint":
+                if not isinstance(request.get("id"), int):
+                    raise ValueError("id is missing or of a wrong type")
+                requests.put(request)
+                continue
             for name, kind in (("id", (str, int)), ("subject", dict), ("protocol", dict), ("stopping", dict)):
                 if not isinstance(request.get(name), kind):
                     raise ValueError(f"{name} is missing or of a wrong type")

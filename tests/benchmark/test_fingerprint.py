@@ -1,0 +1,70 @@
+"""What a card is like: rates that it reached, and how its sensors follow a step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from farm.benchmark import fingerprint
+from farm.benchmark.client import BenchmarkProcess
+from farm.devices.device import cpu_card
+from farm.fingerprints import keep, wanted
+from farm.roofline import roofline_of
+from farm.settings import settings
+from farm.store import tables
+from farm.store.database import Database
+
+
+def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_reads_it() -> None:
+    card = cpu_card(settings())
+    with BenchmarkProcess(card.id) as process:
+        taken = process.fingerprint()
+    assert taken["driver"] == card.driver
+    roofline = roofline_of("cpu", card.model, taken)
+    assert roofline.bytes_per_s == taken["copy_bytes_per_s"] > 1e8
+    assert roofline.flops_per_s == taken["matmul_flops_per_s"]["float32"] > 1e8
+    assert "w_per_c" not in taken, "what a card does not tell is missing"
+
+
+@pytest.mark.parametrize(("delay_s", "average_s"), [(0.0, 0.1), (0.05, 1.0)])
+def test_lag_and_averaging_of_a_power_sensor_are_read_from_a_step(delay_s: float, average_s: float) -> None:
+    def power_w(when: float) -> float:
+        return 100 + 500 * min(1.0, max(0.0, (when - delay_s) / average_s))
+
+    points = [(step / 200, power_w(step / 200)) for step in range(-100, 600)]
+    answer = fingerprint.step_answer(points)
+    assert answer is not None
+    assert answer["lag_s"] == pytest.approx(delay_s + average_s / 2, abs=0.02)
+    assert answer["rise_s"] == pytest.approx(0.8 * average_s, abs=0.02)
+    assert fingerprint.step_answer([(when, 100.0) for when, _ in points]) is None
+
+
+def test_watts_per_degree_come_from_the_counters_steps() -> None:
+    times = [index / 10 for index in range(1, 31)]
+
+    def degrees(when: float) -> float:
+        return 50 + 4 * (1 - math.exp(-when))
+
+    energy_mj, total = [], 0.0
+    for when in times:
+        energy_mj.append(total)
+        total += 100 * (400 + 2 * degrees(when + 0.05))
+    found = fingerprint._w_per_c(
+        {"energy_mj": (times, energy_mj), "temperature_c": (times, list(map(degrees, times)))}, 0
+    )
+    assert found is None or found["value"] == pytest.approx(2, rel=0.2)
+    assert fingerprint._w_per_c({}, 0) is None
+
+
+def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    database = Database(f"sqlite:///{tmp_path}/farm.db")
+    database.upgrade()
+    with database.write() as session:
+        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+        session.add(tables.Card(id="SIM-1", kind="simulated", model="simulated card"))
+    assert wanted(database, "GPU-1", "580")
+    keep(database, "GPU-1", {"version": fingerprint.VERSION, "driver": "580"})
+    assert not wanted(database, "GPU-1", "580")
+    assert wanted(database, "GPU-1", "590")
+    assert not wanted(database, "SIM-1", "580")
