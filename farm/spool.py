@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.items import Claim, Closed, complete
 from farm.store.database import Database
+
+log = logging.getLogger("farm.worker")
 
 
 class Spool:
@@ -51,18 +54,19 @@ class Spool:
         """
         done = []
         for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
-            data = json.loads(path.read_text())
-            if data["card_id"] != card_id:
+            try:
+                data = json.loads(path.read_text())
+                if data["card_id"] != card_id:
+                    continue
+                claimed, reading = _claim(data["claim"]), Reading.from_json(data["reading"])
+            except FileNotFoundError:
                 continue
-            done.append(
-                complete(
-                    database,
-                    _claim(data["claim"]),
-                    Reading.from_json(data["reading"]),
-                    card_id=card_id,
-                    software_id=data["software_id"],
-                )
-            )
+            except (ValueError, KeyError, TypeError):
+                # Of another version or half of it lost: it must not keep the others from the database.
+                log.error("%s cannot be read and is put aside", path)
+                path.rename(path.with_name(path.name + ".unreadable"))
+                continue
+            done.append(complete(database, claimed, reading, card_id=card_id, software_id=data["software_id"]))
             path.unlink()
         return done
 

@@ -57,7 +57,7 @@ def plan(database: Database, card_ids: Sequence[str], *, number: int = 1, operat
 
 def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any) -> str:
     """A model job of one call per operator type; its id."""
-    variant = Variant("resnet18", batch=1)
+    variant = Variant("resnet18", batch=1, input_size=224)
     ids = store_operators(database, [""] * len(short_names))
     with database.write() as session:
         for operator_id, short_name in zip(ids, short_names, strict=True):
@@ -69,8 +69,8 @@ def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequenc
         capture_id = content.store_capture(
             session, calls, variant_id=variant.id, device_type="cpu", grad=False, torch="t", origin="predicted"
         )
+    scope = changes.pop("scope", ("all",))
     request = Request(variant=variant, protocol=Protocol(launch="eager"), **changes)
-    scope = changes.get("scope", ("all",))
     return jobs.create(database, request, card_ids, scope=scope, capture_id=capture_id).job_id
 
 

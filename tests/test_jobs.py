@@ -1,0 +1,83 @@
+"""Planning asks the database first, spreads what is left over the cards, and holds each card against itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm import jobs
+from farm.errors import NoSuchCard, UsageError
+from farm.items import Claim
+from farm.store import tables
+from farm.store.tables import ItemState
+from tests.farms import store_operators
+from tests.planned import claim, complete, items_of, plan, plan_model, readings, register, sweep
+
+
+def measure_all(database, job_id):
+    for item in items_of(database, job_id):
+        if item.state == ItemState.WAITING and isinstance(held := claim(database, item), Claim):
+            complete(database, held, item.card_id)
+
+
+@pytest.fixture
+def two_cards(any_database):
+    return register(any_database, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("reuse", "same_card", "new"), [("model", False, 0), ("card", True, 0), ("card", False, 2), ("none", True, 2)]
+)
+def test_what_was_read_is_not_read_again_unless_asked(any_database, two_cards, reuse, same_card, new):
+    first, second = two_cards
+    operators = store_operators(any_database, ["", ""])
+    measure_all(any_database, plan(any_database, [first], operators=operators))
+    chosen = first if same_card else second
+    planned = jobs.create(any_database, sweep(2, reuse=reuse), [chosen], operator_ids=operators)
+    assert (planned.new, planned.reused) == (new, 2 - new)
+
+
+def test_tuples_are_spread_over_the_cards_with_a_whole_and_a_canary_on_each(any_database, two_cards):
+    job_id = plan_model(any_database, two_cards, ["Conv2d", "ReLU", "Linear", "add"])
+    by_role = {role: items_of(any_database, job_id, role) for role in ("tuple", "whole", "canary")}
+    assert sorted(item.card_id for item in by_role["tuple"]) == ["SIM-0", "SIM-0", "SIM-1", "SIM-1"]
+    assert sorted(item.card_id for item in by_role["whole"]) == two_cards
+    assert sorted(item.card_id for item in by_role["canary"]) == two_cards
+    assert len({item.subject_id for item in by_role["canary"]}) == 1
+
+
+def test_a_card_that_has_work_ahead_is_given_less(any_database, two_cards):
+    busy, free = two_cards
+    plan(any_database, [busy], number=4)
+    spread = items_of(any_database, plan(any_database, two_cards, number=4))
+    assert [item.card_id for item in spread].count(free) == 4
+
+
+def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):
+    job_id = plan_model(any_database, two_cards, ["Conv2d", "ReLU"])
+    measure_all(any_database, job_id)
+    assert readings(any_database) == 2 + 2 + 1, "on its own card the canary is served by the tuple's reading"
+
+
+def test_cards_of_several_kinds_or_none_are_refused(any_database):
+    register(any_database, 0)
+    register(any_database, 1, model="another card")
+    with pytest.raises(UsageError, match="several models"):
+        plan(any_database, ["SIM-0", "SIM-1"])
+    with pytest.raises(NoSuchCard):
+        plan(any_database, ["SIM-9"])
+    with pytest.raises(NoSuchCard):
+        plan(any_database, [])
+
+
+def test_progress_counts_what_is_left(any_database, two_cards):
+    job_id = plan(any_database, two_cards[:1], number=3)
+    first = items_of(any_database, job_id)[0]
+    complete(any_database, claim(any_database, first), first.card_id)
+    with any_database.read() as session:
+        progress = jobs.progress(session, job_id)
+    assert (progress.closed, progress.total) == (1, 3)
+    assert progress.expected_left_s == pytest.approx(2 * first.expected_s)
+    assert jobs.cancel(any_database, job_id) == 2
+    assert jobs.cancel(any_database, job_id) == 0
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, job_id).state == "cancelled"

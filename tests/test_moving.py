@@ -1,0 +1,140 @@
+"""Work moves away from cards that are gone and towards cards that run dry; nothing is lost or doubled on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm import jobs
+from farm.moving import move_items, rebalance
+from farm.placement import Queue, Work, balance, place
+from farm.store import tables
+from farm.store.tables import ItemState
+from tests.planned import claim, complete, items_of, plan, plan_model, register
+
+
+def cards_of(database, ids):
+    with database.read() as session:
+        return [session.get_one(tables.Card, card_id) for card_id in ids]
+
+
+def test_a_lost_cards_items_move_and_its_late_write_is_fenced_out(any_database):
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan(any_database, [lost], number=3)
+    first = items_of(any_database, job_id)[0]
+    held = claim(any_database, first)
+    assert len(move_items(any_database, lost, [])) == 0, "without a peer they wait"
+    assert sorted(move_items(any_database, lost, cards_of(any_database, [peer]))) == [
+        item.id for item in items_of(any_database, job_id)
+    ]
+    assert {(item.card_id, item.state) for item in items_of(any_database, job_id)} == {(peer, ItemState.WAITING)}
+    assert not complete(any_database, held, lost).accepted
+    assert complete(any_database, claim(any_database, items_of(any_database, job_id)[0]), peer).accepted
+
+
+def test_a_draining_card_finishes_what_it_has_in_work(any_database):
+    draining, peer = register(any_database, 0, 1)
+    job_id = plan(any_database, [draining], number=3)
+    held = claim(any_database, items_of(any_database, job_id)[0])
+    assert len(move_items(any_database, draining, cards_of(any_database, [peer]), in_work=False)) == 2
+    assert complete(any_database, held, draining).accepted
+
+
+def test_a_whole_does_not_move_but_the_card_that_steps_in_measures_its_own(any_database):
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [lost], ["Conv2d", "ReLU"])
+    move_items(any_database, lost, cards_of(any_database, [peer]))
+    wholes = items_of(any_database, job_id, "whole")
+    assert {(item.card_id, item.state) for item in wholes} == {(lost, "failed"), (peer, "waiting")}
+    assert {item.card_id for item in items_of(any_database, job_id, "tuple")} == {peer}
+
+
+def test_an_idle_card_takes_half_of_what_waits_on_the_fullest(any_database):
+    full, idle = register(any_database, 0, 1)
+    job_id = plan(any_database, [full], number=9)
+    held = claim(any_database, items_of(any_database, job_id)[0])
+    moved = rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0)
+    assert len(moved) == 4
+    assert held.item_id not in moved
+    assert {item.card_id for item in items_of(any_database, job_id) if item.id in moved} == {idle}
+    assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
+
+
+def test_an_idle_card_takes_nothing_of_a_job_for_which_a_person_named_another(any_database):
+    full, idle = register(any_database, 0, 1)
+    job_id = plan(any_database, [full], number=9)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        job.request = {**job.request, "pinned": True}
+        session.add(job)
+    assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
+
+
+def test_a_job_says_what_it_waits_for(any_database):
+    from farm import cards
+
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=2)
+    with any_database.read() as session:
+        assert jobs.progress(session, job_id).message == ""
+    cards.quarantine(any_database, card, "a wrong sum")
+    with any_database.read() as session:
+        message = jobs.progress(session, job_id).message
+    assert "2 items wait for SIM-0 (quarantined)" in message
+    assert "farm cards release SIM-0" in message
+    with any_database.write() as session:
+        row = session.get_one(tables.Card, card)
+        row.state, row.last_seen_at_s = "idle", row.last_seen_at_s - 1000
+        session.add(row)
+    with any_database.read() as session:
+        assert "farm worker" in jobs.progress(session, job_id).message
+
+
+def test_retrying_failures_makes_the_newest_verdict_anew(any_database):
+    from farm import items
+    from farm.rounds import Closing, close_round
+
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=2)
+    good, bad = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, good), card)
+    items.fail(any_database, claim(any_database, bad), "raised", "no")
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
+    assert jobs.retry_failed(any_database, job_id) == 1
+    again = items_of(any_database, job_id)[1]
+    assert (again.state, again.attempts, again.reason) == (ItemState.WAITING, 0, "")
+    complete(any_database, claim(any_database, again), card)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    with any_database.read() as session:
+        assert len(session.exec(tables.Verdict.__table__.select()).all()) == 1  # type: ignore[attr-defined]
+
+
+# -------------------------------------------------------------------------------------------- the arithmetic
+
+
+def test_longest_first_onto_the_card_that_ends_it_first():
+    placed = place([Work(0, 3.0), Work(1, 2.0), Work(2, 2.0)], {"a": 0.0, "b": 0.0})
+    assert placed == {0: "a", 1: "b", 2: "b"}
+    assert place([Work(0, 1.0)], {"a": 0.0, "b": 2.0}, {"a": 4.0}) == {0: "b"}
+
+
+@pytest.mark.parametrize("slowness", [1.0, 4.0])
+def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
+    queues = [
+        Queue("full", [Work(number, 1.0) for number in range(100)], 0.5),
+        Queue("dry", [], 0.0, slowness),
+    ]
+    moves = balance(queues, dry_within_s=2.0)
+    assert set(moves.values()) == {"dry"}
+    ends = (100 - len(moves) + 0.5, len(moves) * slowness)
+    assert max(ends) < 1.1 * 100.5 / (1 + 1 / slowness)
+
+
+def test_cards_with_enough_to_do_are_left_alone():
+    queues = [Queue("a", [Work(n, 1.0) for n in range(50)]), Queue("b", [Work(99, 10.0)])]
+    assert balance(queues, dry_within_s=5.0) == {}
+
+
+def test_the_last_item_is_not_handed_to_and_fro():
+    queues = [Queue("a", [Work(1, 1.0)]), Queue("b", [])]
+    assert balance(queues, dry_within_s=10.0) == {}

@@ -1,0 +1,73 @@
+"""A round is judged once, whoever comes, and a further one is planned in the same transaction."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlmodel import select
+
+from farm.rounds import Closing, close_round
+from farm.store import content, tables
+from tests.planned import claim, complete, items_of, plan, plan_model, register
+
+
+def measure(database, job_id):
+    for item in items_of(database, job_id):
+        if item.state == "waiting":
+            complete(database, claim(database, item), item.card_id)
+
+
+def verdicts(database, job_id):
+    with database.read() as session:
+        return list(session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)))
+
+
+def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):
+    job_id = plan(any_database, register(any_database, 0), number=2)
+    assert close_round(any_database, job_id, 1).closing is Closing.OPEN
+    measure(any_database, job_id)
+    with ThreadPoolExecutor(3) as pool:
+        came = list(pool.map(lambda _: close_round(any_database, job_id, 1).closing, range(3)))
+    assert sorted(came) == [Closing.ALREADY, Closing.ALREADY, Closing.DONE]
+    assert len(verdicts(any_database, job_id)) == 1
+
+
+def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    measure(any_database, job_id)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        calls = session.exec(select(tables.Call)).all()
+        extra = session.get_one(tables.Operator, calls[0].operator_id).model_copy(update={"id": "observed"})
+        session.add(tables.Operator(**extra.model_dump()))
+        session.flush()
+        observed = [
+            content.StoredCall(0, "", "observed", (), ()),
+            content.StoredCall(1, "", calls[1].operator_id, (), ()),
+        ]
+        content.store_capture(
+            session, observed, variant_id=job.variant_id, device_type="cpu", grad=False, torch="t", origin="observed"
+        )
+    closed = close_round(any_database, job_id, 1)
+    assert (closed.closing, closed.next_round) == (Closing.NEXT, 2)
+    assert [item.subject_id for item in items_of(any_database, job_id) if item.round == 2] == ["observed"]
+    assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 2).closing is Closing.DONE
+    assert [verdict.round for verdict in verdicts(any_database, job_id)] == [1, 2]
+
+
+def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    assert [item.role for item in items_of(any_database, job_id)] == ["tuple", "whole"]
+    rounds = 0
+    while True:
+        rounds += 1
+        measure(any_database, job_id)
+        if close_round(any_database, job_id, rounds).closing is not Closing.NEXT:
+            break
+    assert rounds == 2
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, job_id).state == "done"
+        assert session.get(tables.SignificantOperator, "ReLU") is not None
