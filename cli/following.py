@@ -107,12 +107,18 @@ def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome
 
 
 def submit_all(
-    database: Database, planned: Iterable[Planned], outcome: Outcome, *, ready: Callable[[], None] | None = None
+    database: Database,
+    planned: Iterable[Planned],
+    outcome: Outcome,
+    *,
+    pinned: bool = False,
+    ready: Callable[[], None] | None = None,
 ) -> None:
     """Make the jobs.
 
     Args:
         outcome: filled job by job, so that whoever interrupts this knows what is under way.
+        pinned: the cards were named with --card.
         ready: returns when the cards have registered; called while the model is already being taken apart.
     """
     from tasks.submit import submit
@@ -120,7 +126,7 @@ def submit_all(
     for _wish, request, cards in planned:
         if request.sweep is not None:
             say_skipped(request.sweep)
-        one = submit(database, request, [card.id for card in cards], ready=ready)
+        one = submit(database, request, [card.id for card in cards], pinned=pinned, ready=ready)
         outcome.submitted.append(one)
         say(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "

@@ -36,7 +36,8 @@ def submit(
     planned = following.plan(wishes, cards, target=settings().target)
     outcome = following.Outcome()
     try:
-        following.submit_all(database, following.still_to_do(database, planned, outcome), outcome)
+        left = following.still_to_do(database, planned, outcome)
+        following.submit_all(database, left, outcome, pinned=bool(asked.card))
         if wait:
             following.follow(database, outcome.job_ids)
     except KeyboardInterrupt as interruption:

@@ -89,6 +89,7 @@ def create(
     capture_id: int | None = None,
     operator_ids: Sequence[str] = (),
     farm: str = "",
+    pinned: bool = False,
 ) -> Planned:
     """Write a job with its first round.
 
@@ -97,6 +98,7 @@ def create(
         capture_id: for a model, the calls it is made of.
         operator_ids: for a sweep, the tuples themselves.
         farm: the embedded farm that owns the job, "" for one that any control worker may continue.
+        pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
@@ -110,7 +112,7 @@ def create(
             title=request.title,
             variant_id=request.variant.id if request.variant else None,
             protocol_id=store_protocol(session, request.protocol),
-            request={**request.to_json(), "cards": [card.id for card in cards]},
+            request={**request.to_json(), "cards": [card.id for card in cards], "pinned": pinned},
             request_id=request.id,
             farm=farm,
             created_at_s=database_now(),  # type: ignore[arg-type]

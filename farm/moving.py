@@ -82,6 +82,7 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
                 Item.state == ItemState.WAITING,
                 Item.role == "tuple",
                 tables.Job.state == JobState.OPEN,
+                col(Item.job_id).not_in(_pinned_elsewhere(session, ids)),
             )
             .order_by(col(Item.id))
         ).all()
@@ -108,6 +109,16 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
             items += session.exec(select(Item).where(col(Item.id).in_(moved[start : start + 500])))
         wholes = _whole_where_it_lacks(session, items)
         return [item.id for item in wholes if item.id is not None] + moved
+
+
+def _pinned_elsewhere(session: Session, card_ids: Sequence[str]) -> list[str]:
+    """Open jobs for which a person named cards, and not all of these: what waits for them stays where it is."""
+    query = select(tables.Job).where(tables.Job.state == JobState.OPEN)
+    return [
+        job.id
+        for job in session.exec(query)
+        if job.request.get("pinned") and not set(card_ids) <= set(job.request["cards"])
+    ]
 
 
 def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:

@@ -45,11 +45,17 @@ class Submitted:
 
 
 def submit(
-    database: Database, request: Request, card_ids: Sequence[str], *, ready: Callable[[], None] | None = None
+    database: Database,
+    request: Request,
+    card_ids: Sequence[str],
+    *,
+    pinned: bool = False,
+    ready: Callable[[], None] | None = None,
 ) -> Submitted:
     """Take the model apart, plan what is not yet measured, publish it.
 
     Args:
+        pinned: the cards were named by a person: no other takes a part of the job over.
         ready: called before planning; an embedded farm's workers register while the model is taken apart.
 
     Raises:
@@ -60,7 +66,7 @@ def submit(
         operator_ids = store_sweep(database, request)
         if ready is not None:
             ready()
-        planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=_farm())
+        planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=_farm(), pinned=pinned)
         tuples, calls = len(operator_ids), len(operator_ids)
     else:
         device_type, torch = _of_cards(database, card_ids)
@@ -70,7 +76,9 @@ def submit(
         with database.write() as session:
             scope = _scope(session, request, capture_id, card_ids)
             number = counts(session, capture_id)
-        planned = jobs.create(database, request, card_ids, scope=scope, capture_id=capture_id, farm=_farm())
+        planned = jobs.create(
+            database, request, card_ids, scope=scope, capture_id=capture_id, farm=_farm(), pinned=pinned
+        )
         tuples, calls = len(number), sum(number.values())
     publish_round(database, planned.job_id, planned.round)
     return Submitted(planned.job_id, request.title, tuples, calls, planned.new, planned.reused)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlmodel import select
 
 from farm.settings import settings
 from farm.store.database import Database
+from farm.store.tables import Job
 from tests.cli.conftest import Said
 
 ROOT = Path(__file__).parent.parent.parent
@@ -165,6 +167,8 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
     waited = farm_process("submit", "resnet18", "--wait", "--card", "1")
     assert waited.code == 0, waited.stderr
     assert "resnet18 32x224 float32" in waited.stdout
+    with shared_farm.read() as session:
+        assert {job.request["pinned"] for job in session.exec(select(Job)) if job.id not in jobs} == {True}
     assert farm("status", *jobs, "--watch").code == 0
     assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {"idle", "busy"}
 

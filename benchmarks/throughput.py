@@ -1,0 +1,291 @@
+"""How much more do N cards of one host measure than one, and does a card read the same beside busy neighbours?
+
+    python benchmarks/throughput.py --budget-s 150 --json throughput.json
+    FARM_SIMULATED_CARDS=4 FARM_SIMULATED_ITEM_S=0.2 python benchmarks/throughput.py     # the farm without the cards
+
+One embedded farm, three jobs, nothing reused:
+
+1. *beside*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
+2. *alone*: the tuples that the first card read in it, on that card again, while the others do nothing;
+3. *again*: the same once more, if time allows: what two readings alone differ by is what the first difference is to
+   be held against.
+
+Items per hour are counted from the first item's start to the last one's end. The target of the ratio is 1.9 for two
+cards and 3.7 for four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TARGETS = {2: 1.9, 4: 3.7}
+START_S = 30.0  # workers importing torch, the first context
+ITEM_S = 1.15  # on an H200: rebuild, warm-up, window, write
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Conv2d": {
+        "in_channels": (32, 64, 96, 128, 256),
+        "out_channels": (32, 64, 96, 128, 256),
+        "kernel_size": (1, 3),
+        "image_size": (14, 28, 56),
+    },
+    "Linear": {
+        "in_features": (256, 512, 768, 1024, 2048),
+        "out_features": (256, 512, 768, 1024, 2048),
+        "tokens": (50, 197),
+    },
+    "ReLU": {"channels": (32, 64, 96, 128, 256), "image_size": (14, 28, 56, 112)},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--per-card", type=int, default=0, help="tuples per card; without it, what the budget allows")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--budget-s", type=float, default=150.0)
+    parser.add_argument("--json", type=Path, default=Path("throughput.json"))
+    options = parser.parse_args()
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="farm-throughput-") as folder:
+        os.environ["FARM_DATABASE_URL"] = f"sqlite:///{folder}/farm.db"
+        os.environ["FARM_STATE_DIR"] = folder
+        out = compare(options, began_s)
+    out["took_s"] = round(time.monotonic() - began_s, 1)
+    options.json.write_text(json.dumps(out, indent=1))
+    show(out)
+
+
+def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
+    from farm.defaults import by_model
+    from farm.devices.device import discover
+    from farm.settings import settings
+    from tasks.embedded import EmbeddedFarm
+
+    usable = [card for card in discover(settings()) if not card.refusal]
+    cards = max(by_model(usable).values(), key=len)
+    with EmbeddedFarm(settings(), cards) as farm:
+        runs = Runs(farm, began_s + options.budget_s)
+        operator_ids = runs.store(options.batch)
+        farm.wait_ready()
+        per_card = options.per_card or max(2, int((options.budget_s - START_S) / 3 / ITEM_S))
+        chosen = random.Random(0).sample(operator_ids, min(per_card * len(cards), len(operator_ids) - len(cards)))
+        spare = [one for one in operator_ids if one not in set(chosen)]
+        everyone = [card.id for card in cards]
+        # So that no job pays for the first kernel of a process or the base power of a card.
+        runs.job("warm-up", spare[: len(cards)], everyone)
+        jobs = [runs.job("beside", chosen, everyone)]
+        first = [row["tuple"] for row in jobs[0]["rows"] if row["card"] == everyone[0]]
+        for name in ("alone", "again"):
+            if first and runs.left_s() > (jobs[0]["took_s"] if name == "again" else 0.0):
+                jobs.append(runs.job(name, first, everyone[:1]))
+    readings = {job["name"]: {row["tuple"]: row for row in job.pop("rows")} for job in jobs}
+    return {
+        "cards": [card.to_json() for card in cards],
+        "jobs": jobs,
+        "tuples": pairs(readings),
+        **conclusion(jobs, readings, len(cards)),
+    }
+
+
+class Runs:
+    """Jobs of given tuples on an embedded farm, each waited for."""
+
+    def __init__(self, farm: Any, deadline_s: float) -> None:
+        self.farm = farm
+        self.database = farm.database
+        self.deadline_s = deadline_s
+
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def store(self, batch: int) -> list[str]:
+        """The tuples of all grids; their ids."""
+        from farm.captures import store_sweep
+
+        return [one for name in GRIDS for one in store_sweep(self.database, self._request(name, batch))]
+
+    def job(self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str]) -> dict[str, Any]:
+        """Measure the tuples on the cards; what was read, and how long it took."""
+        from farm import jobs
+        from tasks.queues import publish_round
+
+        print(f"{name}: {len(operator_ids)} tuples on {len(card_ids)} cards", flush=True)
+        planned = jobs.create(
+            self.database,
+            self._request("Conv2d", 1, name),
+            card_ids,
+            operator_ids=operator_ids,
+            farm=self.farm.id,
+            pinned=True,
+        )
+        publish_round(self.database, planned.job_id, planned.round)
+        while True:
+            with self.database.read() as session:
+                progress = jobs.progress(session, planned.job_id)
+            if progress.state != "open":
+                break
+            if self.left_s() < 0:
+                jobs.cancel(self.database, planned.job_id)
+                print(f"the time is up with {progress.closed} of {progress.total} items", flush=True)
+            self.farm.tend()
+            time.sleep(0.2)
+        return self._outcome(name, planned.job_id, len(card_ids))
+
+    def _request(self, operator: str, batch: int, name: str = "") -> Any:
+        from farm.defaults import Wish, complete
+        from farm.request import Sweep
+
+        sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
+        return complete(Wish(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
+
+    def _outcome(self, name: str, job_id: str, cards: int) -> dict[str, Any]:
+        from sqlmodel import col, select
+
+        from farm.store.tables import Item, Operator, Reading
+
+        with self.database.read() as session:
+            items = list(session.exec(select(Item).where(Item.job_id == job_id)))
+            query = (
+                select(Item, Reading, Operator.label)
+                .join(Reading, col(Reading.id) == col(Item.reading_id))
+                .join(Operator, col(Operator.id) == col(Item.subject_id))
+                .where(Item.job_id == job_id)
+            )
+            rows = [
+                {
+                    "tuple": item.subject_id,
+                    "label": label,
+                    "card": item.card_id,
+                    "time_us": reading.time_us,
+                    "time_half_width_us": reading.time_half_width_us,
+                    "energy_mj": reading.energy_mj,
+                    "energy_half_width_mj": reading.energy_half_width_mj,
+                    "temperature_c": reading.temperature_c,
+                    "sm_clock_mhz": reading.sm_clock_mhz,
+                    "flags": reading.flags,
+                    "cost_s": reading.cost_s,
+                }
+                for item, reading, label in session.exec(query)
+            ]
+        done = [item for item in items if item.state == "done"]
+        took_s = max((i.ended_at_s or 0.0 for i in done), default=0.0) - min(
+            (i.started_at_s or 0.0 for i in done), default=0.0
+        )
+        by_card: dict[str, int] = {}
+        for item in done:
+            by_card[item.card_id] = by_card.get(item.card_id, 0) + 1
+        return {
+            "name": name,
+            "cards": cards,
+            "done": len(done),
+            "failed": sum(item.state == "failed" for item in items),
+            "not_done": len(items) - len(done),
+            "took_s": took_s,
+            "items_per_hour": 3600 * len(done) / took_s if took_s else None,
+            "items_by_card": by_card,
+            "in_windows_or_warm_up": _share(rows, took_s * cards),
+            "rows": rows,
+        }
+
+
+def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
+    inside_s = sum(row["cost_s"].get(part, 0.0) for row in rows for part in ("warm_up", "window", "burst"))
+    return inside_s / card_s if card_s else None
+
+
+def pairs(readings: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The first card's tuples, each as read beside busy neighbours and alone."""
+    kept = (
+        "time_us",
+        "energy_mj",
+        "time_half_width_us",
+        "energy_half_width_mj",
+        "temperature_c",
+        "sm_clock_mhz",
+        "flags",
+    )
+    return [
+        {"tuple": one, "label": row["label"]}
+        | {name: {key: known[one][key] for key in kept} for name, known in readings.items() if one in known}
+        for one, row in readings.get("alone", {}).items()
+    ]
+
+
+def conclusion(
+    jobs: Sequence[dict[str, Any]], readings: dict[str, dict[str, dict[str, Any]]], cards: int
+) -> dict[str, Any]:
+    by_name = {job["name"]: job for job in jobs}
+    alone = [by_name[name]["items_per_hour"] for name in ("alone", "again") if name in by_name]
+    alone = [rate for rate in alone if rate]
+    all_rate = by_name["beside"]["items_per_hour"]
+    return {
+        "items_per_hour_one": statistics.mean(alone) if alone else None,
+        "items_per_hour_all": all_rate,
+        "ratio": all_rate / statistics.mean(alone) if alone and all_rate else None,
+        "target": TARGETS.get(cards),
+        "differences": {
+            f"{one} against alone": {
+                figure: _differences(readings.get(one, {}), readings.get("alone", {}), figure)
+                for figure in ("time_us", "energy_mj")
+            }
+            for one in ("beside", "again")
+            if one in readings
+        },
+    }
+
+
+def _differences(
+    one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]], figure: str
+) -> dict[str, float | int] | None:
+    """Relative differences tuple by tuple: the median of all (signed), of their sizes, and the largest size."""
+    found = [
+        one[key][figure] / other[key][figure] - 1
+        for key in sorted(one.keys() & other.keys())
+        if one[key][figure] and other[key][figure]
+    ]
+    if not found:
+        return None
+    sizes = [abs(value) for value in found]
+    return {
+        "tuples": len(found),
+        "median": statistics.median(found),
+        "median_size": statistics.median(sizes),
+        "largest_size": max(sizes),
+    }
+
+
+def show(out: dict[str, Any]) -> None:
+    names = sorted({card["model"] for card in out["cards"]})
+    print(f"\n{len(out['cards'])} x {', '.join(names)}, {out['took_s']:.0f} s in all\n")
+    print("| job | cards | items | failed | seconds | items per hour | of the cards' time in windows and warm-ups |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for job in out["jobs"]:
+        rate, share = job["items_per_hour"], job["in_windows_or_warm_up"]
+        print(
+            f"| {job['name']} | {job['cards']} | {job['done']} | {job['failed']} | {job['took_s']:.1f} "
+            f"| {rate or 0:.0f} | {100 * (share or 0):.0f} % |"
+        )
+    if out["ratio"]:
+        target = f", target {out['target']}" if out["target"] else ""
+        print(f"\nratio {out['ratio']:.2f}{target}")
+    print("\n| the first card's readings | figure | tuples | median | median size | largest |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, figures in out["differences"].items():
+        for figure, found in figures.items():
+            if found:
+                print(
+                    f"| {name} | {figure.partition('_')[0]} | {found['tuples']} | {100 * found['median']:+.2f} % "
+                    f"| {100 * found['median_size']:.2f} % | {100 * found['largest_size']:.2f} % |"
+                )
+
+
+if __name__ == "__main__":
+    main()
