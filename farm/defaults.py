@@ -226,6 +226,16 @@ def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
     return [card for card in cards if low in card.model.lower() or card.host.lower() == low]
 
 
+def matching_rows(rows: Iterable[dict[str, Any]], want: str) -> list[dict[str, Any]]:
+    """The cards, as rows of a listing, that a word means: an index, else the beginning of an id or part of a model."""
+    low = want.strip().lower()
+    listed = list(rows)
+    if low.isdigit():
+        return [row for row in listed if row.get("index") == int(low)]
+    found = [row for row in listed if low and str(row["id"]).lower().startswith(low)]
+    return found or [row for row in listed if low and low in str(row.get("model", "")).lower()]
+
+
 def _what_is_there(cards: Sequence[AnyCard], want: str) -> str:
     if not cards:
         return "No card is there at all; `farm cards` lists them."

@@ -21,7 +21,7 @@ from celery import Task
 from celery.exceptions import Ignore
 from celery.signals import worker_process_init, worker_process_shutdown
 
-from farm import cards, items
+from farm import cards, fingerprints, items
 from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.protocol import Software
 from farm.captures import predicted_counts, store_observed
@@ -70,7 +70,16 @@ class CardWorker:
                 capabilities=capabilities,
             )
             self.software = software
+            self._fingerprint(card.id, card.driver)
         return software.id
+
+    def _fingerprint(self, card_id: str, driver: str) -> None:
+        """Take the card's fingerprint if it has none with this driver; the card is measured without one, too."""
+        try:
+            if fingerprints.wanted(self.database, card_id, driver):
+                fingerprints.keep(self.database, card_id, self.benchmark.fingerprint())
+        except FarmError as error:
+            log.warning("The card %s has no fingerprint: %s", card_id, error.message)
 
 
 _worker: CardWorker | None = None

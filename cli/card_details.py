@@ -1,0 +1,54 @@
+"""One card in full: what its driver tells, and the fingerprint that was taken when a worker first saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+_RATES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+def render(row: Mapping[str, Any]) -> Table:
+    """A table of two columns. Keys: those of `farm.listing.registered_cards`."""
+    table = Table(box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left")
+    for name, value in lines(row):
+        table.add_row(name, value)
+    return table
+
+
+def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of the card, each with its unit."""
+    found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
+    if row.get("memory_bytes"):
+        found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
+    if row.get("capabilities"):
+        found.append(("sensors", ", ".join(row["capabilities"])))
+    taken = row.get("fingerprint") or {}
+    if not taken:
+        return [*found, ("fingerprint", "not taken yet; the card's next worker takes it")]
+    if rate := taken.get("copy_bytes_per_s"):
+        found.append(("copying", f"{rate / 1e9:.0f} GB/s, read and written"))
+    for key, flops in (taken.get("matmul_flops_per_s") or {}).items():
+        found.append((f"matrix product, {_RATES.get(key, key)}", f"{flops / 1e12:.3g} TFLOP/s"))
+    for key, name, unit in (
+        ("launch_floor_us", "between two kernels of a graph", "us"),
+        ("idle_power_w", "power at rest", "W"),
+        ("base_power_w", "power at full clocks with nothing to do", "W"),
+        ("power_limit_w", "power limit", "W"),
+        ("counter_tick_s", "the energy counter ticks every", "s"),
+    ):
+        if taken.get(key):
+            found.append((name, f"{taken[key]:.3g} {unit}"))
+    for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
+        if answer := taken.get(key):
+            found.append(
+                (
+                    f"{name} after a step",
+                    f"half way after {answer['lag_s']:.2f} s, 10 to 90 % in {answer['rise_s']:.2f} s",
+                )
+            )
+    if warm := taken.get("w_per_c"):
+        found.append(("power for a degree more", f"{warm['value']:.1f} ± {warm['half_width']:.1f} W"))
+    return found

@@ -1,0 +1,36 @@
+"""One card in full."""
+
+from __future__ import annotations
+
+from cli.card_details import lines
+from farm.defaults import matching_rows
+
+ROW = {
+    "id": "GPU-1234",
+    "index": 0,
+    "model": "NVIDIA H200",
+    "driver": "580.65",
+    "memory_bytes": 150 * 2**30,
+    "fingerprint": {
+        "copy_bytes_per_s": 4.1e12,
+        "matmul_flops_per_s": {"float32": 5.1e13, "bfloat16": 7.9e14},
+        "power_average": {"lag_s": 0.55, "rise_s": 0.8},
+        "w_per_c": {"value": 1.5, "half_width": 0.4},
+    },
+}
+
+
+def test_a_fingerprint_is_shown_with_its_units() -> None:
+    shown = dict(lines(ROW))
+    assert shown["copying"] == "4100 GB/s, read and written"
+    assert shown["matrix product, bfloat16"] == "790 TFLOP/s"
+    assert shown["averaged power after a step"] == "half way after 0.55 s, 10 to 90 % in 0.80 s"
+    assert shown["power for a degree more"] == "1.5 ± 0.4 W"
+    assert "not taken yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
+
+
+def test_a_card_is_named_by_index_id_or_model() -> None:
+    other = {**ROW, "id": "CPU-9", "index": 1, "model": "AMD EPYC"}
+    for word, found in (("0", ROW), ("gpu-1", ROW), ("epyc", other), ("CPU-", other)):
+        assert matching_rows([ROW, other], word) == [found]
+    assert matching_rows([ROW], "a100") == matching_rows([ROW], " ") == []
