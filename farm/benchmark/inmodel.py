@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -102,8 +102,8 @@ def kernels_of_calls(
 ) -> dict[str, Counter[str]]:
     """The kernels that the first call of each tuple launches in the running model, by tuple id. Needs a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
-    for number, _, kernels in _placed(_profiled(model, args, device, grad_enabled, passes=1)):
-        found[number].update(kernel.name for kernel in kernels)
+    for placed in _placed(_profiled(model, args, device, grad_enabled, passes=1)):
+        found[placed.number].update(name for name, _ in placed.kernels)
     named: dict[str, Counter[str]] = {}
     for number, index in enumerate(capture.owners):
         if index is not None:
@@ -135,36 +135,80 @@ def _profiled(
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
     """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call."""
     seen: dict[int, list[float]] = defaultdict(list)
-    for number, _, kernels in _placed(events):
-        seen[number].append(sum(kernel.time_range.elapsed_us() for kernel in kernels))
+    for placed in _placed(events):
+        seen[placed.number].append(placed.time_us)
     whole_us = sum(event.time_range.elapsed_us() for event in events if is_kernel(event))
     found_us = sum(map(sum, seen.values()))
     return seen, found_us / whole_us if whole_us else 0.0
 
 
-def _placed(events: Sequence[Any]) -> list[tuple[int, float, list[Any]]]:
-    """(number, begin, kernels) of every call's range in order.
+@dataclass
+class _Placed:
+    """One call's range on the host, and the kernels that were launched in it: name, duration in us."""
 
-    A kernel bears the number of the driver's function that launched it; that function ran on the host within a call's
-    range. Ranges do not overlap: only one call owns the slot at a time.
+    number: int
+    begin_us: float
+    end_us: float
+    kernels: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def time_us(self) -> float:
+        return sum(duration_us for _, duration_us in self.kernels)
+
+
+def _placed(events: Sequence[Any]) -> list[_Placed]:
+    """Every call's range in order, with its kernels, placed in that of two ways which finds more of them.
+
+    By the launch: a kernel bears the number of the driver's function that launched it, which ran within the range.
+    By the link: the profiler ties a kernel to the operator around its launch, which lies below the range. The first
+    compares the driver's clock with the host's, the second needs an operator of PyTorch's own around the launch.
     """
-    cpu = torch.autograd.DeviceType.CPU
-    ranges = sorted(
-        (event.time_range.start, event.time_range.end, int(event.name[len(RANGE) :]))
-        for event in events
-        if event.name.startswith(RANGE) and event.device_type == cpu
-    )
-    starts = [begin for begin, _, _ in ranges]
+    by_launch, by_link = _by_launch(events), _by_link(events)
+    return max(by_launch, by_link, key=lambda placed: sum(one.time_us for one in placed))
+
+
+def _ranges(events: Sequence[Any]) -> dict[int, _Placed]:
+    """The ranges by the identity of their event, in order."""
+    found = [event for event in events if _is_range(event)]
+    found.sort(key=lambda event: event.time_range.start)
+    return {
+        id(event): _Placed(int(event.name[len(RANGE) :]), event.time_range.start, event.time_range.end)
+        for event in found
+    }
+
+
+def _is_range(event: Any) -> bool:
+    return event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU
+
+
+def _by_launch(events: Sequence[Any]) -> list[_Placed]:
+    ranges = list(_ranges(events).values())  # only one call owns the slot at a time: they do not overlap
+    starts = [one.begin_us for one in ranges]
     launched = {
         event.id: event.time_range.start
         for event in events
-        if event.device_type == cpu and event.name.startswith(LAUNCHES)
+        if event.device_type == torch.autograd.DeviceType.CPU and event.name.startswith(LAUNCHES)
     }
-    kernels: list[list[Any]] = [[] for _ in ranges]
     for event in events:
         if not is_kernel(event) or (moment := launched.get(event.id)) is None:
             continue
         position = bisect.bisect_right(starts, moment) - 1
-        if position >= 0 and moment <= ranges[position][1]:
-            kernels[position].append(event)
-    return [(number, begin, inside) for (begin, _, number), inside in zip(ranges, kernels, strict=True)]
+        if position >= 0 and moment <= ranges[position].end_us:
+            ranges[position].kernels.append((event.name, event.time_range.elapsed_us()))
+    return ranges
+
+
+def _by_link(events: Sequence[Any]) -> list[_Placed]:
+    ranges = _ranges(events)
+    for event in events:
+        above = event
+        while above is not None and not _is_range(above):
+            above = above.cpu_parent
+        if above is None or id(above) not in ranges:
+            continue
+        ranges[id(above)].kernels += [
+            (kernel.name, float(kernel.duration))
+            for kernel in event.kernels
+            if not kernel.name.startswith(("Mem", RANGE))
+        ]
+    return list(ranges.values())

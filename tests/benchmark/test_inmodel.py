@@ -28,6 +28,8 @@ class Event:
     time_range: Range = field(default_factory=lambda: Range(0, 0))
     device_type: object = CPU
     is_user_annotation: bool = False
+    cpu_parent: object = None
+    kernels: tuple = ()
 
 
 class Block(nn.Module):
@@ -72,3 +74,55 @@ def test_a_kernel_belongs_to_the_call_in_whose_range_it_was_launched():
     times_us, share = attribute(events)
     assert times_us == {0: [50], 1: [25]}
     assert share == pytest.approx(0.75)
+
+
+@dataclass(frozen=True)
+class Linked:
+    name: str
+    duration: float
+
+
+def test_where_the_clocks_disagree_kernels_are_found_through_their_operators():
+    first, second = Event("farm.call 0", 1, Range(0, 10)), Event("farm.call 1", 2, Range(12, 30))
+    outer = Event("aten::linear", 3, Range(1, 9), cpu_parent=first)
+    inner = Event("aten::addmm", 4, Range(2, 8), cpu_parent=outer, kernels=(Linked("gemm", 50), Linked("Memset", 9)))
+    add = Event("aten::add", 5, Range(13, 20), cpu_parent=second, kernels=(Linked("add", 25),))
+    events = [
+        first,
+        second,
+        outer,
+        inner,
+        add,
+        Event("cudaLaunchKernel", 101, Range(203, 204)),
+        Event("cudaLaunchKernel", 102, Range(213, 214)),
+        Event("gemm", 101, Range(300, 350), CUDA),
+        Event("add", 102, Range(350, 375), CUDA),
+    ]
+    assert attribute(events) == ({0: [50], 1: [25]}, 1.0)
+
+
+def test_ranges_of_the_profiler_stand_around_the_calls_and_change_no_operator():
+    """What the card's way rests on, as far as a CPU shows it."""
+    from torch.nn import TransformerEncoderLayer
+
+    from farm.operators.capture import run_with_owners
+
+    model = TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    x = torch.randn(2, 8, 32)
+    seen = capture(model, (x,))
+
+    def names(profile):
+        return sorted(event.name for event in profile.events() if event.name.startswith("aten::"))
+
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as plain:
+        model(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as named:
+        run_with_owners(
+            model, (x,), device_type="cpu", around=lambda number: torch.profiler.record_function(f"farm.call {number}")
+        )
+    ranges = [event for event in named.events() if event.name.startswith("farm.call ")]
+    assert len(ranges) == len(seen.owners)
+    assert names(named) == names(plain)
+    below = [event for event in named.events() if event.name == "aten::_transformer_encoder_layer_fwd"]
+    assert below
+    assert below[0].cpu_parent.name == "farm.call 0"
