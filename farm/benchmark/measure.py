@@ -68,6 +68,7 @@ CANARY_EVERY = 25  # tuples between two readings of the canary
 CANARY_SIZE = 2048  # of the square matrices that it multiplies
 CANARY_OFF = 0.03  # a change of the canary's power or time that makes the readings around it doubtful
 CANARY_STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
+CANARY_FIRST_WARM_UP_S = 2.0  # the others come after tuples; against one read on a cold card all would seem off
 
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
@@ -269,7 +270,10 @@ class Bench:
             started_s = time.perf_counter()
             workload = prepare_canary(CANARY_SIZE, self.torch_device)
             try:
-                reading = self._steady(workload, CANARY_STOPPING, GATES["operator"], silent)
+                stopping = CANARY_STOPPING
+                if self.cuda and not self._canaries:
+                    stopping = dataclasses.replace(stopping, warm_up_s=CANARY_FIRST_WARM_UP_S)
+                reading = self._steady(workload, stopping, GATES["operator"], silent)
             finally:
                 workload.close()
             first = self._canaries[0] if self._canaries else None
