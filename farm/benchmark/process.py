@@ -203,7 +203,7 @@ class TorchRunner(Runner):
         import torch
 
         from farm.benchmark import measure
-        from farm.operators import capture, rebuild  # noqa: F401 - imported now, not inside the first item
+        from farm.operators import capture, profiled, rebuild  # noqa: F401 - imported now, not inside the first item
 
         idle_power_w = idle.stop()
         self.device = device
@@ -217,6 +217,10 @@ class TorchRunner(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
+        if cuda:
+            # The profiler sets itself up once, which takes as long as some readings: now, not inside the first item.
+            with contextlib.suppress(RuntimeError):  # without a profiler, readings lack the names and nothing else
+                profiled.launched_kernels(lambda: torch.zeros(1, device=self._torch_device), self._torch_device)
         self.software = _software(torch, device.card)
         # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
         gc.collect()
