@@ -107,7 +107,7 @@ def _store_values(
         there = seen.get(key, ())
         data = list(there[met[key]]) if met[key] < len(there) else []
         met[key] += 1
-        activations = sum(tensor["role"] == "activation" for tensor in spec["tensors"])
+        activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors", ()))
         rows.append({"capture_id": capture_id, "call_index": index, "data": data if len(data) == activations else []})
     if rows:
         session.execute(update(call), rows)
