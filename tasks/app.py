@@ -17,6 +17,7 @@ from kombu.utils.url import as_url, url_to_parts
 
 from farm.errors import BrokerUnreachable
 from farm.settings import Settings, settings
+from tasks import screening
 
 #: How these reach a worker process: in its environment, before Python starts. Not settings: the supervisor's own.
 CARD_VARIABLE = "FARM_WORKER_CARD"
@@ -25,6 +26,7 @@ EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
 CONTROL_QUEUE = "control"
 
+screening.install()
 app = Celery("farm", include=["tasks.measure", "tasks.aggregate", "tasks.recovery"])
 app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
 
