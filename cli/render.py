@@ -223,7 +223,9 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
             f"{time_us:+.0f} µs on the sum",
         )
     if verdict.launch_gap_us is not None:
-        _row(grid, " ", "launch gap", f"{quantity(verdict.launch_gap_us, TIME)} more when launched eagerly")
+        more = "more" if verdict.launch_gap_us >= 0 else "less"
+        gap_us = abs(verdict.launch_gap_us)
+        _row(grid, " ", "launch gap", f"{quantity(gap_us, TIME)} {more} when launched eagerly")
     if report.capture_origin:
         _row(grid, " ", "operators", _capture(report))
     if verdict.kernels:

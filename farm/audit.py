@@ -71,6 +71,8 @@ def audit_kernels(whole: Mapping[str, Mapping[str, Any]], parts: Iterable[Part])
 
     None where the whole's kernels are not known, or those of no part (a CPU, readings of older versions).
     """
+    if not all(isinstance(kernel, Mapping) for kernel in whole.values()):
+        return None  # as an earlier version kept them: counts without times
     expected: Counter[str] = Counter()
     unknown = known = 0
     for part in parts:

@@ -40,6 +40,7 @@ def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
 def test_where_nobody_saw_kernels_there_is_no_audit():
     assert audit_kernels({}, [part("a", 1, {"gemm": 1})]) is None
     assert audit_kernels(whole(gemm=(1, 10.0)), [part("a", 1)]) is None
+    assert audit_kernels({"gemm": 4}, [part("a", 1, {"gemm": 1})]) is None
 
 
 def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
