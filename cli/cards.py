@@ -11,14 +11,30 @@ from cli.output import emit_json, say, show
 
 
 def cards(
-    card: Annotated[
-        str | None, typer.Argument(help="Show one card with its fingerprint: its id, index or part of its model name.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[drain|resume|release] [CARD]",
+            help="A card, to show it with its fingerprint: its id, index or part of its model name. "
+            "drain, resume or release before its id: take it out of work, put it back, end its quarantine.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
     local: Annotated[bool, typer.Option("--local", help="Only this host's cards; asks no database.")] = False,
 ) -> None:
-    """List the cards of this host, and those that joined the farm."""
+    """List the cards of this host, and those that joined the farm; take one out of work or put it back."""
     from farm import listing
+    from farm.errors import UsageError
+
+    if words and words[0] in VERBS:
+        if len(words) != 2:
+            raise UsageError(f"`farm cards {words[0]}` takes one card.", "Give its id; `farm cards` lists them.")
+        say(VERBS[words[0]](words[1]))
+        return
+    if words and len(words) > 1:
+        raise UsageError(f"'{words[0]}' is none of {', '.join(VERBS)}.", "Name one card, or say what to do with it.")
+    card = words[0] if words else None
 
     rows = {row["id"]: row for row in listing.local_cards(opening.all_own_cards())}
     if not local:
@@ -56,3 +72,49 @@ def _registered() -> list[dict[str, Any]]:
         # This host's cards can be listed without the farm; say what is missing and go on.
         say(f"Only this host's cards: {error.message}")
         return []
+
+
+def _drain(name: str) -> str:
+    from farm import cards
+
+    database = opening.open_database()
+    with database.read() as session:
+        card = cards.find(session, name)
+    if card.state == "quarantined":
+        return f"{card.id} is quarantined and takes nothing already: {card.state_reason}"
+    cards.drain(database, card.id, "drained by a person")
+    return (
+        f"{card.id} drains: it ends its item, the others move to cards of its model or wait. "
+        f"`farm cards resume {card.id}` puts it back."
+    )
+
+
+def _resume(name: str) -> str:
+    from farm import cards
+    from farm.errors import UsageError
+
+    database = opening.open_database()
+    with database.read() as session:
+        card = cards.find(session, name)
+    if card.state == "quarantined":
+        raise UsageError(
+            f"{card.id} is quarantined: {card.state_reason}",
+            f"Look at the card first; then `farm cards release {card.id}`.",
+        )
+    if cards.resume(database, card.id):
+        return f"{card.id} takes items again."
+    return f"{card.id} was not draining."
+
+
+def _release(name: str) -> str:
+    from farm import cards
+
+    database = opening.open_database()
+    with database.read() as session:
+        card = cards.find(session, name)
+    if cards.resume(database, card.id, quarantined=True):
+        return f"{card.id} is released and takes items again; its next health check decides anew."
+    return f"{card.id} was not in quarantine."
+
+
+VERBS = {"drain": _drain, "resume": _resume, "release": _release}

@@ -23,6 +23,7 @@ from cli import (
     operators,
     report,
     resume,
+    retry,
     run,
     settings,
     significant,
@@ -108,6 +109,7 @@ app.command("status")(status.status)
 app.command("report")(report.report)
 app.command("jobs")(jobs.jobs)
 app.command("resume")(resume.resume)
+app.command("retry")(retry.retry)
 app.command("cancel")(cancel.cancel)
 app.command("cards")(cards.cards)
 app.command("models")(models.models)
