@@ -1,0 +1,190 @@
+"""A real farm on simulated cards with short leases, the ways to hurt it, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from sqlmodel import select
+
+from farm import jobs
+from farm.settings import Settings
+from farm.store import tables
+from farm.store.tables import ItemState
+from tasks.app import configure
+from tasks.queues import publish_round
+from tasks.servers import BrokerServer
+from tests.farms import Farm, running, store_operators
+from tests.planned import sweep
+
+QUICK = {
+    "FARM_LEASE_S": "4",
+    "FARM_HEARTBEAT_S": "1",
+    "FARM_RECONCILE_S": "1",
+    "FARM_SIMULATED_ITEM_S": "0.05",
+    "FARM_ITEM_TIMEOUT_S": "20",
+}
+
+
+class Hurt:
+    """One farm under test: its processes by what they do, and the promise that is checked after each fault."""
+
+    def __init__(self, farm: Farm, broker: BrokerServer) -> None:
+        self.farm = farm
+        self.broker = broker
+        self.again: list[subprocess.Popen[bytes]] = []
+
+    # ------------------------------------------------------------------------------------------- processes
+
+    def benchmark(self, card: int = 0) -> psutil.Process:
+        """The benchmark process of a card; its parent is the pool process, whose parent is the worker."""
+
+        def find() -> psutil.Process | None:
+            for process in _of_this_farm(self.farm):
+                with contextlib.suppress(psutil.Error):
+                    line = process.cmdline()
+                    if "farm.benchmark.process" in line and line[line.index("--card") + 1].endswith(f"-{card}"):
+                        return process
+            return None
+
+        return self.farm.wait_for(find)
+
+    def pool(self, card: int = 0) -> psutil.Process:
+        return self.benchmark(card).parent()
+
+    def worker(self, card: int = 0) -> psutil.Process:
+        return self.pool(card).parent()
+
+    def supervisor(self, card: int = 0) -> psutil.Process:
+        return self.worker(card).parent()
+
+    def everything(self) -> list[psutil.Process]:
+        return _of_this_farm(self.farm)
+
+    def start_again(self) -> None:
+        self.again.append(self.farm.start("worker"))
+
+    # ------------------------------------------------------------------------------------------------ items
+
+    def submit(self, behaviours: Sequence[str], seconds: float | None = None, *, publish: bool = True) -> str:
+        """As `Farm.submit`, but published from here: a process of its own takes seconds on a busy machine."""
+        cards = [card.id for card in self.farm.alive()]
+        return self.submit_to(cards, behaviours, seconds, publish=publish)
+
+    def submit_to(
+        self, cards: Sequence[str], behaviours: Sequence[str], seconds: float | None = None, *, publish: bool = True
+    ) -> str:
+        """`submit` to named cards, whatever their state."""
+        ids = store_operators(self.farm.database, behaviours, seconds)
+        job_id = jobs.create(self.farm.database, sweep(len(ids)), cards, operator_ids=ids).job_id
+        if publish:
+            configure(Settings(broker_url=self.broker.url))
+            try:
+                publish_round(self.farm.database, job_id, 1)
+            finally:
+                configure(Settings())
+        return job_id
+
+    def in_work(self, job_id: str, attempts: int = 1) -> tables.Item:
+        """Wait until an item is being measured, for the so manyth time."""
+
+        def find() -> tables.Item | None:
+            claimed = [item for item in self.farm.items(job_id) if item.state == ItemState.CLAIMED]
+            return next((item for item in claimed if item.attempts == attempts), None)
+
+        item = self.farm.wait_for(find)
+        time.sleep(0.2)  # into the middle of it
+        return item
+
+    def done(self, job_id: str, number: int = 1) -> None:
+        """Wait until so many items are done."""
+        self.farm.wait_for(lambda: sum(item.state == ItemState.DONE for item in self.farm.items(job_id)) >= number)
+
+    def settled(self, job_id: str, timeout_s: float = 60.0) -> Counter[str]:
+        """Wait for the job's end and check what must always hold; its items by state.
+
+        One terminal row per item, one accepted reading at most, one verdict per job and round, no live message for a
+        closed item.
+        """
+        self.farm.wait_for(lambda: self.farm.ended(job_id), timeout_s)
+        self.check(job_id)
+        return Counter(item.state for item in self.farm.items(job_id))
+
+    def check(self, job_id: str) -> None:
+        items = self.farm.items(job_id)
+        with self.farm.database.read() as session:
+            subjects = {item.subject_id for item in items}
+            read = Counter(r.subject_id for r in session.exec(select(tables.Reading)) if r.subject_id in subjects)
+            verdicts = Counter(
+                v.round for v in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id))
+            )
+            job = session.get_one(tables.Job, job_id)
+        assert all(ItemState(item.state).closed for item in items)
+        assert len({(item.subject_id, item.role, item.card_id) for item in items}) == len(items)
+        assert all(number == 1 for number in read.values()), read
+        assert all(
+            (item.reading_id is not None) == (item.state == ItemState.DONE) for item in items if job.state == "done"
+        )
+        if job.state == "done":
+            assert verdicts == {number: 1 for number in range(1, job.round + 1)}
+        self.farm.wait_for(lambda: self.messages() == 0, 20)
+
+    def messages(self) -> int:
+        """In all the cards' queues."""
+        with redis.Redis.from_url(self.broker.redis_url) as client, contextlib.suppress(redis.ConnectionError):
+            return sum(client.llen(key) for key in client.keys("card.*"))
+        return -1
+
+    def close(self) -> None:
+        for process in self.again:
+            process.send_signal(signal.SIGTERM)
+        for process in self.again:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+
+
+def _of_this_farm(farm: Farm) -> list[psutil.Process]:
+    """All processes that have this farm's state directory in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get("FARM_STATE_DIR") == farm.environment["FARM_STATE_DIR"]
+            ):
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def private_broker() -> Iterator[BrokerServer]:
+    """A broker that keeps its data over a restart, as a farm's should."""
+    with BrokerServer(persistent=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def start(tmp_path: Path, private_broker: BrokerServer, sqlite_url: str) -> Iterator[object]:
+    """Start a farm: ``start(cards=2, FARM_MAX_ATTEMPTS="2")``."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*, cards: int = 1, database_url: str = sqlite_url, **settings: str) -> Hurt:
+            farm = stack.enter_context(
+                running(tmp_path, private_broker.url, database_url, cards=cards, **{**QUICK, **settings})
+            )
+            hurt = Hurt(farm, private_broker)
+            stack.callback(hurt.close)
+            return hurt
+
+        yield begin

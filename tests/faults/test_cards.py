@@ -1,0 +1,67 @@
+"""Cards that a person drains, that fail their check, or that vanish: their work goes on elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from farm.settings import Settings
+from farm.store import tables
+from tasks.recovery import lost_after_s
+
+
+def card_of(hurt, number):
+    with hurt.farm.database.read() as session:
+        return next(card for card in session.exec(tables.Card.__table__.select()) if card.id.endswith(f"-{number}"))
+
+
+def measured_on(hurt, job_id, since=0.0):
+    return {item.card_id for item in hurt.farm.items(job_id) if item.started_at_s and item.started_at_s > since}
+
+
+def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(start):
+    hurt = start(cards=2)
+    job_id = hurt.submit(["slow"] * 10, 0.5)
+    hurt.in_work(job_id)
+    drained = card_of(hurt, 0).id
+    assert hurt.farm.ask("cards", "drain", drained).returncode == 0
+    assert hurt.settled(job_id) == {"done": 10}
+    assert all(item.attempts == 1 for item in hurt.farm.items(job_id))
+    assert sum(item.card_id == drained for item in hurt.farm.items(job_id)) < 5
+    rows = json.loads(hurt.farm.ask("cards", "--json").stdout)["cards"]
+    assert {row["id"]: row["state"] for row in rows}[drained] == "draining"
+
+
+def test_a_job_with_no_card_left_waits_and_says_for_what(start):
+    hurt = start()
+    card = card_of(hurt, 0).id
+    assert hurt.farm.ask("cards", "drain", card).returncode == 0
+    job_id = hurt.submit_to([card], [""] * 3)
+    hurt.farm.wait_for(lambda: hurt.messages() == 0)
+    status = json.loads(hurt.farm.ask("status", job_id, "--json").stdout)["jobs"][0]
+    assert f"farm cards resume {card}" in status["message"]
+    assert hurt.farm.ask("cards", "resume", card).returncode == 0
+    assert hurt.settled(job_id) == {"done": 3}
+
+
+def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_out(start):
+    hurt = start(cards=2, FARM_ITEM_TIMEOUT_S="60")
+    job_id = hurt.submit(["slow"] * 6, 2.0)
+    hurt.farm.wait_for(lambda: len({i.card_id for i in hurt.farm.items(job_id) if i.state == "claimed"}) == 2)
+    # Stopped, not killed: to the farm that looks like a host that is cut off, and then comes back.
+    frozen = [hurt.supervisor(), hurt.worker(), hurt.pool(), hurt.benchmark()]
+    lost = card_of(hurt, 0).id
+    began_s = time.monotonic()
+    for process in frozen[1:]:
+        process.suspend()
+    hurt.farm.wait_for(lambda: all(i.state == "done" for i in hurt.farm.items(job_id) if i.card_id == lost))
+    assert time.monotonic() - began_s < 20
+    for process in frozen[1:]:
+        process.resume()
+    assert hurt.settled(job_id) == {"done": 6}
+    hurt.farm.wait_for(lambda: sum(item.repeated for item in hurt.farm.items(job_id)) == 1)
+    hurt.check(job_id)
+
+
+def test_the_defaults_move_a_lost_cards_items_within_30_s():
+    assert lost_after_s(Settings()) + Settings().heartbeat_s + Settings().reconcile_s < 30

@@ -1,0 +1,121 @@
+"""The database restarts, goes away, or is full: the farm waits for it, and no reading is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from sqlalchemy import event
+
+from farm.errors import DatabaseUnreachable
+from farm.spool import Spool
+from farm.store.database import Database
+from tests.planned import READING, claim, complete, items_of, plan, readings, register
+from tests.servers import PostgresServer
+
+
+@pytest.fixture
+def postgres():
+    with PostgresServer() as server:
+        yield server
+
+
+def test_postgresql_is_restarted_and_crashes_during_a_job(start, postgres):
+    hurt = start(cards=2, database_url=postgres.new_database())
+    job_id = hurt.submit(["slow"] * 10, 0.4)
+    hurt.done(job_id)
+    postgres.restart()
+    hurt.farm.wait_for(lambda: _answers(hurt))
+    hurt.done(job_id, 3)
+    postgres.kill()
+    postgres.start()
+    hurt.farm.wait_for(lambda: _answers(hurt))
+    assert hurt.settled(job_id) == {"done": 10}
+
+
+@pytest.mark.parametrize(
+    "away_s",
+    [
+        6.0,
+        pytest.param(
+            60.0,
+            marks=pytest.mark.skipif(not os.environ.get("FARM_SLOW_TESTS"), reason="set FARM_SLOW_TESTS=1"),
+        ),
+    ],
+)
+def test_a_reading_that_ends_while_the_database_is_away_is_kept(start, postgres, away_s):
+    hurt = start(cards=2, database_url=postgres.new_database())
+    job_id = hurt.submit(["slow"] * 6, 1.0)
+    item = hurt.in_work(job_id)
+    postgres.stop()
+    time.sleep(away_s)  # longer than a lease, and than a card may be unseen
+    postgres.start()
+    hurt.farm.wait_for(lambda: _answers(hurt))
+    assert hurt.settled(job_id) == {"done": 6}
+    (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
+
+
+def _answers(hurt):
+    try:
+        return hurt.farm.database.schema_version() is not None
+    except DatabaseUnreachable:
+        return False
+
+
+def test_a_full_disk_sends_readings_to_the_spool_and_loses_none(sqlite_url, tmp_path):
+    database = Database(sqlite_url)
+    database.upgrade()
+    (card,) = register(database, 0)
+    job_id = plan(database, [card], number=3)
+    first, second, _ = items_of(database, job_id)
+    held = [claim(database, first, "a"), claim(database, second, "b")]
+    with database.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+
+    full = Database(sqlite_url)
+
+    @event.listens_for(full.engine, "connect")
+    def _limit(connection, _record):
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    spool = Spool(tmp_path / "spool")
+    big = READING.__class__(**{**READING.__dict__, "details": {"filler": "x" * 200_000}})
+    from farm import items
+
+    software_id = items_of(database, job_id)[0].subject_key.split(":")[2]
+    for one in held:
+        with pytest.raises(DatabaseUnreachable, match="full"):
+            items.complete(full, one, big, card_id=card, software_id=software_id)
+        spool.keep(one, big, card_id=card, software_id=software_id)
+    assert (len(spool), readings(database)) == (2, 0)
+    assert all(closed.accepted for closed in spool.flush(database, card))
+    assert (len(spool), readings(database)) == (0, 2)
+    assert complete(database, claim(database, items_of(database, job_id)[2]), card).accepted
+    full.close()
+    database.close()
+
+
+STEPPING = """
+import os, time
+_real = time.time
+time.time = lambda: _real() + float(open(os.environ["CLOCK_STEP"]).read() or 0)
+"""
+
+
+def test_the_clock_of_a_host_steps(start, tmp_path):
+    """Leases, heartbeats and losses are on the database's clock, so no host's own clock decides anything."""
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STEPPING)
+    step = folder / "step"
+    step.write_text("0")
+    hurt = start(cards=2, PYTHONPATH=str(folder), CLOCK_STEP=str(step))
+    job_id = hurt.submit(["slow"] * 12, 0.5)
+    hurt.done(job_id)
+    for seconds in ("86400", "-86400"):
+        step.write_text(seconds)
+        time.sleep(1.5)
+    assert hurt.settled(job_id) == {"done": 12}
+    assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))

@@ -1,0 +1,117 @@
+"""The broker dies, forgets or repeats; publishers die half-way: the database brings every job to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import redis
+
+from farm.settings import Settings
+from farm.store import tables
+from tasks.app import app, configure, hard_time_limit_s
+from tests.farms import ROOT
+
+
+def client_of(hurt):
+    return redis.Redis.from_url(hurt.broker.redis_url)
+
+
+def test_the_broker_is_wiped_in_the_middle_of_a_job(start):
+    hurt = start(cards=2)
+    job_id = hurt.submit(["slow"] * 8, 0.4)
+    hurt.done(job_id)
+    with client_of(hurt) as client:
+        client.flushall()
+    assert hurt.settled(job_id) == {"done": 8}
+
+
+def test_the_broker_is_killed_and_restarted_three_times(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 8, 0.5)
+    for number in range(3):
+        hurt.done(job_id, number + 1)
+        hurt.broker.kill()
+        time.sleep(0.5)
+        hurt.broker.start()
+    assert hurt.settled(job_id) == {"done": 8}
+
+
+def test_a_message_delivered_again_is_dropped(start):
+    """As after the visibility timeout of an item that took longer, or from a publisher in doubt."""
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 3, 1.0)
+    hurt.in_work(job_id)
+    with client_of(hurt) as client:
+        repeated = [json.loads(entry)[0] for entry in client.hvals("unacked")]
+        assert repeated
+        (queue,) = [key for key in client.keys("card.*")]
+        for message in repeated:
+            client.rpush(queue, json.dumps(message))
+        for waiting in client.lrange(queue, 0, -1):
+            client.lpush(queue, waiting)
+    assert hurt.settled(job_id) == {"done": 3}
+    assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))
+
+
+def test_a_running_item_never_looks_abandoned():
+    current = Settings(broker_url="redis://nowhere", item_timeout_s=1000)
+    try:
+        configure(current)
+        assert app.conf.broker_transport_options["visibility_timeout"] >= 4 * app.conf.task_time_limit
+        assert app.conf.task_time_limit == hard_time_limit_s(current) > 1000
+    finally:
+        configure(Settings())
+
+
+KILLED_AFTER_THREE = """
+import os, signal
+from kombu import Producer
+from farm.settings import settings
+from farm.store.database import Database
+publish, sent = Producer.publish, []
+def count(self, *arguments, **options):
+    sent.append(1)
+    if len(sent) > 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return publish(self, *arguments, **options)
+Producer.publish = count
+from tasks.queues import publish_round
+publish_round(Database(settings().database), os.environ["JOB"], 1)
+"""
+
+
+def test_a_publisher_killed_half_way_is_continued(start):
+    hurt = start()
+    job_id = hurt.submit([""] * 9, publish=False)
+    environment = {**hurt.farm.environment, "JOB": job_id}
+    killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_THREE], cwd=ROOT, env=environment)
+    assert killed.returncode == -9
+    assert hurt.settled(job_id) == {"done": 9}
+
+
+def test_an_aggregation_that_got_lost_is_made_up_for(start):
+    hurt = start()
+    job_id = hurt.submit(["", ""], publish=False)
+    # Everything is closed already when the control worker first hears of the job: only the verdict is missing.
+    with hurt.farm.database.write() as session:
+        for item in session.exec(tables.Item.__table__.select().where(tables.Item.job_id == job_id)).all():
+            row = session.get_one(tables.Item, item.id)
+            row.state, row.reason = "failed", "raised"
+            session.add(row)
+    assert hurt.settled(job_id) == {"failed": 2}
+
+
+@pytest.mark.skipif(not os.environ.get("FARM_SLOW_TESTS"), reason="takes minutes; set FARM_SLOW_TESTS=1")
+def test_a_broker_away_for_a_minute(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 4, 1.0)
+    hurt.done(job_id)
+    hurt.broker.kill()
+    time.sleep(60)
+    hurt.broker.start()
+    assert hurt.settled(job_id, 120) == {"done": 4}

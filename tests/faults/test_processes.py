@@ -1,0 +1,98 @@
+"""Processes of a worker are killed in the middle of an item: nothing is lost and nothing counted twice."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+
+
+@pytest.mark.parametrize("victim", ["benchmark", "pool", "worker"])
+def test_kill_9_of_one_process_in_the_middle_of_an_item(start, victim):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 3, 1.0)
+    item = hurt.in_work(job_id)
+    getattr(hurt, victim)().kill()
+    assert hurt.settled(job_id) == {"done": 3}
+    (again,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert again.attempts == 2
+
+
+def test_kill_9_of_everything_in_the_middle_of_an_item(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 3, 1.0)
+    hurt.in_work(job_id)
+    for process in hurt.everything():
+        process.kill()
+    assert hurt.messages() >= 0
+    hurt.start_again()
+    assert hurt.settled(job_id) == {"done": 3}
+
+
+def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_no_other(start):
+    hurt = start(FARM_ITEM_TIMEOUT_S="2", FARM_MAX_ATTEMPTS="2")
+    job_id = hurt.submit(["", "crash", "exit", "poison", "oom", "raise", "hang", "print", "not_capturable", ""])
+    assert hurt.settled(job_id) == {"done": 3, "failed": 7}
+    reasons = [item.reason for item in sorted(hurt.farm.items(job_id), key=lambda item: item.id)]
+    assert reasons == ["", "crashed", "crashed", "raised", "out_of_memory", "raised", "hung", "", "not_capturable", ""]
+    assert hurt.farm.ask("retry", job_id).returncode == 0
+    assert hurt.settled(job_id) == {"done": 3, "failed": 7}
+
+
+def test_an_item_that_kills_its_worker_every_time_ends_as_failed(start):
+    hurt = start(FARM_MAX_ATTEMPTS="2")
+    job_id = hurt.submit(["slow"], 3.0)
+    for attempt in (1, 2):
+        hurt.in_work(job_id, attempt)
+        hurt.pool().kill()
+    assert hurt.settled(job_id) == {"failed": 1}
+    assert hurt.farm.items(job_id)[0].reason == "attempts_exhausted"
+
+
+def test_sigterm_to_everything(start):
+    hurt = start(cards=2)
+    job_id = hurt.submit(["slow"] * 6, 0.7)
+    hurt.in_work(job_id)
+    processes = hurt.everything()
+    for process in processes:
+        process.terminate()
+    _, alive = psutil.wait_procs(processes, 30)
+    assert not alive
+    hurt.start_again()
+    assert hurt.settled(job_id) == {"done": 6}
+
+
+def test_a_worker_that_is_told_to_stop_finishes_its_item(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 3, 1.0)
+    item = hurt.in_work(job_id)
+    supervisor = hurt.supervisor()
+    supervisor.send_signal(signal.SIGTERM)
+    psutil.wait_procs([supervisor], 30)
+    states = {one.id: (one.state, one.attempts) for one in hurt.farm.items(job_id)}
+    assert states[item.id] == ("done", 1)
+    hurt.start_again()
+    assert hurt.settled(job_id) == {"done": 3}
+    assert all(one.attempts == 1 for one in hurt.farm.items(job_id))
+
+
+def test_a_second_worker_for_a_card_is_refused(start):
+    hurt = start()
+    second = hurt.farm.ask("worker")
+    assert second.returncode == 4
+    assert "is taken by process" in second.stderr
+    job_id = hurt.submit(["", ""])
+    assert hurt.settled(job_id) == {"done": 2}
+
+
+def test_cancel_in_the_middle(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"] * 20, 0.7)
+    item = hurt.in_work(job_id)
+    assert hurt.farm.ask("cancel", job_id).returncode == 0
+    hurt.check(job_id)
+    hurt.farm.wait_for(lambda: any(one.id == item.id and one.reading_id for one in hurt.farm.items(job_id)))
+    assert {one.state for one in hurt.farm.items(job_id)} <= {"cancelled", "done"}
+    follower = hurt.submit([""])
+    assert hurt.settled(follower) == {"done": 1}
