@@ -14,7 +14,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import kombu
 import kombu.transport
+from celery.app.amqp import AMQP
 from kombu.transport import redis
 
 log = logging.getLogger("farm.screening")
@@ -99,6 +101,28 @@ def _harmless(value: Any) -> bool:
         return False
     options = value.get("options") or {}
     return all(_harmless(options.get(name)) for name in ("link", "link_error", "chord"))
+
+
+class Connection(kombu.Connection):  # type: ignore[misc]
+    """Tells of itself without passwords: workers answer with this when Flower asks them."""
+
+    def info(self) -> dict[str, Any]:
+        return {name: _masked(value) for name, value in super().info().items() if name != "password"}
+
+
+_PASSWORD = re.compile(r"(://|^)([^:/@\s]*):[^@\s]*@")
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return _PASSWORD.sub(r"\1\2:**@", value)
+    if isinstance(value, list | tuple):
+        return [_masked(entry) for entry in value]
+    return value
+
+
+class Amqp(AMQP):  # type: ignore[misc]
+    Connection = Connection
 
 
 class Channel(redis.Channel):  # type: ignore[misc]

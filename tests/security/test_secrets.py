@@ -1,0 +1,79 @@
+"""Passwords of the broker, of the database and of Flower show nowhere: logs, process titles, ``--json``, Flower, metrics."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+import redis
+
+from tasks.servers import BrokerServer
+from tests.farms import running
+from tests.tasks.test_flower import AUTH, flower_of, free_port
+
+BROKER, DATABASE = "broker-pass-4711", "database-pass-0815"
+SECRETS = (BROKER, DATABASE, AUTH.split(":")[1])
+
+
+@pytest.mark.serial
+def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
+    acl = tmp_path / "users.acl"
+    acl.write_text(f"user default off\nuser farm on >{BROKER} ~* &* +@all\nuser health on nopass -@all +ping\n")
+    metrics = free_port()
+    database_url = postgres_url.replace("postgres@", f"postgres:{DATABASE}@")
+    with BrokerServer(options={"aclfile": str(acl)}, ping_as="health") as broker:
+        broker_url = f"redis+socket://farm:{BROKER}@{broker.socket}"
+        with redis.Redis(unix_socket_path=str(broker.socket), username="farm", password=BROKER) as client:
+            assert client.ping()
+        with (
+            running(
+                tmp_path,
+                broker_url,
+                database_url,
+                FARM_FLOWER_BASIC_AUTH=AUTH,
+                FARM_METRICS_PORT=str(metrics),
+                FARM_METRICS_ADDRESS="127.0.0.1",
+            ) as farm,
+            flower_of(farm) as (_, page),
+        ):
+            job_id = farm.submit(["", "crash", "oom"])
+            farm.wait_for(lambda: farm.ended(job_id))
+            told = {" ".join(words): answer(farm, *words) for words in VERBS}
+            told["debug"] = answer(farm, "--debug", "report", "nosuchjob")
+            for path in ("/", "/tasks", "/broker", "/api/workers?refresh=1", "/api/tasks", "/metrics"):
+                told[f"flower {path}"] = page.get(path)[1]
+            told["process titles"] = "\n".join(titles())
+            # What goes wrong is told with the URL that it went wrong with.
+            broker.stop()
+            time.sleep(2)
+            told["no broker"] = answer(farm, "submit", "resnet18") + answer(farm, "doctor", "--json")
+            broker.start()
+        told["log"] = farm.log.read_text()
+    assert "SIM-" in told["cards --json"]
+    assert "does not answer" in told["no broker"]
+    assert [(where, secret) for where, text in told.items() for secret in SECRETS if secret in text] == []
+
+
+VERBS = (
+    ("settings", "--json"),
+    ("settings",),
+    ("doctor", "--json"),
+    ("doctor",),
+    ("cards", "--json"),
+    ("jobs", "--json"),
+    ("db", "check"),
+)
+
+
+def answer(farm, *arguments):
+    done = farm.ask(*arguments)
+    return done.stdout + done.stderr
+
+
+def titles():
+    for process in psutil.process_iter():
+        try:
+            yield " ".join(process.cmdline())
+        except psutil.Error:
+            continue
