@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,48 @@ def test_the_broker_accepts_its_configuration(secrets, tmp_path):
     (tmp_path / "redis.conf").write_text("\n".join(lines).replace("/etc/farm-broker", str(secrets)))
     with BrokerServer(config=tmp_path / "redis.conf", ping_as="health") as broker:
         assert broker.pid
+
+
+def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, tmp_path):
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if not program:
+        pytest.skip("needs a redis-server on PATH, built with TLS")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    content = (DEPLOY / "redis/redis.conf").read_text().replace("/etc/farm-broker", str(secrets))
+    (tmp_path / "redis.conf").write_text(content.replace("tls-port 6379", f"tls-port {port}\nbind 127.0.0.1"))
+    log = tmp_path / "redis.log"
+    with log.open("w") as output:
+        server = subprocess.Popen([program, tmp_path / "redis.conf", "--dir", tmp_path], stdout=output, stderr=output)
+    try:
+        url = farm_toml(port).broker_url
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert redis.Redis.from_url(url).ping()
+                break
+            except redis.ConnectionError:
+                if server.poll() is not None and "TLS" in log.read_text():
+                    pytest.skip("this server was built without TLS")
+                assert server.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+        stranger = url.replace(str(secrets / "ca.crt"), str(other_authority(secrets)))
+        with pytest.raises(redis.ConnectionError, match="certificate"):
+            redis.Redis.from_url(stranger).ping()
+        with pytest.raises(redis.RedisError):  # without TLS it does not even talk
+            redis.Redis(port=port, socket_timeout=3).ping()
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
+        try:
+            asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
+            assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
+            worker.wait(20)
+        finally:
+            worker.kill()
+            worker.wait()
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_the_database_url_works_over_tls_and_refuses_another_certificate(secrets, farm_toml, postgres_server):
