@@ -9,6 +9,7 @@ pause is from the end of one item to the start of the next, both on the database
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -47,7 +48,7 @@ def main() -> None:
             items = sorted(farm.items(job_id), key=lambda item: item.started_at_s or 0.0)
     pauses_ms = [
         1e3 * (after.started_at_s - before.ended_at_s)
-        for before, after in zip(items, items[1:], strict=False)
+        for before, after in itertools.pairwise(items)
         if after.started_at_s and before.ended_at_s
     ]
     work_ms = [1e3 * (item.ended_at_s - item.started_at_s) for item in items if item.ended_at_s and item.started_at_s]

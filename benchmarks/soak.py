@@ -1,0 +1,302 @@
+"""Hurt a farm every few seconds for as long as a job lasts, and count what was lost: nothing may be.
+
+    python benchmarks/soak.py --items 2000 --cards 8 --seed 1 --json soak-1.json
+    python benchmarks/soak.py --faults 300 --every 0.5 --seed 2
+
+Real processes: a broker with an append-only file, a PostgreSQL, one supervisor with 8 card workers on simulated cards.
+The faults are drawn with a seed: kill -9 of a benchmark, pool, worker or control process or of a whole worker tree,
+the broker killed and started again or wiped, PostgreSQL crashed and started again, a worker frozen for longer than a
+card may be unseen, a message repeated, a card drained and put back, the supervisor ended and started again. With
+--faults the job is made longer (round after round of items) until so many have been done. Prints items lost, items
+with two accepted readings, verdicts missing (all must be 0: exit code 1 otherwise) and, beside them, work repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import psutil
+import redis
+from sqlmodel import select
+
+from farm import cards, jobs
+from farm.errors import FarmError
+from farm.settings import Settings
+from farm.store import tables
+from farm.store.tables import ItemState
+from tasks.app import configure
+from tasks.queues import publish_round
+from tasks.servers import BrokerServer
+from tests.farms import Farm, running, store_operators
+from tests.planned import sweep
+from tests.servers import PostgresServer
+
+QUICK = {"FARM_LEASE_S": "4", "FARM_HEARTBEAT_S": "1", "FARM_RECONCILE_S": "1", "FARM_MAX_ATTEMPTS": "50"}
+WEIGHTS = {
+    "benchmark": 6,
+    "pool": 4,
+    "worker": 3,
+    "tree": 1,
+    "control": 1,
+    "supervisor": 1,
+    "freeze": 2,
+    "broker killed": 2,
+    "broker wiped": 2,
+    "database crashed": 1,
+    "message repeated": 4,
+    "drained": 2,
+}
+
+
+class Soak:
+    def __init__(self, farm: Farm, broker: BrokerServer, postgres: PostgresServer, seed: int) -> None:
+        self.farm, self.broker, self.postgres = farm, broker, postgres
+        self.chance = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.supervisors: list[Any] = []
+
+    def fault(self) -> None:
+        kind = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        with contextlib.suppress(psutil.Error, FarmError, redis.RedisError):
+            if getattr(self, "_" + kind.replace(" ", "_"))() is not False:
+                self.done[kind] += 1
+
+    def tend(self, *, all_of_it: bool = False) -> None:
+        """Do what is due: thaw, start again."""
+        now_s = time.monotonic()
+        for due_s, act in [*self.later]:
+            if all_of_it or due_s <= now_s:
+                self.later.remove((due_s, act))
+                with contextlib.suppress(psutil.Error, FarmError):
+                    act()
+
+    # ------------------------------------------------------------------------------------------- the faults
+
+    def _benchmark(self) -> bool | None:
+        return self._kill("farm.benchmark.process")
+
+    def _pool(self) -> bool | None:
+        found = self._processes("farm.benchmark.process")
+        return self.chance.choice(found).parent().kill() if found else False
+
+    def _worker(self) -> bool | None:
+        return self._kill("tasks.worker", "card")
+
+    def _control(self) -> bool | None:
+        return self._kill("tasks.worker", "control")
+
+    def _tree(self) -> bool | None:
+        found = self._processes("tasks.worker", "card")
+        if not found:
+            return False
+        victim = self.chance.choice(found)
+        for process in [victim, *victim.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return None
+
+    def _supervisor(self) -> bool | None:
+        found = self._processes("cli", "worker")
+        if not found:
+            return False
+        found[0].send_signal(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
+        return None
+
+    def start_supervisor_if_none(self) -> None:
+        if not self._processes("cli", "worker"):
+            self.supervisors.append(self.farm.start("worker"))
+
+    def _freeze(self) -> bool | None:
+        found = self._processes("tasks.worker", "card")
+        if not found:
+            return False
+        victim = self.chance.choice(found)
+        frozen = [victim, *victim.children(recursive=True)]
+        for process in frozen:
+            process.suspend()
+
+        def thaw() -> None:
+            for process in frozen:
+                with contextlib.suppress(psutil.Error):
+                    process.resume()
+
+        self.later.append((time.monotonic() + self.chance.uniform(1, 6), thaw))
+        return None
+
+    def _broker_killed(self) -> None:
+        self.broker.kill()
+        time.sleep(self.chance.uniform(0, 0.5))
+        self.broker.start()
+
+    def _broker_wiped(self) -> None:
+        with redis.Redis.from_url(self.broker.redis_url) as client:
+            client.flushall()
+
+    def _database_crashed(self) -> None:
+        self.postgres.kill()
+        time.sleep(self.chance.uniform(0, 1.0))
+        self.postgres.start()
+
+    def _message_repeated(self) -> bool | None:
+        with redis.Redis.from_url(self.broker.redis_url) as client:
+            entries = client.hvals("unacked")
+            for entry in entries[:5]:
+                message, _exchange, queue = json.loads(entry)
+                client.rpush(queue, json.dumps(message))
+            return None if entries else False
+
+    def _drained(self) -> bool | None:
+        with self.farm.database.read() as session:
+            alive = cards.alive(session, 1.0)
+        if len(alive) < 2:
+            return False
+        card = self.chance.choice(alive)
+        cards.drain(self.farm.database, card.id, "soak")
+        self.later.append((time.monotonic() + self.chance.uniform(0.5, 4), lambda: self._resume(card.id)))
+        return None
+
+    def _resume(self, card_id: str) -> None:
+        cards.resume(self.farm.database, card_id)
+
+    # -------------------------------------------------------------------------------------------- processes
+
+    def _kill(self, *words: str) -> bool | None:
+        found = self._processes(*words)
+        if not found:
+            return False
+        self.chance.choice(found).kill()
+        return None
+
+    def _processes(self, *words: str) -> list[psutil.Process]:
+        """In a fixed order, so that a seed means the same."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if (
+                    all(word in line for word in words)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get("FARM_STATE_DIR") == self.farm.environment["FARM_STATE_DIR"]
+                ):
+                    found.append((line, process))
+        return [process for _, process in sorted(found, key=lambda one: one[0])]
+
+
+def submit(soak: Soak, items: int) -> str:
+    ids = store_operators(soak.farm.database, [""] * items)
+    with soak.farm.database.read() as session:
+        chosen = [card for card in session.exec(select(tables.Card.id))]
+    job_id = jobs.create(soak.farm.database, sweep(items), chosen, operator_ids=ids).job_id
+    publish_round(soak.farm.database, job_id, 1)
+    return job_id
+
+
+def judge(farm: Farm, job_ids: list[str]) -> dict[str, int]:
+    found = Counter[str]()
+    with farm.database.read() as session:
+        for job_id in job_ids:
+            items = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).all()
+            subjects = {item.subject_id for item in items}
+            read = Counter(
+                reading for reading in session.exec(select(tables.Reading.subject_id)).all() if reading in subjects
+            )
+            verdicts = session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
+            found["items"] += len(items)
+            found["lost"] += sum(item.state != ItemState.DONE for item in items)
+            found["two_readings"] += sum(number > 1 for number in read.values())
+            found["without_reading"] += len(subjects) - len(read)
+            found["verdicts_missing"] += len(verdicts) != 1
+            found["begun_again"] += sum(max(0, item.attempts - 1) for item in items)
+            found["repeated_and_fenced_out"] += sum(item.repeated for item in items)
+    names = ("items", "lost", "two_readings", "without_reading", "verdicts_missing")
+    return {name: found[name] for name in (*names, "begun_again", "repeated_and_fenced_out")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=2000, help="of one job")
+    parser.add_argument("--cards", type=int, default=8)
+    parser.add_argument("--item-s", type=float, default=0.1)
+    parser.add_argument("--every", type=float, default=2.0, help="mean time between two faults, in seconds")
+    parser.add_argument("--faults", type=int, default=0, help="go on with further jobs until so many were done")
+    parser.add_argument("--limit", type=float, default=420.0, help="begin no further job after so many seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BrokerServer(persistent=True) as broker,
+        PostgresServer() as postgres,
+        running(
+            Path(folder),
+            broker.url,
+            postgres.new_database(),
+            cards=options.cards,
+            **QUICK,
+            FARM_SIMULATED_ITEM_S=str(options.item_s),
+        ) as farm,
+    ):
+        configure(Settings(broker_url=broker.url))
+        soak = Soak(farm, broker, postgres, options.seed)
+        began_s = time.monotonic()
+        job_ids = [submit(soak, options.items)]
+        next_s = time.monotonic() + 1
+        stuck_s = 0.0
+        while True:
+            soak.tend()
+            soak.start_supervisor_if_none()
+            with contextlib.suppress(FarmError):
+                if farm.ended(job_ids[-1]):
+                    late = time.monotonic() - began_s > options.limit
+                    if sum(soak.done.values()) >= options.faults or late:
+                        break
+                    job_ids.append(submit(soak, options.items))
+            if time.monotonic() > next_s and time.monotonic() - began_s < options.limit:
+                soak.fault()
+                next_s = time.monotonic() + soak.chance.uniform(0.5, 1.5) * options.every
+            if time.monotonic() - began_s > options.limit + 120:
+                stuck_s = time.monotonic() - began_s
+                break
+            time.sleep(0.05)
+        soak.tend(all_of_it=True)
+        whole_s = time.monotonic() - began_s
+        if stuck_s:
+            print(farm.log.read_text()[-4000:], file=sys.stderr)
+        found = {
+            "seed": options.seed,
+            "seconds": round(whole_s, 1),
+            "jobs": len(job_ids),
+            "faults": sum(soak.done.values()),
+            "by_kind": dict(sorted(soak.done.items())),
+            **judge(farm, job_ids),
+        }
+        for supervisor in soak.supervisors:
+            with contextlib.suppress(ProcessLookupError):
+                supervisor.terminate()
+        for supervisor in soak.supervisors:
+            supervisor.wait(60)
+    print(json.dumps(found, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(found))
+    bad = ("lost", "two_readings", "without_reading", "verdicts_missing")
+    return 1 if any(found[name] for name in bad) else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
