@@ -188,7 +188,8 @@ def test_every_residency_can_be_read(residency: str) -> None:
     assert copies == 1 if residency == "reuse" else copies > 4
 
 
-def test_a_whole_model_goes_through_the_same_code() -> None:
+def test_a_whole_model_goes_through_the_same_code(virtual_time: VirtualTime) -> None:
+    virtual_time.pass_s = 0.02
     variant = Variant("squeezenet1_1", 1, 64)
     reading = read(FakeDevice(), Subject("variant", variant.id, variant.to_json()))
     assert reading.power_source == "energy_counter"
