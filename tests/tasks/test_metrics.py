@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import urllib.request
 from collections import defaultdict
@@ -18,7 +19,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
 from tasks.metrics import FarmCollector, serve
-from tests.farms import running
+from tests.farms import ROOT, running
 
 
 def scrape(port):
@@ -126,3 +127,12 @@ def test_off_or_taken_it_stays_quiet(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = Settings(metrics_port=server.getsockname()[1], database_url=url)
         assert serve(taken) is None
+
+
+def test_every_metric_is_documented(any_database):
+    card = Card(id="SIM-gpu1-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu1")
+    register(any_database, card, Software(torch="2"), holder="h", queue="q")
+    url = any_database.url.render_as_string(hide_password=False)
+    told = {family.name for family in FarmCollector(Settings(database_url=url, host="gpu1")).collect()}
+    documented = re.findall(r"`(farm_[a-z_]+)", (ROOT / "docs/operate.md").read_text())
+    assert {name.removesuffix("_total") for name in documented} == told
