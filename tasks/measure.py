@@ -54,7 +54,11 @@ class CardWorker:
     software: Software | None = None
 
     def register(self) -> str:
-        """Wait for the benchmark process and write the card down with its software; its software id."""
+        """Wait for the benchmark process and write the card down with its software; its software id.
+
+        Raises:
+            UnhealthyCard: it failed its check; the process is gone, and the next one checks again.
+        """
         software = self.benchmark.wait_ready()
         if software != self.software:
             card = self.benchmark.card
@@ -70,7 +74,11 @@ class CardWorker:
                 capabilities=capabilities,
             )
             self.software = software
-            self._fingerprint(card.id, card.driver)
+            if not self.benchmark.unhealthy:
+                self._fingerprint(card.id, card.driver)
+        if reason := self.benchmark.unhealthy:
+            self.benchmark.kill()
+            raise UnhealthyCard(reason, f"Look at the card, then `farm cards release {self.card_id}`.")
         return software.id
 
     def _fingerprint(self, card_id: str, driver: str) -> None:
@@ -110,7 +118,7 @@ def begin(**_: Any) -> None:
 def _register(worker: CardWorker) -> None:
     try:
         with _lock:
-            worker.register()
+            _ready(worker)
     except FarmError as error:
         log.error("The card %s cannot be served: %s %s", worker.card_id, error.message, error.next_step)
 

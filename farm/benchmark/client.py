@@ -128,6 +128,11 @@ class BenchmarkProcess:
         return Software.from_json(self._ready["software"])
 
     @property
+    def unhealthy(self) -> str:
+        """Why the card must not measure (it failed the check at the process's start), "" if it may."""
+        return str(self._ready.get("unhealthy", "")) if self._ready is not None else ""
+
+    @property
     def card(self) -> Card:
         """The card as the process found it; only after `wait_ready`."""
         if self._ready is None:

@@ -73,6 +73,7 @@ def main() -> None:
     try:
         card = find_card(options.card, settings())
         runner = _make_runner(card, open_device(card))
+        unhealthy = runner.unhealthy()
     except FarmError as error:
         answers.send("failed", message=error.message, next_step=error.next_step)
         os._exit(2)
@@ -86,6 +87,7 @@ def main() -> None:
         card=card.to_json(),
         software=runner.software.to_json(),
         capabilities=sorted(runner.device.capabilities),
+        unhealthy=unhealthy,
     )
     while (request := requests.get()) is not END:
         if not _serve(request, runner, answers):
@@ -150,6 +152,10 @@ class Runner:
     ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
         raise NotImplementedError
 
+    def unhealthy(self) -> str:
+        """What is wrong with the card (`farm.benchmark.health`), "" for nothing."""
+        return ""
+
     def fingerprint(self) -> dict[str, Any]:
         """What the card is like (`farm.benchmark.fingerprint`); {} where nothing is to be told."""
         return {}
@@ -187,6 +193,11 @@ class SimulatedRunner(Runner):
             self._poisoned = True
             raise
         return reading, None, verification
+
+    def unhealthy(self) -> str:
+        from farm.benchmark import simulated
+
+        return simulated.unhealthy(self.device.card.id)
 
     def poisoned(self) -> bool:
         return self._poisoned
@@ -243,6 +254,11 @@ class TorchRunner(Runner):
             observed, findings = verification.verify(subject, protocol, self._torch_device, predicted)
         reading = self._bench.measure(subject, protocol, stopping, on_phase)
         return reading, observed, findings
+
+    def unhealthy(self) -> str:
+        from farm.benchmark import health
+
+        return health.check(self._torch, self._torch_device)
 
     def fingerprint(self) -> dict[str, Any]:
         from farm.benchmark import fingerprint
@@ -338,7 +354,9 @@ def _listen(requests: queue.Queue[Any], answers: Answers) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    # Ctrl-C, and a SIGTERM to all processes of a service, are the parent's to answer: it ends its item first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent and os.getppid() != parent:

@@ -17,6 +17,7 @@ from farm.devices.simulated import SimulatedDevice, item_s
 from farm.errors import Unmeasurable
 
 SOFTWARE = Software(torch="simulated", driver="simulated")
+UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 BEHAVIOURS = ("crash", "hang", "oom", "raise", "exit", "slow", "not_capturable", "poison", "print")
 
 
@@ -69,6 +70,15 @@ def measure(
         flags=("simulated",),
         cost_s={"window": item_s(), "total": time.perf_counter() - begin_s},
     )
+
+
+def unhealthy(card_id: str) -> str:
+    """What the health check finds: a fault while the file that FARM_SIMULATED_UNHEALTHY names holds the card's id."""
+    try:
+        with open(os.environ.get(UNHEALTHY_VARIABLE, "")) as file:
+            return "Simulated: a product came out wrong." if card_id in file.read().split() else ""
+    except OSError:
+        return ""
 
 
 def _misbehave(subject: Subject) -> None:

@@ -65,3 +65,25 @@ def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_
 
 def test_the_defaults_move_a_lost_cards_items_within_30_s():
     assert lost_after_s(Settings()) + Settings().heartbeat_s + Settings().reconcile_s < 30
+
+
+def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(start, tmp_path):
+    bad = tmp_path / "bad"
+    bad.write_text("")
+    hurt = start(cards=2, FARM_SIMULATED_UNHEALTHY=str(bad))
+    sick = card_of(hurt, 0).id
+    job_id = hurt.submit(["slow"] * 8, 0.4)
+    hurt.in_work(job_id)
+    bad.write_text(sick)
+    hurt.benchmark().kill()  # the next one begins with the check
+    assert hurt.settled(job_id) == {"done": 8}
+    assert card_of(hurt, 0).state == "quarantined"
+    assert "came out wrong" in card_of(hurt, 0).state_reason
+    refused = hurt.farm.ask("cards", "resume", sick)
+    assert refused.returncode == 2
+    assert "release" in refused.stderr
+    bad.write_text("")
+    assert hurt.farm.ask("cards", "release", sick).returncode == 0
+    job_id = hurt.submit(["slow"] * 4, 0.3)
+    assert hurt.settled(job_id) == {"done": 4}
+    assert sick in measured_on(hurt, job_id)
