@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _no_process_is_left_behind() -> Iterator[None]:
     mark = os.environ[_MARK] = uuid.uuid4().hex
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while left := _marked_processes(mark):
         if time.monotonic() > deadline:
             told = [" ".join(process.cmdline())[:200] for process in left if process.is_running()]

@@ -34,7 +34,7 @@ def process() -> Iterator[BenchmarkProcess]:
         yield made
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -120,7 +120,7 @@ def test_a_poisoned_context_is_answered_and_not_used_again(process: BenchmarkPro
 
 def test_what_a_model_prints_is_no_answer(process: BenchmarkProcess) -> None:
     process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while "{not json" not in process.complaints and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "{not json" in process.complaints
@@ -180,7 +180,7 @@ def test_garbage_is_refused_line_by_line_and_does_no_harm() -> None:
     assert [event["event"] for event in events].count("refused") == len(garbage)
     assert [event["reason"] for event in events if event["event"] == "unmeasurable"] == ["rejected"]
     child.stdin.close()
-    assert child.wait(5) == 0
+    assert child.wait(30) == 0
     child.stdout.close()
 
 
@@ -193,7 +193,7 @@ def test_the_end_of_the_input_ends_it_in_the_middle_of_a_measurement() -> None:
     while json.loads(child.stdout.readline())["event"] != "phase":
         pass
     child.stdin.close()
-    assert child.wait(5) == 0
+    assert child.wait(30) == 0
     child.stdout.close()
 
 

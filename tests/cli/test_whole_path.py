@@ -56,7 +56,7 @@ def shared_farm(monkeypatch, tmp_path, broker, sqlite_url):
             yield database
         finally:
             worker.send_signal(signal.SIGTERM)
-            worker.communicate(timeout=30)
+            worker.communicate(timeout=90)
             database.close()
 
 
@@ -130,7 +130,7 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         else:
             wait_for(lambda: run.stderr.readline().startswith("job "), run)
         run.send_signal(sign)
-        stdout, stderr = run.communicate(timeout=30)
+        stdout, stderr = run.communicate(timeout=90)
     assert (run.returncode, stdout) == (130, "")
     assert "error: interrupted." in stderr
     assert "the same command continues" in stderr
@@ -154,7 +154,7 @@ def test_a_killed_run_takes_its_workers_and_servers_with_it():
         assert len(theirs) >= 3
         run.kill()
         run.communicate()
-    _, alive = psutil.wait_procs(theirs, timeout=10)
+    _, alive = psutil.wait_procs(theirs, timeout=60)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -177,7 +177,7 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as submit:
         job = submit.stderr.readline().split()[1].rstrip(":")
         submit.send_signal(signal.SIGINT)
-        _, stderr = submit.communicate(timeout=30)
+        _, stderr = submit.communicate(timeout=90)
     if submit.returncode:  # it may have been done by then
         assert submit.returncode == 130
         assert f"The farm goes on measuring. `farm status {job} --watch` follows" in stderr

@@ -46,7 +46,7 @@ def test_celery_accepts_its_url_as_broker_and_as_result_backend():
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1)
         app.backend.store_result("an-id", {"answer": 42}, "SUCCESS")
-        assert app.AsyncResult("an-id").get(timeout=2) == {"answer": 42}
+        assert app.AsyncResult("an-id").get(timeout=30) == {"answer": 42}
         assert redis.Redis.from_url(server.redis_url).dbsize() == 1
 
 
@@ -76,7 +76,7 @@ def test_dies_with_an_owner_that_is_killed():
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(int(pid)).wait(5)
+        psutil.Process(int(pid)).wait(30)
     os.utime(folder, (time.time() - 3600,) * 2)
     with BrokerServer():  # the next one sweeps up
         assert not os.path.exists(folder)
