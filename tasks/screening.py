@@ -107,7 +107,9 @@ class Connection(kombu.Connection):  # type: ignore[misc]
     """Tells of itself without passwords: workers answer with this when Flower asks them."""
 
     def info(self) -> dict[str, Any]:
-        return {name: _masked(value) for name, value in super().info().items() if name != "password"}
+        # A socket's URL keeps its password in the host's place. The password itself stays: `as_uri` looks it up to mask it
+        # (and Flower to connect), and Celery takes it out before a worker tells.
+        return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
 
 
 _PASSWORD = re.compile(r"(://|^)([^:/@\s]*):[^@\s]*@")

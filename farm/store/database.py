@@ -26,6 +26,14 @@ from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
+# A host that is cut off must notice within a lease: without these, a statement hangs in the kernel for 15 minutes.
+POSTGRESQL_OPTIONS = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # ms
+}
 UPGRADE_LOCK = 0x6661726D  # "farm", a key of PostgreSQL's advisory locks
 
 
@@ -165,7 +173,7 @@ def make_url_or_explain(url: str) -> Any:
 def _engine(url: Any) -> Engine:
     try:
         if url.get_backend_name() == "postgresql":
-            return create_engine(url, pool_size=4, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+            return create_engine(url, pool_size=4, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS)
         if url.database and url.database != ":memory:":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
