@@ -55,6 +55,25 @@ def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
     assert [(where, secret) for where, text in told.items() for secret in SECRETS if secret in text] == []
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://farm:the-password@broker.example:6379/0",
+        "rediss://farm:the-password@broker.example:6379/0",
+        "redis+socket://farm:the-password@/run/broker.sock",
+    ],
+)
+def test_a_connection_tells_its_url_without_the_password_and_still_knows_it(url):
+    from tasks.app import app
+
+    connection = app.connection(url)
+    told = {name: value for name, value in connection.info().items() if name != "password"}  # as Celery leaves it out
+    assert "the-password" not in str(told) + connection.as_uri() + repr(connection)
+    if "+socket" not in url:
+        assert "the-password" in connection.as_uri(include_password=True), "Flower connects by it"
+        assert connection.clone().password == "the-password"
+
+
 VERBS = (
     ("settings", "--json"),
     ("settings",),
