@@ -32,7 +32,7 @@ def farm_process():
 
     def run(*arguments):
         command = [sys.executable, "-m", "cli", *(str(argument) for argument in arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
         assert "Traceback" not in done.stderr, done.stderr
         return Said(done.returncode, done.stdout, done.stderr)
 
