@@ -40,8 +40,10 @@ def _farm(value: Any) -> bool:
     return isinstance(value, str) and _TEXT.fullmatch(value) is not None
 
 
-#: How the names of queues begin that carry tasks.
-TASK_QUEUES = ("control", "card.")
+def carries_tasks(queue: str) -> bool:
+    """Not so 'control@gpu1.celery.pidbox', by which a worker is asked how it is."""
+    return queue == "control" or queue.startswith("card.")
+
 
 #: The tasks that a message may name, and the one argument that each takes.
 ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round, "reconcile": _farm}
@@ -143,7 +145,7 @@ class Transport(redis.Transport):  # type: ignore[misc]
 
     def _deliver(self, message: Any, queue: str) -> None:
         # Events and remote control (Flower, `farm doctor`) have queues and checks of their own.
-        if queue.startswith(TASK_QUEUES) and (reason := refusal(message)):
+        if carries_tasks(queue) and (reason := refusal(message)):
             log.warning("Dropped a message from %s: %.200s", queue, reason)
             return
         try:
