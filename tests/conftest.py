@@ -29,6 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start a whole farm come one after the other: several at once starve each other on two cores."""
+    for item in items:
+        if item.get_closest_marker("serial") or "faults" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("whole farms"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left_behind() -> Iterator[None]:
     mark = os.environ[_MARK] = uuid.uuid4().hex
