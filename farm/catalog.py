@@ -5,8 +5,9 @@ torchvision. Torch is imported only by the functions that build. Nothing is ever
 seeded, and equal wherever the same torch builds them.
 
 A user's own models are registered on each host in the setting ``models``: a name and 'module:function'. The
-function takes no argument and returns the module, or the module and a tuple of example inputs. Only what this
-host's own settings name is ever imported; messages and the database carry the name alone.
+function takes no argument and returns the module, or the module and its example inputs (a tensor, or a tuple of
+positional arguments). Only what this host's own settings name is ever imported; messages and the database carry the
+name alone.
 """
 
 from __future__ import annotations
@@ -304,6 +305,7 @@ def _make(entry: ModelEntry) -> nn.Module:
 
 
 def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
+    import torch
     from torch import nn
 
     target = _user_models()[name]
@@ -316,10 +318,17 @@ def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
             "Check that the module can be imported on this host and that the function takes no argument.",
         ) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)  # a tensor would come apart along its batch
     if not isinstance(model, nn.Module):
         raise SettingsError(
             f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module.",
-            "Return a torch.nn.Module, or a pair of a module and a tuple of example inputs.",
+            "Return a torch.nn.Module, or a pair of a module and its example inputs.",
+        )
+    if any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
+        raise SettingsError(
+            f"The model '{name}' has lazy modules, whose parameters have no shapes yet.",
+            f"Call the model once on an input in '{target}', before it is returned.",
         )
     return model, None if inputs is None else tuple(inputs)
 

@@ -105,14 +105,18 @@ def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeyp
         "def plain(): return torch.nn.Linear(4, 4)\n"
         "def with_input(): return torch.nn.Linear(4, 4), (torch.empty(3, 4, device='meta'),)\n"
         "def wrong(): return 7\n"
+        "def one(): return torch.nn.Linear(4, 4), torch.ones(3, 4)\n"
+        "def lazy(): return torch.nn.LazyLinear(4)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     user_models(mine="my_models:plain", fed="my_models:with_input", bad="my_models:wrong", lost="nowhere:plain")
+    user_models(**settings().models, one="my_models:one", lazy="my_models:lazy")
     assert {"mine", "fed"} <= set(catalog.names())
     assert catalog.find("mine").task == "user"
     assert type(catalog.build("mine")).__name__ == "Linear"
     assert catalog.example_inputs("fed", 8, device="cpu")[0].shape == (8, 4)
-    for name in ("bad", "lost"):
+    assert [tensor.shape for tensor in catalog.example_inputs("one", 2, device="cpu")] == [(2, 4)]
+    for name in ("bad", "lost", "lazy"):
         with pytest.raises(SettingsError):
             catalog.build(name)
 

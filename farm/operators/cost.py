@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from farm.errors import CaptureError
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.operators.tuple import OperatorTuple, plain
 
@@ -57,9 +58,19 @@ def cost(spec: OperatorTuple) -> Cost:
 
 
 def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:
-    """PyTorch's own count over a whole model on meta, to hold the sum of the tuples against."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(*args, **(kwargs or {}))
+    """PyTorch's own count over a whole model on meta, to hold the sum of the tuples against.
+
+    Raises:
+        CaptureError: the model raised.
+    """
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(*args, **(kwargs or {}))
+    except Exception as error:
+        raise CaptureError(
+            f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            "Run it alone on this input; make tensors on the input's device, and read no values back from them.",
+        ) from error
     return counter.get_total_flops()
 
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from farm.errors import CaptureError
 from farm.operators.capture import capture
-from farm.operators.cost import cost
+from farm.operators.cost import cost, model_flops
 
 
 class _Model(nn.Module):
@@ -59,3 +60,8 @@ def test_half_precision_moves_half_the_bytes():
         cost_of(lambda x: F.softmax(x, -1), torch.randn(8, 8, dtype=t)) for t in (torch.float32, torch.float16)
     )
     assert full.bytes == 2 * half.bytes
+
+
+def test_a_model_that_cannot_run_on_its_input_is_refused_with_what_it_said():
+    with pytest.raises(CaptureError, match="on its example input: RuntimeError: "):
+        model_flops(nn.Linear(4, 4, device="meta"), (torch.empty(2, 3, device="meta"),))
