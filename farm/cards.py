@@ -23,6 +23,16 @@ LOST_AFTER_HEARTBEATS = 3
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
+def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
+    """What a worker signs its card and its claims with; an embedded farm's workers name their farm in it."""
+    return f"{card_id}@{host}:{pid}:{tag}" + (f"/{farm}" if farm else "")
+
+
+def farm_of(holder: str) -> str:
+    """The embedded farm of a worker, "" for one that serves everybody's jobs: each has a broker of its own."""
+    return holder.partition("/")[2]
+
+
 @dataclass(frozen=True)
 class CardView:
     """One card with what it is doing, for people and for placement."""

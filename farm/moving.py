@@ -18,7 +18,9 @@ from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
-def move_items(database: Database, card_id: str, peers: Sequence[tables.Card], *, in_work: bool = True) -> list[int]:
+def move_items(
+    database: Database, card_id: str, peers: Sequence[tables.Card], *, in_work: bool = True, farm: str = ""
+) -> list[int]:
     """Reassign a card's open items to its peers, where there are any; the ids of those that want publishing.
 
     A tuple goes to the peer that is free first. A whole or a canary is about this very card and cannot move: it
@@ -26,15 +28,20 @@ def move_items(database: Database, card_id: str, peers: Sequence[tables.Card], *
 
     Args:
         in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
+        farm: whose jobs; a message goes to one farm's broker.
     """
     if not peers:
         return []
     with database.write() as session:
-        held = select(Item).where(Item.card_id == card_id, col(Item.state).in_(OPEN))
+        held = (
+            select(Item)
+            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            .where(Item.card_id == card_id, col(Item.state).in_(OPEN), tables.Job.farm == farm)
+        )
         if not in_work:
             held = held.where(col(Item.lease_until_s) < database_now())
         if session.get_bind().dialect.name == "postgresql":
-            held = held.with_for_update()
+            held = held.with_for_update(of=Item)
         stranded = list(session.exec(held))
         movable = []
         for item in stranded:
@@ -53,12 +60,13 @@ def move_items(database: Database, card_id: str, peers: Sequence[tables.Card], *
         return [item.id for item in [*wholes, *movable] if item.id is not None]
 
 
-def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float) -> list[int]:
+def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
     """Give cards that run dry waiting tuples of the fullest ones; the ids of those that want publishing.
 
     Args:
         cards: working cards of one model and one software.
         dry_within_s: a card with less to do than this is given more. Unit: s.
+        farm: whose jobs.
     """
     ids = [card.id for card in cards]
     with database.read() as session:
@@ -82,6 +90,7 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
                 Item.state == ItemState.WAITING,
                 Item.role == "tuple",
                 tables.Job.state == JobState.OPEN,
+                tables.Job.farm == farm,
                 col(Item.job_id).not_in(_pinned_elsewhere(session, ids)),
             )
             .order_by(col(Item.id))

@@ -49,10 +49,11 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
     publish_items(store, woken)
     done["woken"] = len(woken)
     with store.read() as session:
-        views = cards.views(session, current.heartbeat_s)
+        # Another embedded farm's cards listen to another broker: nothing of ours can be given to them.
+        views = [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
     if may_move:
-        done["moved"] = _move_stranded(store, current, views)
-        done["balanced"] = _balance(store, current, views)
+        done["moved"] = _move_stranded(store, current, views, farm)
+        done["balanced"] = _balance(store, current, views, farm)
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
         if view.state != CardState.IDLE or queue_depth(view.card.id):
@@ -75,7 +76,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
     return done
 
 
-def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView]) -> int:
+def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> int:
     """Items of cards that are gone or take nothing new go to their peers."""
     number = 0
     for view in views:
@@ -86,7 +87,8 @@ def _move_stranded(store: Database, current: Settings, views: Sequence[cards.Car
         peers = [other.card for other in views if _peer(view, other)]
         # Who is not seen has not renewed its lease either, however long that was: only its token could still stand,
         # and the move takes it away.
-        moved = move_items(store, view.card.id, peers, in_work=gone or view.seen_ago_s > lost_after_s(current))
+        absent = gone or view.seen_ago_s > lost_after_s(current)
+        moved = move_items(store, view.card.id, peers, in_work=absent, farm=farm)
         if moved:
             log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
             publish_items(store, moved)
@@ -94,7 +96,7 @@ def _move_stranded(store: Database, current: Settings, views: Sequence[cards.Car
     return number
 
 
-def _balance(store: Database, current: Settings, views: Sequence[cards.CardView]) -> int:
+def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> int:
     """Cards that run dry before the next pass take waiting items from the fullest of their kind."""
     kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
     for view in views:
@@ -103,7 +105,7 @@ def _balance(store: Database, current: Settings, views: Sequence[cards.CardView]
     number = 0
     for alike in kinds.values():
         if len(alike) > 1:
-            moved = rebalance(store, alike, dry_within_s=2 * current.reconcile_s)
+            moved = rebalance(store, alike, dry_within_s=2 * current.reconcile_s, farm=farm)
             if moved:
                 log.info("%s items move to cards that ran dry", len(moved))
                 publish_items(store, moved)

@@ -58,7 +58,10 @@ def serve_card(card_id: str) -> int:
         CardBusy: another worker on this host serves the card.
     """
     current = settings()
-    holder = os.environ.setdefault(HOLDER_VARIABLE, f"{card_id}@{current.host}:{os.getpid()}:{uuid.uuid4().hex[:8]}")
+    holder = cards.holder_name(
+        card_id, current.host, os.getpid(), uuid.uuid4().hex[:8], os.environ.get(EMBEDDED_VARIABLE, "")
+    )
+    os.environ[HOLDER_VARIABLE] = holder
     os.environ[CARD_VARIABLE] = card_id
     database = Database(current.database)
     database.check_schema()

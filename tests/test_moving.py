@@ -145,3 +145,20 @@ def test_a_hundred_cards_end_within_5_percent_of_the_best_possible():
     from benchmarks.simulated_cards import simulate
 
     assert simulate(100, 10_000, seed=0)["over"] < 0.05
+
+
+def test_what_belongs_to_an_embedded_farm_stays_in_it(any_database):
+    from farm import cards
+
+    full, idle = register(any_database, 0, 1)
+    job_id = plan(any_database, [full], number=4)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        job.farm = "embedded:here:1:abc"
+        session.add(job)
+    both = cards_of(any_database, [full, idle])
+    assert rebalance(any_database, both, dry_within_s=1.0) == []
+    assert move_items(any_database, full, both[1:]) == []
+    assert len(rebalance(any_database, both, dry_within_s=1.0, farm="embedded:here:1:abc")) == 2
+    assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab", "embedded:here:1:abc")) == "embedded:here:1:abc"
+    assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab")) == ""
