@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, Unmeasurable
 from farm.operators.capture import capture
+from farm.operators.cost import cost
 from farm.operators.tuple import OperatorTuple
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def build(operator: str, recipe: Recipe, values: Mapping[str, Any]) -> OperatorT
     """The tuple of one combination.
 
     Raises:
-        Impossible: PyTorch does not take the combination.
+        Impossible: PyTorch does not take the combination, or it is larger than any card.
     """
     dtype = _DTYPES[values["dtype"]]
     parameters = {name: _hashable(values[name]) for name in recipe.parameters}
@@ -103,6 +104,10 @@ def build(operator: str, recipe: Recipe, values: Mapping[str, Any]) -> OperatorT
     if len(taken.tuples) != 1:
         raise Impossible(f"it runs {len(taken.tuples)} operators instead of one")
     (spec,) = taken.tuples.values()
+    try:
+        cost(spec)  # kept for whoever stores it
+    except Unmeasurable as refusal:
+        raise Impossible("no card has the memory that it needs") from refusal
     return with_zeros(spec, float(values["zeros"]))
 
 

@@ -15,7 +15,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.url import as_url, url_to_parts
 
-from farm.errors import BrokerUnreachable
+from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings, settings
 from tasks import screening
 
@@ -89,11 +89,17 @@ def configure(current: Settings) -> Celery:
 def check_broker(current: Settings) -> None:
     """Raises:
     BrokerUnreachable: no broker is configured, or it does not answer.
+    SettingsError: the URL is not of a broker that the farm can use.
     """
     if not current.broker_url:
         raise BrokerUnreachable(
             "No broker is configured.",
             "Set FARM_BROKER_URL to your Redis or Valkey, or measure here and now with `farm run`.",
+        )
+    if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
+        raise SettingsError(
+            f"The broker URL '{masked(current.broker_url)}' cannot be used.",
+            "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path.",
         )
     try:
         with app.connection_for_write() as connection:
@@ -101,7 +107,7 @@ def check_broker(current: Settings) -> None:
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:
         raise BrokerUnreachable(
-            f"The broker {masked(current.broker_url)} does not answer: {error}.",
+            f"The broker {masked(current.broker_url)} does not answer: {str(error).rstrip('.')}.",
             "Start it, or correct FARM_BROKER_URL.",
         ) from error
 

@@ -47,6 +47,12 @@ def test_impossible_combinations_are_counted_by_reason():
     assert any("Kernel size can't be greater" in reason for reason in expansion.skipped)
 
 
+def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
+    expansion = explore(Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)}))
+    assert len(expansion.tuples) == 1
+    assert expansion.skipped == {"no card has the memory that it needs": 1}
+
+
 def test_a_sweep_of_nothing_possible_is_refused():
     with pytest.raises(UsageError, match="None of the 1 combinations"):
         expand(sweep("Conv2d", in_channels=3, out_channels=4, groups=2))

@@ -16,7 +16,14 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    DBAPIError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
@@ -85,6 +92,13 @@ class Database:
                 f"The database {self} does not answer: {first_line(error)}",
                 "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost.",
             ) from error
+        except DatabaseError as error:
+            if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
+                raise DatabaseUnreachable(
+                    f"{self} cannot be read: {first_line(error)}.",
+                    "Name another file in FARM_DATABASE_URL, or restore this one from a backup.",
+                ) from error
+            raise
 
     def schema_version(self) -> str | None:
         """The migration the database is at, None where it is empty."""

@@ -100,6 +100,24 @@ def test_a_database_that_does_not_answer_is_named(farm, monkeypatch):
     assert "secret" not in said.stderr
 
 
+def test_a_broker_of_another_kind_is_refused(farm, monkeypatch):
+    monkeypatch.setenv("FARM_BROKER_URL", "amqp://user:secret@host//")
+    settings.cache_clear()
+    said = farm("submit", "resnet18")
+    assert said.code == 2
+    assert "The broker URL 'amqp://" in said.stderr
+    assert "secret" not in said.stderr
+
+
+def test_a_file_that_is_no_database_is_named(farm, monkeypatch, tmp_path):
+    (tmp_path / "notes.db").write_text("hello" * 300)
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'notes.db'}")
+    settings.cache_clear()
+    said = farm("jobs")
+    assert said.code == 3
+    assert "notes.db cannot be read: file is not a database." in said.stderr
+
+
 def test_a_wrong_setting_is_named(farm, monkeypatch):
     monkeypatch.setenv("FARM_TARGET", "7")
     settings.cache_clear()
