@@ -290,11 +290,12 @@ def _in_model(timed: Row) -> str:
 
 
 def _rounds(report: Report) -> Table:
-    table = _table(">round", "why", "operators", ">items", ">time", ">energy", ">coverage", "outcome")
+    table = _table(">round", "why", "operators added", ">items", ">time", ">energy", ">coverage", "outcome")
+    there: set[str] = set()
     for row in report.rounds:
-        operators = ", ".join(row.operators[:6]) + (
-            f" and {len(row.operators) - 6} more" if len(row.operators) > 6 else ""
-        )
+        added = [name for name in row.operators if name not in there]
+        there.update(added)
+        operators = ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
         _row(
             table,
             str(row.number),

@@ -41,35 +41,19 @@ def significant(
 def add(operators: Names) -> None:
     """Add operator types."""
     from cli.following import check_operator_names
-    from farm.store import tables
-    from farm.store.database import database_now
+    from farm.rounds import remember_significant
 
     check_operator_names(operators)
     with opening.open_database().write() as session:
-        from sqlmodel import select
-
-        now_s = session.exec(select(database_now())).one()
-        for name in dict.fromkeys(operators):
-            if session.get(tables.SignificantOperator, name) is None:
-                session.add(tables.SignificantOperator(name=name, added_by="person", created_at_s=now_s))
+        remember_significant(session, operators, "person")
     say(f"Significant now: {', '.join(operators)}.")
 
 
 @app.command()
 def remove(operators: Names) -> None:
     """Remove operator types."""
-    from sqlmodel import select
-
-    from farm.errors import UnknownOperator, did_you_mean
-    from farm.store import tables
+    from farm.rounds import forget_significant
 
     with opening.open_database().write() as session:
-        known = list(session.exec(select(tables.SignificantOperator.name)).all())
-        for name in operators:
-            if (row := session.get(tables.SignificantOperator, name)) is None:
-                raise UnknownOperator(
-                    f"'{name}' is not among the significant operators.",
-                    did_you_mean(name, known) or f"There is: {', '.join(known) or 'none'}.",
-                )
-            session.delete(row)
+        forget_significant(session, operators)
     say(f"No longer significant: {', '.join(operators)}.")

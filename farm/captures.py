@@ -231,6 +231,7 @@ def store_observed(
 
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
+        verification = _labelled(session, verification)
         predicted.verification = {**verification, "card": card_id}
         session.add(predicted)
         if observed is None:
@@ -255,6 +256,19 @@ def store_observed(
         if values := _stored_values(session, capture_id):
             _store_values(session, observed_id, values)
         return observed_id
+
+
+def _labelled(session: Session, verification: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The findings with its labels for what a card did not see: it knows the ids alone."""
+    missing = list(verification.get("missing") or ())
+    operator = tables.Operator
+    labels = dict(session.exec(select(operator.id, operator.label).where(col(operator.id).in_(missing))).all())
+
+    def named(difference: str) -> str:
+        words, _, last = difference.rpartition(" ")
+        return f"{words} {labels[last]}" if last in labels else difference
+
+    return {**verification, "differences": [named(text) for text in verification.get("differences") or ()]}
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ and the next round's items are one transaction, so that a crash in between canno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
 from farm.aggregate import aggregate, next_operators
+from farm.errors import UnknownOperator, did_you_mean
 from farm.items import open_items
 from farm.jobs import add_round
 from farm.report.parts import parts_of, seen_on_card
@@ -106,22 +108,27 @@ def significant(session: Session) -> set[str]:
     return set(session.exec(select(tables.SignificantOperator.name)))
 
 
-def remember_significant(session: Session, names: list[str], added_by: str) -> None:
+def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
     """Add operator types to the global set; those that are there keep who added them."""
-    there = set(
-        session.exec(select(tables.SignificantOperator.name).where(col(tables.SignificantOperator.name).in_(names)))
-    )
-    for name in names:
+    there = significant(session)
+    for name in dict.fromkeys(names):
         if name not in there:
             session.add(
                 tables.SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
             )
 
 
-def forget_significant(session: Session, name: str) -> bool:
-    """Remove an operator type from the global set; whether it was there."""
-    row = session.get(tables.SignificantOperator, name)
-    if row is None:
-        return False
-    session.delete(row)
-    return True
+def forget_significant(session: Session, names: Sequence[str]) -> None:
+    """Remove operator types from the global set.
+
+    Raises:
+        UnknownOperator: one of them is not in it.
+    """
+    known = sorted(significant(session))
+    for name in dict.fromkeys(names):
+        if (row := session.get(tables.SignificantOperator, name)) is None:
+            raise UnknownOperator(
+                f"'{name}' is not among the significant operators.",
+                did_you_mean(name, known) or f"There is: {', '.join(known) or 'none'}.",
+            )
+        session.delete(row)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlmodel import select
 
+from farm import captures
 from farm.rounds import Closing, close_round
 from farm.store import content, tables
 from tests.planned import claim, complete, items_of, plan, plan_model, register
@@ -55,6 +56,21 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 2).closing is Closing.DONE
     assert [verdict.round for verdict in verdicts(any_database, job_id)] == [1, 2]
+
+
+def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    with any_database.read() as session:
+        capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
+        operator = session.exec(select(tables.Operator)).first()
+    told = [f"predicted, not seen on the card: 1x {operator.id}", "gap: aten.mul at ''"]
+    captures.store_observed(
+        any_database, capture_id, None, {"missing": {operator.id: 1}, "differences": told}, card_id="CPU-0"
+    )
+    with any_database.read() as session:
+        kept = session.get_one(tables.Capture, capture_id).verification
+    assert kept["differences"] == [f"predicted, not seen on the card: 1x {operator.label}", told[1]]
+    assert kept["missing"] == {operator.id: 1}
 
 
 def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database):

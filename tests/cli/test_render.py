@@ -63,9 +63,18 @@ def test_rounds_are_shown_where_there_are_several(database):
         job.round = 2
         first = session.get_one(tables.Round, ("job1", 1))
         session.add(
-            tables.Round(job_id="job1", number=2, reason="below target", operators=["x"], capture_id=first.capture_id)
+            tables.Round(
+                job_id="job1",
+                number=2,
+                reason="below target",
+                operators=["Conv2d", "Softmax"],
+                capture_id=first.capture_id,
+            )
         )
-    assert "below target" in shown(database, "job1")
+        first.operators = ["Conv2d"]
+    (row,) = [line for line in shown(database, "job1").splitlines() if "below target" in line]
+    assert "Softmax" in row
+    assert "Conv2d" not in row  # the first round's
 
 
 def test_labels_are_no_markup(database):
