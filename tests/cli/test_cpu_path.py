@@ -1,0 +1,110 @@
+"""The whole path on a real CPU: a user's own model, real servers and workers, both databases, torch in the end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from farm.store.database import Database
+from tests.farms import ROOT, Farm
+
+MODELS = """
+import torch
+from torch import nn
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.linear = nn.Linear(16, 16)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, words, scale):
+        embedded = self.embedding(words)
+        return (self.dropout(self.linear(embedded)) + embedded) * scale
+
+def residual():
+    return Residual(), (torch.arange(24).reshape(2, 12), torch.ones(16))
+
+def out_of_range():
+    return nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16)), torch.full((2, 12), 99)
+"""
+
+
+@pytest.fixture
+def cpu_farm(tmp_path, broker, any_database_url):
+    """A broker, a database and a real ``farm worker`` for the CPU; two models of the user's in its settings."""
+    (tmp_path / "models_of_mine.py").write_text(MODELS)
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "FARM_BROKER_URL": broker.url,
+        "FARM_DATABASE_URL": any_database_url,
+        "FARM_MODELS": json.dumps(
+            {name: f"models_of_mine:{name}" for name in ("residual", "out_of_range")},
+        ),
+        "PYTHONPATH": str(tmp_path),
+    }
+    database = Database(any_database_url)
+    farm = Farm(database, environment, tmp_path / "farm.log")
+    assert farm.ask("db", "upgrade").returncode == 0
+    worker = farm.start("worker", "--card", "cpu")
+    try:
+        farm.wait_for(lambda: worker.poll() is not None or farm.alive(), 120)
+        yield farm
+    finally:
+        worker.terminate()
+        try:
+            worker.wait(60)
+        finally:
+            worker.kill()
+            database.close()
+
+
+def submit(farm, *arguments):
+    """What ``farm submit --wait --json`` reports of one model."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "submit", *arguments, "--quick", "--window", "0.1", "--wait", "--json"],
+        cwd=ROOT,
+        env=farm.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{farm.log.read_text()[-3000:]}"
+    (report,) = json.loads(done.stdout)["reports"]
+    return report
+
+
+def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm):
+    report = submit(cpu_farm, "residual", "-b", "4")
+    assert report["state"] == "done"
+    assert {row["short_name"]: row["calls"] for row in report["types"]} == {
+        "Embedding": 1,
+        "Linear": 1,
+        "add": 1,
+        "mul": 1,
+    }
+    verdict = report["verdict"]
+    assert verdict["sum_time_us"] > 0
+    assert verdict["whole_time_us"] > 0
+    assert verdict["coverage"] == 1.0
+    assert verdict["outcome"] in ("pass", "fail")  # a busy machine decides which
+
+    # What is known is not measured again.
+    again = submit(cpu_farm, "residual", "-b", "4")
+    assert again["verdict"]["sum_time_us"] == verdict["sum_time_us"]
+    assert {item.reused for item in cpu_farm.items(again["job_id"])} == {True}
+
+    # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
+    trained = submit(cpu_farm, "residual", "-b", "4", "--mode", "train")
+    assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
+
+    # One that fails on the card is a row with its reason; the job ends, and the worker goes on.
+    report = submit(cpu_farm, "out_of_range")
+    assert report["state"] == "done"
+    assert report["verdict"]["outcome"] == "none"
+    reasons = {item.role: (item.state, item.reason) for item in cpu_farm.items(report["job_id"])}
+    assert reasons == {"tuple": ("done", ""), "whole": ("failed", "raised")}
