@@ -21,7 +21,7 @@ import torch
 from farm.benchmark import statistics
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.benchmark.sampler import Sampler, Window
-from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, out_of_memory, prepare, prepare_canary
+from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, prepare, prepare_canary, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.operators.profiled import launched_kernels
@@ -234,11 +234,8 @@ class Bench:
                 kernels_s = time.perf_counter() - started_s
             except Unmeasurable:
                 raise
-            except torch.OutOfMemoryError as error:
-                raise out_of_memory(error) from error
             except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
-                first_line = str(error).split("\n")[0][:400]
-                raise Unmeasurable("raised", f"{type(error).__name__}: {first_line}") from error
+                raise why_it_raised(error) from error
             finally:
                 if workload is not None:
                     with contextlib.suppress(RuntimeError):

@@ -16,8 +16,8 @@ import torch
 
 from farm.benchmark.inmodel import time_in_model
 from farm.benchmark.protocol import Protocol, Subject, Variant
-from farm.benchmark.workload import build_variant, numeric_flags, out_of_memory
-from farm.errors import CaptureError, Unmeasurable
+from farm.benchmark.workload import build_variant, numeric_flags, why_it_raised
+from farm.errors import CaptureError, FarmError, Unmeasurable
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture
@@ -49,10 +49,12 @@ def verify(
             model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
             found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
             timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad)
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(error) from error
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
+    except FarmError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        raise why_it_raised(error) from error
     seen = Counter(found.capture.counts)
     expected = Counter(predicted or {})
     missing, unexpected = expected - seen, seen - expected

@@ -194,6 +194,17 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
     return Unmeasurable("out_of_memory", f"It does not fit on the card: {first_line}", "Choose a smaller batch.")
 
 
+def why_it_raised(error: Exception) -> Unmeasurable:
+    """What PyTorch raised as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of memory."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _MEMORY_SIGNS):
+        return out_of_memory(error)
+    return Unmeasurable("raised", f"{type(error).__name__}: {text}".split("\n")[0][:400])
+
+
+_MEMORY_SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "STATUS_ALLOC_FAILED")
+
+
 def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Passes:
     from farm.operators.rebuild import rebuild
 

@@ -35,13 +35,22 @@ def relu_in_place(rows: int, columns: int) -> Subject:
 
 def product_that_does_not_fit() -> Subject:
     """Its two inputs have shapes that do not go together: PyTorch raises."""
+    return product((4, 5), (6, 7))
+
+
+def product_with_no_room() -> Subject:
+    """Small inputs, and an output of 17 TB."""
+    return product((2**21, 1), (1, 2**21))
+
+
+def product(left: tuple[int, ...], right: tuple[int, ...]) -> Subject:
     spec = OperatorTuple(
         operator="torch.Tensor.mm",
         kind="function",
         arguments=({"tensor": 0}, {"tensor": 1}),
         tensors=(
-            TensorSpec("activation", "", (4, 5), "float32", storage=0),
-            TensorSpec("activation", "", (6, 7), "float32", storage=1),
+            TensorSpec("activation", "", left, "float32", storage=0),
+            TensorSpec("activation", "", right, "float32", storage=1),
         ),
     )
     return subject(spec)

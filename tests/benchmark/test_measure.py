@@ -14,7 +14,7 @@ from farm.benchmark.measure import Bench
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant
 from farm.errors import Unmeasurable
 from tests.benchmark.fake_device import FakeDevice
-from tests.benchmark.operators import linear, product_that_does_not_fit, relu_in_place
+from tests.benchmark.operators import linear, product_that_does_not_fit, product_with_no_room, relu_in_place
 from tests.benchmark.virtual_time import VirtualTime
 
 EAGER = Protocol(launch="eager")
@@ -200,6 +200,12 @@ def test_what_raises_is_unmeasurable_with_pytorchs_words() -> None:
     with pytest.raises(Unmeasurable, match="RuntimeError") as caught:
         read(FakeDevice(), product_that_does_not_fit())
     assert caught.value.reason == "raised"
+
+
+def test_what_the_cpu_has_no_memory_for_is_out_of_memory() -> None:
+    with pytest.raises(Unmeasurable) as caught:
+        read(FakeDevice(), product_with_no_room())
+    assert caught.value.reason == "out_of_memory"
 
 
 def test_what_cannot_fit_is_refused_before_it_is_allocated() -> None:
