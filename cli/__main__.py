@@ -1,5 +1,18 @@
-"""``python -m cli`` is ``farm``."""
+"""``farm``, and ``python -m cli``: from the first moment on, Ctrl-C ends it without a traceback."""
 
-from cli.main import main
+import signal
 
-main()
+
+def main() -> None:
+    """The console script."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not where it is ignored, as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load there is nothing to put in order
+    from cli.main import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+if __name__ == "__main__":
+    main()

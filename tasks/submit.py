@@ -80,7 +80,11 @@ def submit(
             database, request, card_ids, scope=scope, capture_id=capture_id, farm=_farm(), pinned=pinned
         )
         tuples, calls = len(number), sum(number.values())
-    publish_round(database, planned.job_id, planned.round)
+    try:
+        publish_round(database, planned.job_id, planned.round)
+    except KeyboardInterrupt:
+        jobs.cancel(database, planned.job_id)  # nobody has been told of it yet
+        raise
     return Submitted(planned.job_id, request.title, tuples, calls, planned.new, planned.reused)
 
 

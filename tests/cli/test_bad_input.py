@@ -1,11 +1,16 @@
 """Bad input: one clear message, the next step, the fitting exit code and no traceback; nothing is begun."""
 
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from farm.settings import settings
 
+ROOT = Path(__file__).parent.parent.parent
 UNAVAILABLE = "redis://127.0.0.1:1/0"
 
 
@@ -153,3 +158,15 @@ def test_a_worker_that_is_gone_is_named_with_the_cards_that_are_there(farm, monk
     said = farm("submit", "resnet18", "--card", "h200")
     assert said.code == 3
     assert "No worker listens on the card 'h200': NVIDIA H200 (GPU-1) is stopped." in said.stderr
+
+
+def test_ctrl_c_while_modules_load_ends_it_without_a_word(tmp_path):
+    # In typer's place, a module that interrupts the process which imports it.
+    (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('cli', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
