@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,13 +206,10 @@ def _engine(url: Any) -> Engine:
     def _pragmas(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver
         cursor = connection.cursor()
-        for pragma in (
-            "journal_mode=WAL",
-            "foreign_keys=ON",
-            "synchronous=NORMAL",
-            f"busy_timeout={SQLITE_BUSY_TIMEOUT_MS}",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
+        cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+        _write_ahead(cursor)
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.close()
 
     @event.listens_for(engine, "begin")
@@ -219,6 +218,23 @@ def _engine(url: Any) -> Engine:
         connection.exec_driver_sql(f"BEGIN {mode}")
 
     return engine
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Switch a file to write-ahead logging, once for good.
+
+    The switch wants the file for itself and fails at once where others have it: SQLite does not wait for them here,
+    whatever the busy timeout. They are opening the same new file, so they are soon done.
+    """
+    deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
 
 
 def alembic_config() -> Config:
