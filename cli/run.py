@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -37,18 +38,25 @@ class _Ending:
     """SIGTERM, Ctrl-C and a terminal that closes alike end the run in order: servers and workers are stopped on the way out.
 
     Both are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
-    module is imported, is dropped.
+    module is imported, is dropped; Python would show it with a traceback, which `_dropped` keeps quiet.
     """
 
     def __init__(self) -> None:
         self.asked = False
 
     def __enter__(self) -> None:
+        self._show_dropped = sys.unraisablehook
+        sys.unraisablehook = self._dropped
         self._before = {number: signal.signal(number, self._end) for number in ENDING_SIGNALS}
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._show_dropped
+
+    def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._show_dropped(dropped)
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         self.asked = True
