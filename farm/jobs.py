@@ -1,46 +1,28 @@
-"""Jobs: planned into items, followed, continued in further rounds, ended.
+"""Jobs: opened with a first round, found, followed, tried again, ended.
 
-Planning asks the database first: what has a reading that serves is closed at once, only the rest is placed on
-cards. Everything here is a transaction on the database; publishing messages is the queues' business (`tasks`).
+Everything here is a transaction on the database; publishing messages is the queues' business (`tasks`).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
-from farm.benchmark.protocol import Protocol
-from farm.captures import classes
 from farm.cards import views as card_views
-from farm.errors import NoSuchCard, NoSuchJob, UsageError, did_you_mean
-from farm.items import best_reading
-from farm.placement import Work, place
+from farm.errors import NoSuchJob, did_you_mean
+from farm.planning import Planned, add_round, chosen_cards
 from farm.request import Request
-from farm.roofline import Roofline, roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-
-#: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
-ITEM_OVERHEAD_S = 0.3
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What planning one round came to."""
-
-    job_id: str
-    round: int
-    new: int
-    reused: int
 
 
 @dataclass(frozen=True)
@@ -101,11 +83,10 @@ def create(
         pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
 
     Raises:
-        NoSuchCard: a chosen card is not registered.
-        UsageError: the chosen cards are of several models or run different software.
+        NoSuchCard, UsageError: see `planning.chosen_cards`.
     """
     with database.write() as session:
-        cards = _cards(session, card_ids)
+        cards = chosen_cards(session, card_ids)
         job = tables.Job(
             id=_new_id(session),
             kind="model" if request.variant else "sweep",
@@ -119,222 +100,7 @@ def create(
         )
         session.add(job)
         session.flush()
-        return _add_round(session, job, request, cards, scope, capture_id, operator_ids, "first")
-
-
-def add_round(
-    session: Session, job: tables.Job, *, scope: Sequence[str], capture_id: int | None, reason: str
-) -> Planned:
-    """Continue a job with a further round, in the caller's transaction."""
-    cards = _cards(session, job.request["cards"])
-    return _add_round(session, job, Request.from_json(job.request), cards, scope, capture_id, (), reason)
-
-
-def _add_round(
-    session: Session,
-    job: tables.Job,
-    request: Request,
-    cards: Sequence[tables.Card],
-    scope: Sequence[str],
-    capture_id: int | None,
-    operator_ids: Sequence[str],
-    reason: str,
-) -> Planned:
-    job.round += 1
-    session.add(job)
-    session.add(
-        tables.Round(
-            job_id=job.id,
-            number=job.round,
-            reason=reason,
-            operators=list(scope),
-            capture_id=capture_id,
-            created_at_s=database_now(),  # type: ignore[arg-type]
-        )
-    )
-    session.flush()
-    there = set(
-        session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
-    )
-    roofline = _roofline(request, cards[0])
-    tuples = [
-        new_item(job, cards[0], "tuple", "operator", operator.id, protocol.id, _expected_s(request, roofline, operator))
-        for operator, protocol in _operators(session, request, capture_id, operator_ids)
-        if (operator.id, protocol.id) not in there and ("all" in scope or operator.short_name in scope)
-    ]
-    reused = _reuse(session, tuples, request, cards)
-    new = [item for item in tuples if item.state == ItemState.WAITING]
-    place_items(session, new, cards)
-    extra: list[Item] = []
-    if request.variant is not None and job.round == 1:
-        extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
-        if len(busy := {item.card_id for item in new}) > 1:
-            heaviest = max(new, key=lambda item: item.expected_s)
-            extra += [_canary(job, card, heaviest) for card in cards if card.id in busy]
-    items = tuples + extra
-    session.add_all(items)
-    session.flush()
-    closed = sum(item.state == ItemState.DONE for item in items)
-    assert reused <= closed
-    return Planned(job.id, job.round, len(items) - closed, closed)
-
-
-def _wholes(
-    session: Session,
-    job: tables.Job,
-    request: Request,
-    cards: Sequence[tables.Card],
-    tuples: Sequence[Item],
-    expected_s: float,
-) -> list[Item]:
-    """The whole model on every card that contributes: those that measure now, those whose readings are reused."""
-    assert request.variant is not None
-    protocol = request.protocol.of_whole
-    store_protocol(session, protocol)
-    by_id = {card.id: card for card in cards}
-    measuring = {item.card_id for item in tuples if item.state == ItemState.WAITING}
-    lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
-    wholes = []
-    for card_id in sorted(measuring | lenders) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get(tables.Card, card_id)
-        assert card is not None
-        whole = new_item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
-        _reuse(session, [whole], request, [card])
-        if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(whole)  # a lender that was not chosen gives what it has, and is asked for nothing
-    if not wholes:
-        wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
-    return wholes
-
-
-def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
-    return new_item(
-        job,
-        card,
-        "canary",
-        heaviest.subject_kind,
-        heaviest.subject_id,
-        heaviest.protocol_id,
-        heaviest.expected_s,
-    )
-
-
-def new_item(
-    job: tables.Job,
-    card: tables.Card,
-    role: str,
-    subject_kind: str,
-    subject_id: str,
-    protocol_id: str,
-    expected_s: float,
-) -> Item:
-    return Item(
-        job_id=job.id,
-        round=job.round,
-        role=role,
-        subject_kind=subject_kind,
-        subject_id=subject_id,
-        protocol_id=protocol_id,
-        card_id=card.id,
-        card_model=card.model,
-        expected_s=expected_s,
-        created_at_s=database_now(),  # type: ignore[arg-type]
-    )
-
-
-def _operators(
-    session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
-) -> list[tuple[tables.Operator, Protocol]]:
-    """What is to be read, and under which protocol: a tuple that meets two classes of data is two things."""
-    if capture_id is not None:
-        pairs = list(classes(session, capture_id, request.protocol.data))
-    else:
-        pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
-    found: dict[str, tables.Operator] = {}
-    for chunk in _chunks(sorted({operator_id for operator_id, _ in pairs})):
-        for operator in session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(chunk))):
-            found[operator.id] = operator
-    protocols = {data: request.protocol.with_data(data) for _, data in pairs}
-    for protocol in protocols.values():
-        store_protocol(session, protocol)
-    return [(found[operator_id], protocols[data]) for operator_id, data in pairs]
-
-
-def _mean_s(items: Sequence[Item]) -> float:
-    return sum(item.expected_s for item in items) / max(1, len(items))
-
-
-def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> int:
-    """Close the items for which a reading is there; how many."""
-    software_id = cards[0].software_id
-    if request.reuse == "none" or software_id is None:
-        return 0
-    candidates: dict[tuple[str, str], list[tables.Reading]] = defaultdict(list)
-    for chunk in _chunks([item.subject_id for item in items]):
-        query = select(tables.Reading).where(
-            col(tables.Reading.subject_id).in_(chunk),
-            col(tables.Reading.protocol_id).in_({item.protocol_id for item in items}),
-            tables.Reading.software_id == software_id,
-            col(tables.Reading.simulated).is_(False),
-        )
-        for reading in session.exec(query):
-            candidates[reading.subject_id, reading.protocol_id].append(reading)
-    chosen = {card.id for card in cards}
-    closed = 0
-    for item in items:
-        served = candidates[item.subject_id, item.protocol_id]
-        if (best := best_reading(served, item, request, chosen)) is not None:
-            item.state, item.reading_id, item.reused = ItemState.DONE, best.id, True
-            item.card_id, item.ended_at_s = best.card_id, database_now()  # type: ignore[assignment]
-            closed += 1
-    return closed
-
-
-def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
-    """Longest first onto the card that is free first, counting what waits there already (LPT)."""
-    ahead = dict(
-        session.execute(
-            select(Item.card_id, func.sum(Item.expected_s))
-            .where(col(Item.state).in_(OPEN), col(Item.card_id).in_([card.id for card in cards]))
-            .group_by(col(Item.card_id))
-        ).all()
-    )
-    free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
-    ordered = sorted(items, key=lambda item: item.subject_id)
-    placed = place((Work(number, item.expected_s) for number, item in enumerate(ordered)), free_at_s)
-    for number, item in enumerate(ordered):
-        item.card_id = placed[number]
-
-
-def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator) -> float:
-    """A guess at an item's time on the card: the window holds at least a dozen passes."""
-    one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
-    return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)
-
-
-def _roofline(request: Request, card: tables.Card) -> Roofline:
-    dtype = request.variant.dtype if request.variant else "float32"
-    return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
-
-
-def _cards(session: Session, card_ids: Sequence[str]) -> list[tables.Card]:
-    found = {card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(card_ids)))}
-    if missing := [card_id for card_id in card_ids if card_id not in found]:
-        raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
-    cards = [found[card_id] for card_id in card_ids]
-    if not cards:
-        raise NoSuchCard("No card was chosen.", "Start a worker with `farm worker`, or choose one with --card.")
-    if len(models := {card.model for card in cards}) > 1:
-        raise UsageError(
-            f"The chosen cards are of several models: {', '.join(sorted(models))}.",
-            "A job measures one card model; choose with --card.",
-        )
-    if len({card.software_id for card in cards}) > 1:
-        raise UsageError(
-            "The chosen cards run different software, and readings of different software are not summed.",
-            "Compare `farm cards --json`; give all hosts the same torch, CUDA and driver, or choose with --card.",
-        )
-    return cards
+        return add_round(session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first")
 
 
 def find(session: Session, job_or_prefix: str) -> tables.Job:
@@ -494,8 +260,3 @@ def _new_id(session: Session) -> str:
         job_id = "".join(secrets.choice(alphabet) for _ in range(8))
         if session.get(tables.Job, job_id) is None:
             return job_id
-
-
-def _chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

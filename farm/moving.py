@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
-from farm.jobs import new_item, place_items
 from farm.placement import Queue, Work, balance
+from farm.planning import new_item, place_items
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, Item, ItemState, JobState

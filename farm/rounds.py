@@ -16,7 +16,7 @@ from sqlmodel import Session, select
 from farm.aggregate import aggregate, next_operators
 from farm.errors import UnknownOperator, did_you_mean
 from farm.items import open_items
-from farm.jobs import add_round
+from farm.planning import add_round
 from farm.report.parts import parts_of, seen_on_card
 from farm.request import Request
 from farm.store import tables
