@@ -50,9 +50,9 @@ def cards(
     if as_json:
         emit_json({"cards": list(rows.values())})
     else:
-        from cli import render
+        from cli import lists
 
-        show(render.cards(list(rows.values())))
+        show(lists.cards(list(rows.values())))
         if card is not None:
             from cli import card_details
 

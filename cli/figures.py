@@ -78,6 +78,16 @@ def span(seconds: float | None) -> str:
     return f"{whole} s"
 
 
+def part_of(part: int, whole: int) -> str:
+    """``3/5``, and ``5`` where none is missing."""
+    return str(whole) if part == whole else f"{part}/{whole}"
+
+
+def plural(word: str, number: int) -> str:
+    """``tuple`` or ``tuples``."""
+    return word if number == 1 else f"{word}s"
+
+
 def _fitting(value: float, units: Units) -> tuple[str, float]:
     return next(((unit, factor) for unit, factor in units if abs(value) >= factor), units[-1])
 

@@ -192,19 +192,19 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 def _follow_live(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
     from rich.live import Live
 
-    from cli import render
+    from cli import progress
 
     progresses = progress_of(database, job_ids)
-    with Live(render.progress(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
+    with Live(progress.bars(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
         while not ended(progresses):
             time.sleep(POLL_S)
             tend()
             progresses = next_progress(database, job_ids)
-            live.update(render.progress(progresses))
+            live.update(progress.bars(progresses))
 
 
 def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
-    from cli import render
+    from cli import progress
 
     last: dict[str, str] = {}
     said_at_s = 0.0
@@ -212,10 +212,10 @@ def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[
         progresses = next_progress(database, job_ids)
         over = ended(progresses)
         if over or time.monotonic() - said_at_s >= PLAIN_LINE_S:
-            for progress in progresses:
-                if (line := render.progress_line(progress)) != last.get(progress.job_id):
+            for job in progresses:
+                if (line := progress.line(job)) != last.get(job.job_id):
                     say(line)
-                    last[progress.job_id] = line
+                    last[job.job_id] = line
             said_at_s = time.monotonic()
         if over:
             return
@@ -236,10 +236,10 @@ def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
     if asked.as_json:
         emit_json({"reports": [one.to_json() for one in built], "skipped": outcome.skipped})
     else:
-        from cli import render
+        from cli import report_tables
 
         for one in built:
-            show(render.report(one))
+            show(report_tables.report(one))
     if asked.check:
         check(built)
 

@@ -22,6 +22,6 @@ def jobs(
     if as_json:
         emit_json({"jobs": rows})
     else:
-        from cli import render
+        from cli import lists
 
-        show(render.jobs(rows))
+        show(lists.jobs(rows))

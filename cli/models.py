@@ -43,6 +43,6 @@ def models(
     if as_json:
         emit_json({"models": rows})
     else:
-        from cli import render
+        from cli import lists
 
-        show(render.models(rows))
+        show(lists.models(rows))

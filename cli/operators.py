@@ -30,16 +30,6 @@ def operators(
     if as_json:
         emit_json(listed.to_json())
     else:
-        from cli import render
+        from cli import lists
 
-        rows = [
-            {
-                "label": row.label,
-                "count": row.count,
-                "flops": row.flops,
-                "bytes": row.bytes_moved,
-                "share": row.share,
-            }
-            for row in listed.rows
-        ]
-        show(render.operators(rows, str(listed.variant)))
+        show(lists.operators(listed.to_json()["operators"], str(listed.variant)))

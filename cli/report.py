@@ -28,8 +28,8 @@ def report(
     if as_json:
         emit_json(built.to_json())
     else:
-        from cli import render
+        from cli import report_tables
 
-        show(render.readings(built) if readings else render.report(built))
+        show(report_tables.readings(built) if readings else report_tables.report(built))
     if check:
         following.check([built])

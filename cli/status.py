@@ -39,11 +39,11 @@ def status(
     while True:
         progresses = following.progress_of(database, job_ids)
         if as_json:
-            emit_json({"jobs": [progress.to_json() for progress in progresses]})
+            emit_json({"jobs": [each.to_json() for each in progresses]})
         else:
-            from cli import render
+            from cli import progress
 
-            show(render.progress(progresses))
+            show(progress.bars(progresses))
         if not watch or following.ended(progresses):
             return
         time.sleep(WATCH_S)
@@ -66,16 +66,16 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
 def _watch(database: Database, job_ids: list[str]) -> None:
     from rich.live import Live
 
-    from cli import render
+    from cli import progress
 
     out = console()
     if not out.is_terminal:
         following.follow(database, job_ids)
     else:
         progresses = following.progress_of(database, job_ids)
-        with Live(render.progress(progresses), console=out, refresh_per_second=4) as live:
+        with Live(progress.bars(progresses), console=out, refresh_per_second=4) as live:
             while not following.ended(progresses):
                 time.sleep(WATCH_S)
                 progresses = following.next_progress(database, job_ids)
-                live.update(render.progress(progresses))
+                live.update(progress.bars(progresses))
     say(f"→ `farm report {job_ids[0]}` shows the result.")

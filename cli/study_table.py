@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from cli import tables
 from cli.figures import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
-from cli.render import plain_row, plain_table
 
 if TYPE_CHECKING:
     from farm.study.findings import Column
@@ -23,11 +23,11 @@ def table(made: Performed) -> RenderableType:
     # A card that tells no power has no column of dashes for it; heads of two words stand on two lines.
     columns = [column for column in made.findings.columns if any(row.get(column.key) is not None for row in rows)]
     heads = [column.head.replace(", ", "\n") for column in columns]
-    found = plain_table(
+    found = tables.ruled(
         *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True))
     )
     for row in rows:
-        plain_row(found, *(_cell(column, row.get(column.key)) for column in columns))
+        tables.row(found, *(_cell(column, row.get(column.key)) for column in columns))
     named = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
     versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
     parts: list[RenderableType] = [

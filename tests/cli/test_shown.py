@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 from sqlmodel import select
 
-from cli import render
+from cli import lists, report_tables
+from cli import progress as progress_lines
 from farm import report
 from farm.jobs import Progress
 from farm.store import tables
@@ -28,7 +29,7 @@ def text(renderable, width=100):
 
 def shown(database, job_id, **options):
     with database.read() as session:
-        return text(render.report(report.build(session, job_id), **options))
+        return text(report_tables.report(report.build(session, job_id), **options))
 
 
 def golden(request, name, found):
@@ -101,7 +102,7 @@ def progress(state="open", **more):
 
 
 def test_progress_shows_items_cards_and_time_left():
-    found = text(render.progress([progress(message="waits for a card"), progress("done", current=())]))
+    found = text(progress_lines.bars([progress(message="waits for a card"), progress("done", current=())]))
     for expected in (
         "31/61",
         "12 reused, 1 failed, round 2, 3 min 20 s left",
@@ -110,18 +111,20 @@ def test_progress_shows_items_cards_and_time_left():
     ):
         assert expected in found
     assert "done in 1 min 15 s" in found
-    assert render.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+    assert progress_lines.line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
 
 
 def test_lists_bear_what_is_missing_and_what_is_long():
     card = {"id": rows.CARD, "model": "A very long name of a card with 24 cores", "host": "h" * 40, "index": 3}
-    assert "GPU-aaaa0000…" in text(render.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
-    assert "PASS" in text(render.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}]))
-    operators = [{"label": "getitem[0]", "count": 2, "flops": 0, "bytes": 10, "share": 1.0}]
-    assert "getitem[0]" in text(render.operators(operators, "resnet18"))
-    assert "224 px" in text(render.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}]))
+    assert "GPU-aaaa0000…" in text(lists.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
+    assert "PASS" in text(lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}]))
+    operators = [
+        {"label": "getitem[0]", "count": 2, "flops_per_call": 0, "bytes_per_call": 10, "estimated_cost_share": 1.0}
+    ]
+    assert "getitem[0]" in text(lists.operators(operators, "resnet18"))
+    assert "224 px" in text(lists.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}]))
 
 
-@pytest.mark.parametrize("empty", [render.jobs, render.cards, render.models])
+@pytest.mark.parametrize("empty", [lists.jobs, lists.cards, lists.models])
 def test_empty_lists_say_what_to_do(empty):
     assert len(text(empty([]))) > 10

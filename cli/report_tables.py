@@ -1,48 +1,28 @@
-"""What the farm shows in a terminal: reports, lists and progress as rich renderables. Formatting, no logic.
+"""A job's report as tables and lines: sum against whole, by operator type, and what is to be known of both.
 
-Made for 100 columns, and readable in a pipe without colour. Lists take the same rows that the verbs print with
-``--json``, so that both show the same; a key that a row lacks shows as a dash.
+Formatting, no logic; what is shown was worked out by `farm.report`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, percent, quantity, span
+from cli import tables
+from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, part_of, percent, plural, quantity, span
 
 if TYPE_CHECKING:
     from farm.audit import KernelAudit
-    from farm.jobs import Progress
     from farm.report import Report, TypeRow
     from farm.verdict import Verdict
 
-Row = Mapping[str, Any]
-
-# A line under the head and above a section, and no other.
-_BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
-_OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
-_STATES = {
-    "open": "cyan",
-    "done": "green",
-    "cancelled": "dim",
-    "idle": "green",
-    "busy": "cyan",
-    "draining": "yellow",
-    "quarantined": "bold red",
-    "lost": "red",
-    "stopped": "dim",
-}
 
 
 def report(report: Report, *, tuples: int = 0) -> RenderableType:
@@ -65,7 +45,7 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
 
 
 def _header(report: Report) -> RenderableType:
-    grid = _grid("", "", "")
+    grid = tables.grid(3)
     grid.columns[1].style = "dim"
     lines = [("job", f"{report.job_id}, {report.state}" + (f", round {report.round}" if report.round > 1 else ""))]
     for card in report.cards[:_MOST_CARDS]:
@@ -73,7 +53,7 @@ def _header(report: Report) -> RenderableType:
         detail = [card.id, card.host, driver]
         lines.append(("card", f"{card.model}  ({', '.join(part for part in detail if part)})"))
     if (left := len(report.cards) - _MOST_CARDS) > 0:
-        lines.append(("", f"and {left} more {_plural('card', left)}"))
+        lines.append(("", f"and {left} more {plural('card', left)}"))
     for software in report.software:
         named = (("torch", "torch"), ("CUDA", "cuda"), ("cuDNN", "cudnn"), ("Python", "python"))
         lines.append(("software", ", ".join(f"{name} {software[key]}" for name, key in named if software.get(key))))
@@ -92,14 +72,14 @@ def _header(report: Report) -> RenderableType:
         cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
         lines.append(("cost", cost + (" per pass" if report.kind == "model" else " in all")))
     for name, text in lines:
-        _row(grid, " ", name, Text(text, overflow="fold"))
+        tables.row(grid, " ", name, Text(text, overflow="fold"))
     return Group(Text(report.title, style="bold"), grid)
 
 
 def _types(report: Report) -> Table:
     with_energy = any(row.energy_mj is not None for row in report.types)
     in_model = any(row.in_model_us is not None for row in report.types)
-    table = _table(
+    table = tables.ruled(
         "operator",
         ">calls",
         ">tuples",
@@ -110,13 +90,13 @@ def _types(report: Report) -> Table:
         ">estimate",
     )
     for row in report.types:
-        _row(table, *_type_cells(row, with_energy, in_model), style="" if row.measured_tuples else "dim")
+        tables.row(table, *_type_cells(row, with_energy, in_model), style="" if row.measured_tuples else "dim")
     table.add_section()
     verdict = report.verdict
     total = [
         "sum",
         str(sum(row.calls for row in report.types)),
-        _of(sum(row.measured_tuples for row in report.types), sum(row.tuples for row in report.types)),
+        part_of(sum(row.measured_tuples for row in report.types), sum(row.tuples for row in report.types)),
         quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
     ]
     if in_model:
@@ -125,12 +105,12 @@ def _types(report: Report) -> Table:
     total.append("")
     if with_energy:
         total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
-    _row(table, *total, "", style="bold")
+    tables.row(table, *total, "", style="bold")
     return table
 
 
 def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:
-    cells = [row.short_name, str(row.calls), _of(row.measured_tuples, row.tuples), quantity(row.time_us, TIME)]
+    cells = [row.short_name, str(row.calls), part_of(row.measured_tuples, row.tuples), quantity(row.time_us, TIME)]
     if in_model:
         cells.append(quantity(row.in_model_us, TIME))
     cells.append(percent(row.time_share))
@@ -142,7 +122,7 @@ def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:
 def _tuples(report: Report, most: int) -> RenderableType:
     with_energy = any(row.energy_mj is not None for row in report.tuples)
     counted = report.kind != "sweep"
-    table = _table(
+    table = tables.ruled(
         "operator tuple", *([">calls"] * counted), ">time", *([">power", ">energy"] * with_energy), "remarks"
     )
     for row in report.tuples[:most]:
@@ -152,7 +132,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
             cells[-1] += f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
         if with_energy:
             cells += [quantity(row.power_w, POWER), quantity(row.energy_mj, ENERGY)]
-        _row(table, *cells, ", ".join(remark for remark in remarks if remark))
+        tables.row(table, *cells, ", ".join(remark for remark in remarks if remark))
     left = len(report.tuples) - most
     if left <= 0:
         return table
@@ -161,27 +141,27 @@ def _tuples(report: Report, most: int) -> RenderableType:
 
 def readings(report: Report) -> RenderableType:
     """The readings that a job goes by, wholes first, with the beginning of each id."""
-    table = _table("reading", "of", "card", ">time", "flags")
+    table = tables.ruled("reading", "of", "card", ">time", "flags")
     for whole in report.verdict.wholes:
         if (read := whole.reading) is not None:
             told = f"whole model, {whole.launch}" if whole.launch else "whole model"
-            _row(
+            tables.row(
                 table,
                 read.reading_id[:12],
                 told,
-                _short(whole.card_id),
+                tables.short_id(whole.card_id),
                 quantity(read.time_us, TIME),
                 ", ".join(read.flags),
             )
     for row in report.tuples:
         if row.reading_id:
-            cells = [row.reading_id[:12], row.label, _short(row.card_id), quantity(row.time_us, TIME)]
-            _row(table, *cells, ", ".join(row.flags))
+            cells = [row.reading_id[:12], row.label, tables.short_id(row.card_id), quantity(row.time_us, TIME)]
+            tables.row(table, *cells, ", ".join(row.flags))
     return table if table.row_count else Text("No readings yet.")
 
 
 def _comparison(verdict: Verdict) -> Table:
-    table = _table("", ">sum of the parts", ">whole model", ">gap", ">accuracy")
+    table = tables.ruled("", ">sum of the parts", ">whole model", ">gap", ">accuracy")
     lines = (
         ("time", verdict.time if verdict.measured or verdict.time.whole else None, TIME),
         ("power", verdict.power, POWER),
@@ -191,9 +171,9 @@ def _comparison(verdict: Verdict) -> Table:
     for name, comparison, units in lines:
         if comparison is None:
             if name in ("time", "energy"):
-                _row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
+                tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
             continue
-        _row(
+        tables.row(
             table,
             name,
             interval(comparison.total, units),
@@ -206,34 +186,34 @@ def _comparison(verdict: Verdict) -> Table:
 
 def _remarks(report: Report) -> Iterable[RenderableType]:
     verdict = report.verdict
-    grid = _grid("", "", "")
+    grid = tables.grid(3)
     grid.columns[1].style = "dim"
     if verdict.parts and report.kind == "model":
         measured = f"{percent(verdict.coverage)} of the estimated cost; {verdict.measured} of {verdict.parts} tuples"
-        _row(grid, " ", "coverage", measured)
+        tables.row(grid, " ", "coverage", measured)
     if report.kind == "model":
-        _row(grid, " ", "intervals", f"95 %. {_systematic(verdict)}")
+        tables.row(grid, " ", "intervals", f"95 %. {_systematic(verdict)}")
     if taken := [entry for entry in verdict.adjustments if entry.used != "steady"]:
         time_us = sum(entry.effect_time_us for entry in taken)
-        _row(
+        tables.row(
             grid,
             " ",
             "power limit",
-            f"{len(taken)} {_plural('tuple', len(taken))} taken as they run between neighbours, not in a steady loop: "
+            f"{len(taken)} {plural('tuple', len(taken))} taken as they run between neighbours, not in a steady loop: "
             f"{time_us:+.0f} µs on the sum",
         )
     if verdict.launch_gap_us is not None:
         more = "more" if verdict.launch_gap_us >= 0 else "less"
         gap_us = abs(verdict.launch_gap_us)
-        _row(grid, " ", "launch gap", f"{quantity(gap_us, TIME)} {more} when launched eagerly")
+        tables.row(grid, " ", "launch gap", f"{quantity(gap_us, TIME)} {more} when launched eagerly")
     if report.capture_origin:
-        _row(grid, " ", "operators", _capture(report))
+        tables.row(grid, " ", "operators", _capture(report))
     if verdict.kernels:
-        _row(grid, " ", "kernels", _kernels(verdict.kernels))
+        tables.row(grid, " ", "kernels", _kernels(verdict.kernels))
     if timed := report.verification.get("in_model"):
-        _row(grid, " ", "in model", _in_model(timed))
+        tables.row(grid, " ", "in model", _in_model(timed))
     if verdict.flags:
-        _row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
+        tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
 
 
@@ -255,7 +235,7 @@ def _capture(report: Report) -> str:
     differences = found.get("differences") or []
     number = found.get("difference_count", len(differences))
     first = f", the first: {differences[0]}" if differences else ""
-    return f"{report.capture_origin}; {number} {_plural('difference', number)} between prediction and card{first}"
+    return f"{report.capture_origin}; {number} {plural('difference', number)} between prediction and card{first}"
 
 
 def _kernels(audit: KernelAudit) -> str:
@@ -268,7 +248,7 @@ def _kernels(audit: KernelAudit) -> str:
         if number:
             told.append(f"{number} {what} ({_kernel_name(kernels[0].name)}{', ...' if number > 1 else ''})")
     if audit.unknown_tuples:
-        told.append(f"{audit.unknown_tuples} {_plural('tuple', audit.unknown_tuples)} not looked at")
+        told.append(f"{audit.unknown_tuples} {plural('tuple', audit.unknown_tuples)} not looked at")
     return "; ".join(told) if len(told) > 1 else f"{told[0]}; the same, as often"
 
 
@@ -278,7 +258,7 @@ def _kernel_name(name: str, most: int = 48) -> str:
     return short if len(short) <= most else short[: most - 1] + "…"
 
 
-def _in_model(timed: Row) -> str:
+def _in_model(timed: Mapping[str, Any]) -> str:
     passes = timed.get("passes")
     if timed.get("source") != "kernels":
         return f"each call by the clock where it stands, median of {passes} passes"
@@ -290,13 +270,13 @@ def _in_model(timed: Row) -> str:
 
 
 def _rounds(report: Report) -> Table:
-    table = _table(">round", "why", "operators added", ">items", ">time", ">energy", ">coverage", "outcome")
+    table = tables.ruled(">round", "why", "operators added", ">items", ">time", ">energy", ">coverage", "outcome")
     there: set[str] = set()
     for row in report.rounds:
         added = [name for name in row.operators if name not in there]
         there.update(added)
         operators = ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
-        _row(
+        tables.row(
             table,
             str(row.number),
             row.reason,
@@ -305,15 +285,15 @@ def _rounds(report: Report) -> Table:
             percent(row.accuracy_time),
             percent(row.accuracy_energy),
             percent(row.coverage),
-            _outcome(row.outcome) if row.outcome else Text("open", style="cyan"),
+            tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan"),
         )
     return table
 
 
 def _unmeasured(verdict: Verdict) -> RenderableType:
-    table = _table("not measured", ">calls", ">of the cost", "why")
+    table = tables.ruled("not measured", ">calls", ">of the cost", "why")
     for entry in verdict.unmeasured[:_MOST_UNMEASURED]:
-        _row(table, entry.label, str(entry.count), percent(entry.share), entry.reason)
+        tables.row(table, entry.label, str(entry.count), percent(entry.share), entry.reason)
     left = verdict.unmeasured[_MOST_UNMEASURED:]
     if not left:
         return table
@@ -323,7 +303,7 @@ def _unmeasured(verdict: Verdict) -> RenderableType:
 
 def _verdict(report: Report) -> RenderableType:
     verdict = report.verdict
-    line = _outcome(verdict.outcome)
+    line = tables.outcome(verdict.outcome)
     if report.preliminary:
         line = Text("PRELIMINARY ", style="bold cyan").append_text(line) if report.readings.open else line
     accuracies = [
@@ -338,172 +318,3 @@ def _verdict(report: Report) -> RenderableType:
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.kind == "sweep" else verdict.reasons
     return Group(line, *(Text(f"  {reason}") for reason in reasons))
-
-
-def jobs(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s."""
-    if not rows:
-        return Text("No jobs yet. Start one with `farm run resnet18`.")
-    table = _table("job", "title", "state", ">items", ">time", ">energy", ">coverage", "verdict", ">age")
-    for row in rows:
-        age = None if row.get("created_at_s") is None else time.time() - row["created_at_s"]
-        _row(
-            table,
-            _text(row, "id"),
-            _text(row, "title"),
-            _state(row.get("state")),
-            _of(row.get("closed", 0), row.get("items", 0)),
-            percent(row.get("accuracy_time")),
-            percent(row.get("accuracy_energy")),
-            percent(row.get("coverage")),
-            _outcome(row["outcome"]) if row.get("outcome") else "",
-            span(age),
-        )
-    return table
-
-
-def cards(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, model, host, index, state, state_reason, measuring, waiting, last_seen_ago_s."""
-    if not rows:
-        return Text("No cards yet. Start their workers with `farm worker`.")
-    table = _table("card", "model", "host", ">state", ">waiting", ">seen", "measuring")
-    for row in rows:
-        index = f":{row['index']}" if row.get("index") is not None else ""
-        _row(
-            table,
-            Text(_short(_text(row, "id")), no_wrap=True),
-            _clipped(_text(row, "model"), 24),
-            _clipped(f"{row.get('host') or NOTHING}{index}", 16),
-            _state(row.get("state")),
-            _text(row, "waiting"),
-            span(row.get("last_seen_ago_s")),
-            _clipped(str(row.get("measuring") or row.get("state_reason") or ""), 60),
-        )
-    return table
-
-
-def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
-    """Keys: label, count, flops, bytes, share (of the estimated cost, a fraction)."""
-    table = _table("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
-    for row in rows:
-        _row(
-            table,
-            _text(row, "label"),
-            _text(row, "count"),
-            count_of(row.get("flops"), "FLOP"),
-            count_of(row.get("bytes"), "B"),
-            percent(row.get("share")),
-        )
-    table.add_section()
-    calls = sum(row.get("count", 0) for row in rows)
-    flops = sum(row.get("count", 0) * (row.get("flops") or 0) for row in rows)
-    moved = sum(row.get("count", 0) * (row.get("bytes") or 0) for row in rows)
-    total = f"{len(rows)} {_plural('tuple', len(rows))}"
-    _row(table, total, str(calls), count_of(flops, "FLOP"), count_of(moved, "B"), "", style="bold")
-    return Group(Text(title, style="bold"), table) if title else table
-
-
-def models(rows: Sequence[Row]) -> RenderableType:
-    """Keys: name, task, input_size, note."""
-    if not rows:
-        return Text("No model matches.")
-    table = _table("model", "task", ">input", "")
-    for row in rows:
-        size = row.get("input_size")
-        _row(
-            table, _text(row, "name"), _text(row, "task"), f"{size} px" if size else NOTHING, str(row.get("note") or "")
-        )
-    return table
-
-
-def progress(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:
-    """Live: per job a bar of its items, and what each card measures now."""
-    blocks: list[RenderableType] = []
-    for job in jobs:
-        grid = _grid("", "", "", "")
-        grid.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
-        finished = job.state != "open"
-        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=width, finished_style="green")
-        _row(grid, Text(job.title, style="bold"), bar, f"{job.closed}/{job.total}", Text(_aside(job), style="dim"))
-        blocks.append(grid)
-        if finished:
-            continue
-        measuring = _grid("", "", "")
-        for card_id, label in job.current:
-            _row(measuring, " ", Text(_short(card_id), style="cyan"), Text(label, no_wrap=True, overflow="ellipsis"))
-        if job.message:
-            _row(measuring, " ", "", Text(job.message, style="yellow"))
-        if measuring.row_count:
-            blocks.append(measuring)
-    return Group(*blocks)
-
-
-def progress_line(job: Progress) -> str:
-    """The same for a log: one line per change, without bars or colours."""
-    return f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_aside(job)}".rstrip()
-
-
-def _aside(job: Progress) -> str:
-    failed = job.counts.get("failed", 0)
-    told = [f"{job.reused} reused" if job.reused else "", f"{failed} failed" if failed else ""]
-    told.append(f"round {job.round}" if job.round > 1 else "")
-    if job.state == "open":
-        told.append(f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
-    else:
-        told.append(f"{job.state} in {span(job.elapsed_s)}")
-    return ", ".join(part for part in told if part)
-
-
-def _table(*columns: str) -> Table:
-    """A table; a column whose name begins with > is set to the right."""
-    table = Table(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: RenderableType, style: str = "") -> None:
-    # As Text: a label such as "getitem[0]" is no markup.
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
-
-
-plain_table, plain_row = _table, _row  # for the other tables of this program
-
-
-def _grid(*columns: str) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    for _ in columns:
-        grid.add_column()
-    return grid
-
-
-def _outcome(outcome: str) -> Text:
-    words, style = _OUTCOMES.get(outcome, (outcome.upper(), ""))
-    return Text(words, style=style)
-
-
-def _state(state: Any) -> Text:
-    return Text(str(state or NOTHING), style=_STATES.get(str(state), ""))
-
-
-def _text(row: Row, key: str) -> str:
-    value = row.get(key)
-    return NOTHING if value is None or value == "" else str(value)
-
-
-def _clipped(text: str, most: int) -> Text:
-    """One line: cut at `most` characters, and further where the table is narrow."""
-    return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
-
-
-def _of(part: int, whole: int) -> str:
-    return str(whole) if part == whole else f"{part}/{whole}"
-
-
-def _plural(word: str, number: int) -> str:
-    return word if number == 1 else f"{word}s"
-
-
-def _short(card_id: str) -> str:
-    return card_id if len(card_id) <= 14 else card_id[:12] + "…"

@@ -1,0 +1,97 @@
+"""Lists as tables: jobs, cards, operator tuples, models. Formatting, no logic.
+
+They take the same rows that the verbs print with ``--json``, so that both show the same; a key that a row lacks shows
+as a dash.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from cli import tables
+from cli.figures import NOTHING, count_of, part_of, percent, plural, span
+from cli.tables import Row
+
+
+def jobs(rows: Sequence[Row]) -> RenderableType:
+    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s."""
+    if not rows:
+        return Text("No jobs yet. Start one with `farm run resnet18`.")
+    table = tables.ruled("job", "title", "state", ">items", ">time", ">energy", ">coverage", "verdict", ">age")
+    for row in rows:
+        age = None if row.get("created_at_s") is None else time.time() - row["created_at_s"]
+        tables.row(
+            table,
+            tables.cell(row, "id"),
+            tables.cell(row, "title"),
+            tables.state(row.get("state")),
+            part_of(row.get("closed", 0), row.get("items", 0)),
+            percent(row.get("accuracy_time")),
+            percent(row.get("accuracy_energy")),
+            percent(row.get("coverage")),
+            tables.outcome(row["outcome"]) if row.get("outcome") else "",
+            span(age),
+        )
+    return table
+
+
+def cards(rows: Sequence[Row]) -> RenderableType:
+    """Keys: id, model, host, index, state, state_reason, measuring, waiting, last_seen_ago_s."""
+    if not rows:
+        return Text("No cards yet. Start their workers with `farm worker`.")
+    table = tables.ruled("card", "model", "host", ">state", ">waiting", ">seen", "measuring")
+    for row in rows:
+        index = f":{row['index']}" if row.get("index") is not None else ""
+        tables.row(
+            table,
+            Text(tables.short_id(tables.cell(row, "id")), no_wrap=True),
+            tables.clipped(tables.cell(row, "model"), 24),
+            tables.clipped(f"{row.get('host') or NOTHING}{index}", 16),
+            tables.state(row.get("state")),
+            tables.cell(row, "waiting"),
+            span(row.get("last_seen_ago_s")),
+            tables.clipped(str(row.get("measuring") or row.get("state_reason") or ""), 60),
+        )
+    return table
+
+
+def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
+    """Keys: label, count, flops_per_call, bytes_per_call, estimated_cost_share (a fraction)."""
+    table = tables.ruled("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
+    for row in rows:
+        tables.row(
+            table,
+            tables.cell(row, "label"),
+            tables.cell(row, "count"),
+            count_of(row.get("flops_per_call"), "FLOP"),
+            count_of(row.get("bytes_per_call"), "B"),
+            percent(row.get("estimated_cost_share")),
+        )
+    table.add_section()
+    calls = sum(row.get("count", 0) for row in rows)
+    flops = sum(row.get("count", 0) * (row.get("flops_per_call") or 0) for row in rows)
+    moved = sum(row.get("count", 0) * (row.get("bytes_per_call") or 0) for row in rows)
+    total = f"{len(rows)} {plural('tuple', len(rows))}"
+    tables.row(table, total, str(calls), count_of(flops, "FLOP"), count_of(moved, "B"), "", style="bold")
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def models(rows: Sequence[Row]) -> RenderableType:
+    """Keys: name, task, input_size, note."""
+    if not rows:
+        return Text("No model matches.")
+    table = tables.ruled("model", "task", ">input", "")
+    for row in rows:
+        size = row.get("input_size")
+        tables.row(
+            table,
+            tables.cell(row, "name"),
+            tables.cell(row, "task"),
+            f"{size} px" if size else NOTHING,
+            str(row.get("note") or ""),
+        )
+    return table

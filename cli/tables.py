@@ -1,0 +1,83 @@
+"""How every table of this program looks: its lines, its cells, and the words and colours of states and outcomes.
+
+Made for 100 columns, and readable in a pipe without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.figures import NOTHING
+
+Row = Mapping[str, Any]
+
+# A line under the head and above a section, and no other.
+_BOX = box.Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
+_OUTCOMES = {"pass": ("PASS", "bold green"), "fail": ("FAIL", "bold red"), "none": ("NO VERDICT", "bold yellow")}
+_STATES = {
+    "open": "cyan",
+    "done": "green",
+    "cancelled": "dim",
+    "idle": "green",
+    "busy": "cyan",
+    "draining": "yellow",
+    "quarantined": "bold red",
+    "lost": "red",
+    "stopped": "dim",
+}
+
+
+def ruled(*columns: str) -> Table:
+    """A table with a head and lines; a column whose name begins with > is set to the right."""
+    table = Table(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def row(table: Table, *cells: RenderableType, style: str = "") -> None:
+    """Add a row."""
+    # As Text: a label such as "getitem[0]" is no markup.
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+def grid(columns: int) -> Table:
+    """So many columns, without a head or lines."""
+    table = Table.grid(padding=(0, 1))
+    for _ in range(columns):
+        table.add_column()
+    return table
+
+
+def outcome(name: str) -> Text:
+    """A verdict's outcome in capitals and colour."""
+    words, style = _OUTCOMES.get(name, (name.upper(), ""))
+    return Text(words, style=style)
+
+
+def state(name: Any) -> Text:
+    """The state of a job or a card in its colour."""
+    return Text(str(name or NOTHING), style=_STATES.get(str(name), ""))
+
+
+def cell(values: Row, key: str) -> str:
+    """What a row holds under that key; a dash where it lacks it."""
+    value = values.get(key)
+    return NOTHING if value is None or value == "" else str(value)
+
+
+def clipped(text: str, most: int) -> Text:
+    """One line: cut at `most` characters, and further where the table is narrow."""
+    return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
+
+
+def short_id(card_id: str) -> str:
+    """The beginning of a card's id, enough to know it by."""
+    return card_id if len(card_id) <= 14 else card_id[:12] + "…"
