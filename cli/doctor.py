@@ -11,12 +11,12 @@ from cli.output import console, emit_json
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
     """Examine this host and its farm: a line each with ok, or what to do."""
-    from farm import doctor as examination
+    from farm.doctor import examine, summary
     from farm.settings import settings
     from tasks.diagnosis import broker_checks
 
-    checks = [*broker_checks(settings()), *examination.examine(settings())]
-    counts = examination.summary(checks)
+    checks = [*broker_checks(settings()), *examine(settings())]
+    counts = summary(checks)
     if as_json:
         emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})
     else:

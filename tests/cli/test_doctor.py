@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from farm import cards, doctor
+from farm import cards
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
-from farm.doctor import Installed, torch_against_driver
+from farm.doctor import database as database_examined
+from farm.doctor import folders, hardware
+from farm.doctor.hardware import Installed, torch_against_driver
 from farm.settings import Settings, settings
 from tests.devices.fake_nvml import UUID, behind_pynvml
 
@@ -88,7 +90,7 @@ def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
     database.close()
     monkeypatch.setenv("FARM_DATABASE_URL", postgres_url)
     real = time.time
-    monkeypatch.setattr(doctor.time, "time", lambda: real() + 60)
+    monkeypatch.setattr(database_examined.time, "time", lambda: real() + 60)
     assert levels(examined(), "clock") == [("warning", "this host is 60.0 s ahead of the database")]
 
 
@@ -133,7 +135,7 @@ def test_torch_is_held_against_the_driver(torch, driver, level):
 
 
 def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
-    monkeypatch.setattr(doctor, "installed_torch", lambda: Installed("2.11.0+cu130", "13.0"))
+    monkeypatch.setattr(hardware, "installed_torch", lambda: Installed("2.11.0+cu130", "13.0"))
     with behind_pynvml(monkeypatch) as library:
         library.processes = [1]
         checks = examined()
@@ -147,7 +149,7 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
 def test_the_installed_torch_is_known_without_importing_it():
     import torch
 
-    assert doctor.installed_torch() == Installed(torch.__version__, torch.version.cuda)
+    assert hardware.installed_torch() == Installed(torch.__version__, torch.version.cuda)
 
 
 def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path):
@@ -155,20 +157,20 @@ def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert doctor.has_nvidia_hardware(tmp_path)
+    assert hardware.has_nvidia_hardware(tmp_path)
     (tmp_path / "a" / "class").write_text("0x0c0330\n")  # its USB controller
-    assert not doctor.has_nvidia_hardware(tmp_path)
+    assert not hardware.has_nvidia_hardware(tmp_path)
 
 
 def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):
     current = Settings(lock_dir=tmp_path)
     card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1)
     own = frozenset({os.getpid()})
-    (found,) = doctor._foreign("card", card, own, current)
+    (found,) = hardware._foreign("card", card, own, current)
     assert f"{os.getpid()} (" in found.message
     with CardLock(UUID, tmp_path):
-        assert list(doctor._foreign("card", card, own, current)) == []
-        (found,) = doctor._foreign("card", card, frozenset({os.getpid(), 1}), current)
+        assert list(hardware._foreign("card", card, own, current)) == []
+        (found,) = hardware._foreign("card", card, frozenset({os.getpid(), 1}), current)
         assert found.message.startswith("other processes compute on it: 1 (")
 
 
@@ -182,8 +184,8 @@ def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path)
     config.chmod(0o644)
     monkeypatch.setenv("FARM_CONFIG", str(config))
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
-    monkeypatch.setattr(doctor, "DISK_PROBLEM_BYTES", sys.maxsize)
-    monkeypatch.setattr(doctor, "DISK_WARNING_BYTES", sys.maxsize)
+    monkeypatch.setattr(folders, "DISK_PROBLEM_BYTES", sys.maxsize)
+    monkeypatch.setattr(folders, "DISK_WARNING_BYTES", sys.maxsize)
     checks = examined()
     assert levels(checks, "state folder")[0][0] == "problem"
     assert levels(checks, "lock folder")[0][0] == "warning"

@@ -1,0 +1,24 @@
+"""What an operator would look at first when a farm misbehaves, as data: each check says ok, or what to do.
+
+Nothing here changes anything, and nothing raises for what it finds: a part that does not answer is a finding. One
+file for each place that is looked at; the broker is asked by `tasks.diagnosis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from farm.doctor.check import Check, ok, summary
+from farm.doctor.database import database_checks
+from farm.doctor.folders import folder_checks
+from farm.doctor.hardware import hardware_checks
+from farm.settings import Settings
+
+__all__ = ["Check", "examine", "ok", "summary"]
+
+
+def examine(current: Settings) -> Iterator[Check]:
+    """Every check of this host and of the farm's database."""
+    yield from database_checks(current)
+    yield from hardware_checks(current)
+    yield from folder_checks(current)

@@ -1,0 +1,147 @@
+"""Examining the farm's database: does it answer, does it fit this program, and what does it know of the cards?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm.doctor.check import Check, Level, ok
+from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
+from farm.settings import Settings
+
+#: Leases live on the database's clock and bear any skew; logs, certificates and graphs do not.
+SKEW_WARNING_S = 2.0
+SKEW_PROBLEM_S = 300.0
+
+
+def database_checks(current: Settings) -> Iterator[Check]:
+    """Does it answer, has it this program's schema, does its clock agree, and what do its cards say?"""
+    from sqlmodel import select
+
+    from farm.store.database import Database, database_now
+
+    try:
+        database = Database(current.database)
+    except FarmError as error:
+        yield Check("database", "problem", error.message, error.next_step)
+        return
+    sqlite = database.engine.dialect.name == "sqlite"
+    if sqlite and database.url.database and not Path(database.url.database).exists():
+        if current.broker_url or current.database_url:
+            yield Check("database", "problem", f"{database} is not there.", "Create it with `farm db upgrade`.")
+        else:
+            yield ok("database", f"{database} is not there yet; `farm run` makes it")
+        return
+    try:
+        database.check_schema()
+        with database.read() as session:
+            begun_s, clock_s, ended_s = time.time(), session.exec(select(database_now())).one(), time.time()
+            yield _where_the_database_is(current, str(database), sqlite, database.url)
+            yield ok("schema", f"{database.schema_version()}, as this program needs it")
+            yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)
+            yield from card_checks(session, current)
+    except (DatabaseUnreachable, SchemaMismatch) as error:
+        name = "schema" if isinstance(error, SchemaMismatch) else "database"
+        yield Check(name, "problem", error.message, error.next_step)
+    finally:
+        database.close()
+
+
+def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any) -> Check:
+    if sqlite and current.broker_url and not _is_local(current.broker_url):
+        return Check(
+            "database",
+            "warning",
+            f"{shown} is a file of this host, but the broker is another host's.",
+            "Farms of several hosts share one PostgreSQL: set FARM_DATABASE_URL.",
+        )
+    if not sqlite and not _is_local_host(url.host or "") and url.query.get("sslmode") != "verify-full":
+        return Check(
+            "database",
+            "warning",
+            f"{shown} is asked without a checked certificate.",
+            "Add sslmode=verify-full and sslrootcert to FARM_DATABASE_URL (docs/operate.md).",
+        )
+    return ok("database", shown)
+
+
+def _clock(ahead_s: float, uncertain_s: float) -> Check:
+    told = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
+    beyond = abs(ahead_s) - uncertain_s
+    if beyond > SKEW_WARNING_S:
+        level: Level = "problem" if beyond > SKEW_PROBLEM_S else "warning"
+        return Check("clock", level, told, "Start a time service (chrony, systemd-timesyncd) on both.")
+    return ok("clock", f"within {max(abs(ahead_s), uncertain_s, 0.001):.3f} s of the database's")
+
+
+def card_checks(session: Any, current: Settings) -> Iterator[Check]:
+    """The cards as the database knows them: which serve, which do not, and whether their software agrees."""
+    from farm import cards
+
+    views = cards.views(session, current.heartbeat_s)
+    serving = [view for view in views if view.state in ("idle", "busy", "starting")]
+    for view in views:
+        name = f"card {view.card.host}:{view.card.index}"
+        if view.state == "quarantined":
+            yield Check(
+                name,
+                "problem",
+                f"{view.card.id} is quarantined: {view.card.state_reason or 'no reason is given'}",
+                f"Mend it, then `farm cards release {view.card.id}` (docs/operate.md).",
+            )
+        elif view.state == "lost":
+            yield Check(
+                name,
+                "warning",
+                f"{view.card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it",
+                f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`).",
+            )
+        elif view.state == "draining":
+            yield Check(name, "warning", f"{view.card.id} drains", f"`farm cards resume {view.card.id}` ends that.")
+    if serving:
+        hosts = len({view.card.host for view in serving})
+        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}")
+    elif current.broker_url:
+        yield Check("cards", "warning", "no card serves this farm", "Start `farm worker` on a host with cards.")
+    yield from _software_checks(session, [view.card for view in serving])
+
+
+def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
+    from farm.store import tables
+
+    by_model: dict[str, dict[str, list[Any]]] = {}
+    for card in serving:
+        if card.software_id:
+            by_model.setdefault(card.model, {}).setdefault(card.software_id, []).append(card)
+    for model, groups in by_model.items():
+        if len(groups) < 2:
+            continue
+        rows = {software_id: session.get(tables.Software, software_id) for software_id in groups}
+        fields = ("torch", "torchvision", "cuda", "cudnn", "driver", "python", "platform")
+        differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
+        told = "; ".join(
+            f"{', '.join(sorted({card.host for card in cards}))}: "
+            + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
+            for software_id, cards in groups.items()
+        )
+        yield Check(
+            "versions",
+            "warning",
+            f"the cards of model {model} run different software ({told})",
+            "Readings of different software are never mixed, so each measures all anew: install the same on all hosts.",
+        )
+    if by_model and all(len(groups) == 1 for groups in by_model.values()):
+        yield ok("versions", "the same on all cards of a model")
+
+
+def _is_local(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    return "+socket" in parts.scheme or _is_local_host(parts.hostname or "")
+
+
+def _is_local_host(host: str) -> bool:
+    return host in ("", "localhost", "::1") or host.startswith(("127.", "/"))
