@@ -72,6 +72,16 @@ class Settings(BaseSettings):
         gt=0,
         description="Longest time one item may take on a card, in seconds; past it the benchmark process is ended and the item is 'hung'.",
     )
+    hard_limit_s: float = Field(
+        0.0,
+        ge=0,
+        description="Past this time Celery kills a card's task process, in seconds; 0: what all attempts may take, and a minute.",
+    )
+    visibility_timeout_s: float = Field(
+        0.0,
+        ge=0,
+        description="Past this time the broker delivers an unfinished item's message again, in seconds; 0: four times the hard limit.",
+    )
     max_attempts: int = Field(3, ge=1, description="How often an item is begun before it is closed as failed.")
     heartbeat_s: float = Field(
         5.0, gt=0, description="How often a worker renews its leases and its card's last-seen time, in seconds."

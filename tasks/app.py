@@ -33,20 +33,23 @@ app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results
 
 def hard_time_limit_s(current: Settings) -> float:
     """The backstop behind the item's own time limit, which ends the benchmark process and keeps the worker."""
-    return current.item_timeout_s * (current.max_attempts + 1) + 60.0
+    return current.hard_limit_s or current.item_timeout_s * (current.max_attempts + 1) + 60.0
 
 
 def configure(current: Settings) -> Celery:
     """Set the application up for a broker; again for another one (the embedded farm has its own)."""
     hard_s = hard_time_limit_s(current)
+    # Not extended while a task runs, so a running item must never look abandoned.
+    visible_s = current.visibility_timeout_s or 4 * hard_s
     app.close()
     app.conf.update(
         broker_url=current.broker_url or "redis+socket:///nonexistent/no-broker-is-configured",
         result_backend=current.broker_url or None,
         broker_connection_retry_on_startup=True,
         broker_transport_options={
-            # Not extended while a task runs, so a running item must never look abandoned.
-            "visibility_timeout": 4 * hard_s,
+            "visibility_timeout": visible_s,
+            # How often abandoned messages are looked for: ten of these pass between two looks.
+            "unacked_restore_interval": min(10.0, visible_s / 10),
             "socket_keepalive": True,
         },
         # Nothing that travels is executable.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -56,6 +57,29 @@ def test_a_message_delivered_again_is_dropped(start):
             client.lpush(queue, waiting)
     assert hurt.settled(job_id) == {"done": 3}
     assert all((item.attempts, item.repeated) == (1, 0) for item in hurt.farm.items(job_id))
+
+
+def test_the_broker_delivers_a_running_item_again(start):
+    """An item that outlasts the visibility timeout: the broker gives its message away once more while it runs."""
+    hurt = start(FARM_VISIBILITY_TIMEOUT_S="1")
+    job_id = hurt.submit(["slow"] * 2, 6.0)
+    item = hurt.in_work(job_id)
+    with client_of(hurt) as client:
+        hurt.farm.wait_for(lambda: item.id in redelivered(client))
+    (running,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (running.state, running.attempts) == ("claimed", 1), "the copy waits while the first is at work"
+    assert hurt.settled(job_id) == {"done": 2}
+    assert all((one.attempts, one.repeated) == (1, 0) for one in hurt.farm.items(job_id))
+
+
+def redelivered(client):
+    """The items of whose messages the broker took a second copy out of its list of the unfinished."""
+    waiting = [json.loads(message) for key in client.keys("card.*") for message in client.lrange(key, 0, -1)]
+    return {
+        json.loads(base64.b64decode(message["body"]))[0][0]
+        for message in waiting
+        if message["headers"].get("redelivered")
+    }
 
 
 def test_a_running_item_never_looks_abandoned():

@@ -40,6 +40,22 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 
+def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
+    """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
+    hurt = start(FARM_HARD_LIMIT_S="3", FARM_ITEM_TIMEOUT_S="600", FARM_MAX_ATTEMPTS="2")
+    job_id = hurt.submit(["", "hang", ""])
+    hurt.in_work(job_id)
+    killed = [hurt.pool(), hurt.benchmark()]
+    worker = hurt.worker()
+    _, alive = psutil.wait_procs(killed, 60)
+    assert not alive
+    assert worker.is_running(), "only the process of the task is killed, and what it started"
+    assert hurt.settled(job_id) == {"done": 2, "failed": 1}
+    (hung,) = [one for one in hurt.farm.items(job_id) if one.state == "failed"]
+    assert (hung.reason, hung.attempts) == ("attempts_exhausted", 2)
+    assert "hard time limit" in hurt.farm.log.read_text().lower()
+
+
 def test_an_item_that_kills_its_worker_every_time_ends_as_failed(start):
     hurt = start(FARM_MAX_ATTEMPTS="2")
     job_id = hurt.submit(["slow"], 3.0)
