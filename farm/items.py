@@ -23,6 +23,7 @@ from sqlmodel import Session, and_, col, or_, select
 
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.request import Request
+from farm.reuse import find_readings, subject_key
 from farm.store import tables
 from farm.store.content import reading_row
 from farm.store.database import Database, database_now
@@ -62,59 +63,6 @@ class Closed:
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
     woken: tuple[int, ...] = ()
-
-
-def subject_key(item: Item, reuse: str, software_id: str) -> str:
-    """What two items share when one reading serves both. Wholes and canaries are a matter of the very card."""
-    scope = item.card_model if item.role == "tuple" and reuse == "model" else item.card_id
-    key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
-    return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
-
-
-def find_reading(session: Session, item: Item, request: Request, software_id: str) -> tables.Reading | None:
-    """The reading that serves the item under the request's reuse policy, None where there is none."""
-    if request.reuse == "none":
-        return None
-    query = select(tables.Reading).where(
-        tables.Reading.subject_id == item.subject_id,
-        tables.Reading.protocol_id == item.protocol_id,
-        tables.Reading.software_id == software_id,
-        col(tables.Reading.simulated).is_(False),
-    )
-    return best_reading(session.exec(query), item, request, {item.card_id})
-
-
-def best_reading(
-    readings: Iterable[tables.Reading], item: Item, request: Request, card_ids: set[str]
-) -> tables.Reading | None:
-    """Of readings of one subject, protocol and software: the one that serves best, chosen cards first, then the newest.
-
-    Wholes and canaries are a matter of the very card; tuples only under ``--reuse card``.
-    """
-    if item.role != "tuple":
-        serving = [reading for reading in readings if reading.card_id == item.card_id]
-    elif request.reuse == "card":
-        serving = [reading for reading in readings if reading.card_id in card_ids]
-    else:
-        serving = [reading for reading in readings if reading.card_model == item.card_model]
-    serving = [reading for reading in serving if satisfies(reading, request.stopping)]
-    return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
-
-
-def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
-    """Whether a reading is tight enough. One that did not converge serves who would not wait longer.
-
-    A study's readings (`farm.study`) never are: they were taken under windows and conditions of its own.
-    """
-    if "study" in reading.flags:
-        return False
-    time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
-    energy_ok = (
-        reading.energy_half_width_mj is None
-        or reading.energy_mj is None
-        or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
-    )
-    return (time_ok and energy_ok) or reading.window_s >= 0.9 * wanted.maximum_s or "not_converged" in reading.flags
 
 
 def claim(
@@ -194,7 +142,8 @@ def _claim(
     item, job, _ = found
     request = Request.from_json(job.request)
     claimable = and_(col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
-    if (reading := find_reading(session, item, request, software_id)) is not None:
+    (reading,) = find_readings(session, [item], request, software_id, {card_id})
+    if reading is not None:
         closed = session.execute(update(Item).where(claimable).values(**_closing(reading.id, reused=True)))
         if not closed.rowcount:  # type: ignore[attr-defined]
             return gone

@@ -14,6 +14,7 @@ from sqlmodel import Session, col, func, select
 from farm.placement import Queue, Work, balance
 from farm.planning import new_item, place_items
 from farm.store import tables
+from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
@@ -114,8 +115,8 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
             if taken.rowcount:  # type: ignore[attr-defined]
                 moved.append(item_id)
         items: list[Item] = []
-        for start in range(0, len(moved), 500):
-            items += session.exec(select(Item).where(col(Item.id).in_(moved[start : start + 500])))
+        for batch in in_batches(moved):
+            items += session.exec(select(Item).where(col(Item.id).in_(batch)))
         wholes = _whole_where_it_lacks(session, items)
         return [item.id for item in wholes if item.id is not None] + moved
 

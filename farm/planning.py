@@ -6,8 +6,7 @@ the whole model and a canary join it. All of it happens in the transaction of wh
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlmodel import Session, col, func, select
@@ -15,11 +14,12 @@ from sqlmodel import Session, col, func, select
 from farm.benchmark.protocol import Protocol
 from farm.captures import classes
 from farm.errors import NoSuchCard, UsageError
-from farm.items import best_reading
 from farm.placement import Work, place
 from farm.request import Request
+from farm.reuse import find_readings
 from farm.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.batches import fetch
 from farm.store.content import store_protocol
 from farm.store.database import database_now
 from farm.store.tables import OPEN, Item, ItemState
@@ -195,10 +195,7 @@ def _operators(
         pairs = list(classes(session, capture_id, request.protocol.data))
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
-    found: dict[str, tables.Operator] = {}
-    for chunk in _chunks(sorted({operator_id for operator_id, _ in pairs})):
-        for operator in session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(chunk))):
-            found[operator.id] = operator
+    found = fetch(session, tables.Operator, (operator_id for operator_id, _ in pairs))
     protocols = {data: request.protocol.with_data(data) for _, data in pairs}
     for protocol in protocols.values():
         store_protocol(session, protocol)
@@ -212,24 +209,13 @@ def _mean_s(items: Sequence[Item]) -> float:
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> None:
     """Close the items for which a reading is there."""
     software_id = cards[0].software_id
-    if request.reuse == "none" or software_id is None:
+    if software_id is None:
         return
-    candidates: dict[tuple[str, str], list[tables.Reading]] = defaultdict(list)
-    for chunk in _chunks([item.subject_id for item in items]):
-        query = select(tables.Reading).where(
-            col(tables.Reading.subject_id).in_(chunk),
-            col(tables.Reading.protocol_id).in_({item.protocol_id for item in items}),
-            tables.Reading.software_id == software_id,
-            col(tables.Reading.simulated).is_(False),
-        )
-        for reading in session.exec(query):
-            candidates[reading.subject_id, reading.protocol_id].append(reading)
-    chosen = {card.id for card in cards}
-    for item in items:
-        served = candidates[item.subject_id, item.protocol_id]
-        if (best := best_reading(served, item, request, chosen)) is not None:
-            item.state, item.reading_id, item.reused = ItemState.DONE, best.id, True
-            item.card_id, item.ended_at_s = best.card_id, database_now()  # type: ignore[assignment]
+    readings = find_readings(session, items, request, software_id, {card.id for card in cards})
+    for item, reading in zip(items, readings, strict=True):
+        if reading is not None:
+            item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
+            item.card_id, item.ended_at_s = reading.card_id, database_now()  # type: ignore[assignment]
 
 
 def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
@@ -257,8 +243,3 @@ def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator)
 def _roofline(request: Request, card: tables.Card) -> Roofline:
     dtype = request.variant.dtype if request.variant else "float32"
     return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
-
-
-def _chunks(values: Sequence[str], size: int = 500) -> Iterable[Sequence[str]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

@@ -22,6 +22,7 @@ from farm.errors import BrokerUnreachable
 from farm.items import Closed
 from farm.settings import settings
 from farm.store import tables
+from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
 from farm.store.tables import Item, ItemState
 from tasks.app import CONTROL_QUEUE, app, masked
@@ -120,10 +121,8 @@ def _labelled() -> Any:
 
 
 def _mark_published(session: Session, item_ids: Sequence[int]) -> None:
-    for start in range(0, len(item_ids), 500):
-        session.execute(
-            update(Item).where(col(Item.id).in_(item_ids[start : start + 500])).values(published_at_s=database_now())
-        )
+    for batch in in_batches(item_ids):
+        session.execute(update(Item).where(col(Item.id).in_(batch)).values(published_at_s=database_now()))
 
 
 @contextlib.contextmanager

@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlmodel import Session, SQLModel, col, select
+from sqlmodel import Session, col, select
 
 from farm.benchmark.protocol import Protocol
 from farm.captures import classes
 from farm.roofline import Roofline, roofline_of
 from farm.store import tables
+from farm.store.batches import fetch
 from farm.store.tables import Item, ItemState
 from farm.verdict import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
-
-# SQLite takes 999 values in one statement in its older builds.
-_AT_ONCE = 500
 
 
 def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part], list[Whole], list[Canary]]:
@@ -32,9 +30,9 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
     items = session.exec(
         select(Item).where(Item.job_id == job.id, col(Item.round) <= number).order_by(col(Item.id))
     ).all()
-    readings: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
+    readings = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     counts = occurrences(session, job, number, items)
-    operators: dict[str, tables.Operator] = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
+    operators = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
     by_subject = _preferred(item for item in items if item.role == "tuple")
@@ -109,17 +107,6 @@ def roofline_for(session: Session, job: tables.Job, items: Sequence[Item]) -> Ro
     tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
     kind, model = (card.kind, card.model) if card else ("cuda", "")
     return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
-
-
-def fetch(session: Session, table: type[SQLModel], keys: Iterable[Any]) -> dict[Any, Any]:
-    """Rows by primary key (named ``id``), in as many statements as needed."""
-    wanted = list(dict.fromkeys(keys))
-    found: dict[Any, Any] = {}
-    identity = table.id  # type: ignore[attr-defined]
-    for start in range(0, len(wanted), _AT_ONCE):
-        rows = session.exec(select(table).where(col(identity).in_(wanted[start : start + _AT_ONCE])))
-        found.update((row.id, row) for row in rows)  # type: ignore[attr-defined]
-    return found
 
 
 def _preferred(items: Iterable[Item]) -> dict[tuple[str, str], Item]:

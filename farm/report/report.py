@@ -19,8 +19,9 @@ from sqlmodel import Session, col, select
 from farm.aggregate import aggregate, choose, launch_gap_us
 from farm.benchmark.protocol import Protocol
 from farm.errors import NoSuchJob
-from farm.report.parts import fetch, parts_of, seen_on_card
+from farm.report.parts import parts_of, seen_on_card
 from farm.store import tables
+from farm.store.batches import fetch
 from farm.store.tables import Item, ItemState
 from farm.verdict import VERDICT_SCHEMA, Chosen, Part, Verdict, Whole
 
@@ -191,7 +192,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     in_model = (seen.get("in_model") or {}).get("calls_us") or {}
     chosen = _chosen(parts, wholes, protocol.launch)
     items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()
-    rows: dict[str, tables.Reading] = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
+    rows = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     round_row = session.get(tables.Round, (job_id, shown))
     capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
     return Report(
@@ -317,7 +318,7 @@ def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_mode
 def _cards(session: Session, items: Sequence[Item], rows: dict[str, tables.Reading]) -> tuple[CardView, ...]:
     readings = Counter(row.card_id for row in rows.values())
     ids = dict.fromkeys([*readings, *(item.card_id for item in items)])
-    known: dict[str, tables.Card] = fetch(session, tables.Card, ids)
+    known = fetch(session, tables.Card, ids)
     views = [
         CardView(
             id=card.id,
@@ -335,7 +336,7 @@ def _cards(session: Session, items: Sequence[Item], rows: dict[str, tables.Readi
 
 
 def _software(session: Session, rows: dict[str, tables.Reading]) -> tuple[dict[str, Any], ...]:
-    found: dict[str, tables.Software] = fetch(session, tables.Software, (row.software_id for row in rows.values()))
+    found = fetch(session, tables.Software, (row.software_id for row in rows.values()))
     return tuple(software.model_dump() for software in found.values())
 
 

@@ -11,7 +11,7 @@ from farm.benchmark.protocol import Stopping, Variant
 from farm.devices.lock import CardLock
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, UsageError
-from farm.items import satisfies
+from farm.reuse import satisfies
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database

@@ -1,0 +1,31 @@
+"""Asking for many rows by their keys, in as many statements as the database takes values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlmodel import Session, SQLModel, col, select
+
+# SQLite takes 999 values in one statement in its older builds.
+AT_ONCE = 500
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=SQLModel)
+
+
+def in_batches(values: Iterable[T], size: int = AT_ONCE) -> Iterator[Sequence[T]]:
+    """The values without repetitions, in order, so many at a time."""
+    wanted = list(dict.fromkeys(values))
+    for start in range(0, len(wanted), size):
+        yield wanted[start : start + size]
+
+
+def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, Row]:
+    """Rows by primary key (named ``id``)."""
+    identity = table.id  # type: ignore[attr-defined]
+    return {
+        row.id: row  # type: ignore[attr-defined]
+        for batch in in_batches(keys)
+        for row in session.exec(select(table).where(col(identity).in_(batch)))
+    }
