@@ -5,6 +5,7 @@ A spooled reading is fenced like any other: it is accepted only if its claim sti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,7 +27,11 @@ class Spool:
         self.folder = folder
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading down, whole or not at all."""
+        """Write one reading down, whole or not at all.
+
+        Raises:
+            OSError: the disk is full, or the folder cannot be written to.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
         data = {
@@ -36,11 +41,16 @@ class Spool:
             "software_id": software_id,
         }
         unfinished = path.with_suffix(".part")
-        with unfinished.open("w") as file:
-            json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        try:
+            with unfinished.open("w") as file:
+                json.dump(data, file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
         return path
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from celery.exceptions import Ignore
 from celery.signals import worker_process_init, worker_process_shutdown
 
 from farm import cards, fingerprints, items
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.client import Answer, BenchmarkProcess
 from farm.benchmark.protocol import Software
 from farm.captures import predicted_counts, store_observed
 from farm.devices.device import open_device
@@ -223,19 +223,37 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
                 card_id=worker.card_id,
             )
         )
-    try:
-        closed: Closed = items.complete(
-            worker.database, claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id
-        )
-    except DatabaseUnreachable:
-        # The reading cost card time; it waits on disk, and its token decides when the database is back.
-        worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
-        log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
+    closed = _write_down(worker, claimed, answer)
+    if closed is None:
         return {"item": claimed.item_id, "status": "spooled"}
     _follow_up(worker, closed)
     if not closed.accepted:
         raise Ignore()
     return {"item": claimed.item_id, "status": "done"}
+
+
+def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | None:
+    """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
+
+    Where both are full, often on one disk, it waits here until one of them has room, as long as a task may take. Its
+    token decides in the end, wherever it waited.
+    """
+    pause_s = 0.1
+    while True:
+        try:
+            return items.complete(
+                worker.database, claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id
+            )
+        except DatabaseUnreachable as away:
+            try:
+                worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
+            except OSError as error:
+                log.warning("The reading of %s waits in memory: %s The spool: %s", claimed.label, away.message, error)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 2.0)
+                continue
+            log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
+            return None
 
 
 def _ready(worker: CardWorker) -> str | None:

@@ -8,9 +8,11 @@ import time
 import pytest
 from sqlalchemy import event
 
+from farm import items
 from farm.errors import DatabaseUnreachable
 from farm.spool import Spool
 from farm.store.database import Database
+from tests.disks import SmallDisk, why_not
 from tests.planned import READING, claim, complete, items_of, plan, readings, register
 from tests.servers import PostgresServer
 
@@ -19,6 +21,14 @@ from tests.servers import PostgresServer
 def postgres():
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    with SmallDisk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def test_postgresql_is_restarted_and_crashes_during_a_job(start, postgres):
@@ -64,7 +74,34 @@ def _answers(hurt):
         return False
 
 
-def test_a_full_disk_sends_readings_to_the_spool_and_loses_none(sqlite_url, tmp_path):
+@pytest.mark.parametrize("spool_on", ["another disk", "the same disk"])
+def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
+    state = (small_disk.path if spool_on == "the same disk" else tmp_path) / "state"
+    hurt = start(cards=2, database_url=f"sqlite:///{small_disk.path / 'farm.db'}", FARM_STATE_DIR=str(state))
+    spool = Spool(state / "spool")
+    job_id = hurt.submit(["slow"] * 6, 1.0)
+    item = hurt.in_work(job_id)
+    with hurt.farm.database.engine.connect() as connection:
+        # Its write-ahead log is written over from the beginning where it can be: now that wants room as well.
+        connection.exec_driver_sql("COMMIT")
+        assert connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()[0] == 0
+    small_disk.fill()
+    if spool_on == "the same disk":
+        hurt.farm.wait_for(lambda: "waits in memory" in hurt.farm.log.read_text())
+        assert len(spool) == 0
+    else:
+        hurt.farm.wait_for(lambda: len(spool) > 0)
+    done = sum(one.state == "done" for one in hurt.farm.items(job_id))
+    time.sleep(6)  # longer than a lease, and than a card may be unseen
+    assert sum(one.state == "done" for one in hurt.farm.items(job_id)) == done, "it is full, so nothing goes on"
+    small_disk.make_room()
+    assert hurt.settled(job_id) == {"done": 6}
+    assert len(spool) == 0
+    (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (kept.attempts, kept.repeated) == (1, 0), "its reading outlasted the full disk"
+
+
+def test_a_file_that_may_not_grow_sends_readings_to_the_spool_and_loses_none(sqlite_url, tmp_path):
     database = Database(sqlite_url)
     database.upgrade()
     (card,) = register(database, 0)
@@ -82,8 +119,6 @@ def test_a_full_disk_sends_readings_to_the_spool_and_loses_none(sqlite_url, tmp_
 
     spool = Spool(tmp_path / "spool")
     big = READING.__class__(**{**READING.__dict__, "details": {"filler": "x" * 200_000}})
-    from farm import items
-
     software_id = items_of(database, job_id)[0].subject_key.split(":")[2]
     for one in held:
         with pytest.raises(DatabaseUnreachable, match="full"):

@@ -1,0 +1,87 @@
+"""A disk of a few MiB, to be filled: a file system in memory that only this thread and what it starts can see.
+
+It lives in a mount namespace of its own, so nothing of it is left behind however the tests end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+_CLONE_NEWNS = 0x00020000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def why_not() -> str:
+    """Why this machine cannot have such a disk; empty if it can."""
+    if not hasattr(_LIBC, "setns"):
+        return "mount namespaces are a matter of Linux"
+    if os.geteuid() != 0:
+        return "only root may mount a disk"
+    try:
+        with tempfile.TemporaryDirectory() as folder, SmallDisk(Path(folder)):
+            return ""
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"this machine does not allow a disk to be mounted: {getattr(error, 'stderr', None) or error}"
+
+
+class SmallDisk:
+    """A context manager; inside, ``path`` is on the disk for the calling thread and the processes it starts."""
+
+    def __init__(self, path: Path, size_mib: int = 8) -> None:
+        self.path = path
+        self.size_mib = size_mib
+        self._before = -1
+
+    def fill(self) -> None:
+        """Leave no room at all."""
+        with (self.path / "filler").open("ab", buffering=0) as filler:
+            try:
+                while True:
+                    filler.write(bytes(4096))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def make_room(self) -> None:
+        (self.path / "filler").unlink(missing_ok=True)
+
+    def __enter__(self) -> SmallDisk:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _checked(_LIBC.unshare(_CLONE_NEWNS))
+            _mount("--make-rprivate", "/")
+            _mount("-t", "tmpfs", "-o", f"size={self.size_mib}m", "tmpfs", str(self.path))
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        folder = os.getcwd()  # which setns forgets
+        try:
+            _checked(_LIBC.setns(self._before, _CLONE_NEWNS))
+        finally:
+            os.close(self._before)
+        os.chdir(folder)
+
+
+def _checked(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True, text=True)
