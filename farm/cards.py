@@ -11,6 +11,7 @@ from sqlmodel import Session, col, func, select
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
+from farm.installed import installed_cudnn, installed_torch
 from farm.store import tables
 from farm.store.content import store_software
 from farm.store.database import Database, database_now
@@ -25,7 +26,12 @@ KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
     """What a worker signs its card and its claims with; an embedded farm's workers name their farm in it."""
-    return f"{card_id}@{host}:{pid}:{tag}" + (f"/{farm}" if farm else "")
+    return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
+
+
+def holder_of_process(card_id: str, host: str, pid: int) -> str:
+    """What the names of all holders begin with that were a card's worker in this process."""
+    return f"{card_id}@{host}:{pid}:"
 
 
 def farm_of(holder: str) -> str:
@@ -65,6 +71,22 @@ def register(
     return software_id
 
 
+def is_registered(session: Session, card: Card) -> bool:
+    """Whether a card of this host is in the database with the very software that is installed here now.
+
+    Asked before its worker is there to tell; where it cannot be told without loading torch, the answer is no.
+    """
+    row = session.get(tables.Card, card.id)
+    software = session.get(tables.Software, row.software_id) if row and row.software_id else None
+    torch = installed_torch()
+    if software is None or torch is None or software.torch != torch.version:
+        return False
+    if card.kind != "cuda":
+        return True
+    installed = (torch.cuda, installed_cudnn(torch.cuda or ""), card.driver)
+    return (software.cuda, software.cudnn, software.driver) == installed
+
+
 def seen(database: Database, holder: str) -> None:
     """The heartbeat of a worker."""
     with database.write() as session:
@@ -74,11 +96,11 @@ def seen(database: Database, holder: str) -> None:
 
 
 def stopped(database: Database, holder: str) -> None:
-    """The worker left in order."""
+    """The worker, named in full or as `holder_of_process`, left in order."""
     with database.write() as session:
         session.execute(
             update(tables.Card)
-            .where(col(tables.Card.worker) == holder, col(tables.Card.state).not_in(KEPT))
+            .where(col(tables.Card.worker).startswith(holder, autoescape=True), col(tables.Card.state).not_in(KEPT))
             .values(state=CardState.STOPPED, worker="")
         )
 

@@ -1,4 +1,4 @@
-"""The life of one item: claimed, then done, failed or given back, each in one transaction.
+"""The life of one item: claimed, then done, failed or handed back, each in one transaction.
 
 The rules that make "measured once, accepted once" hold whatever dies:
 
@@ -319,29 +319,7 @@ def note_attempt(database: Database, claimed: Claim, reason: str, message: str) 
             session.execute(update(Item).where(col(Item.id) == item.id).values(reason=reason, message=message[:2000]))
 
 
-def give_back(database: Database, claimed: Claim) -> bool:
-    """Hand an item back unmeasured (the worker stops): it waits again and the attempt does not count."""
-    with database.write() as session:
-        if (item := _held(session, claimed, count=False)) is None:
-            return False
-        session.execute(
-            update(Item)
-            .where(col(Item.id) == item.id)
-            .values(
-                state=ItemState.WAITING,
-                claim_key=None,
-                token="",
-                holder="",
-                lease_until_s=0.0,
-                attempts=col(Item.attempts) - 1,
-            )
-        )
-        return True
-
-
-def _held(
-    session: Session, claimed: Claim, *, count: bool = True, states: Iterable[str] = (ItemState.CLAIMED,)
-) -> Item | None:
+def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:
     """The item if the claim still stands; otherwise the work is counted as repeated."""
     query = select(Item).where(Item.id == claimed.item_id)
     if session.get_bind().dialect.name == "postgresql":
@@ -349,7 +327,7 @@ def _held(
     item = session.exec(query).first()
     if item is not None and item.token == claimed.token and item.state in states:
         return item
-    if item is not None and count:
+    if item is not None:
         session.execute(update(Item).where(col(Item.id) == item.id).values(repeated=col(Item.repeated) + 1))
         session.commit()
     return None
@@ -379,6 +357,32 @@ def release_card(database: Database, card_id: str) -> int:
             .values(lease_until_s=0.0, claim_key=None)
         )
         return int(ended.rowcount)  # type: ignore[attr-defined]
+
+
+def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
+    """Let what a worker had in work wait again, without counting the attempt; how many there were.
+
+    Only for who told the worker to stop and knows that it is gone: what ended by itself was an attempt.
+
+    Args:
+        worker: the holder, or what it begins with (`farm.cards.holder_of_process`).
+        spooled: items whose reading waits on this host's disk; their tokens must go on to stand.
+    """
+    with database.write() as session:
+        held = update(Item).where(
+            col(Item.holder).startswith(worker, autoescape=True),
+            col(Item.state) == ItemState.CLAIMED,
+            col(Item.id).not_in(sorted(spooled)),
+        )
+        waiting = held.values(
+            state=ItemState.WAITING,
+            claim_key=None,
+            token="",
+            holder="",
+            lease_until_s=0.0,
+            attempts=col(Item.attempts) - 1,
+        )
+        return int(session.execute(waiting).rowcount)  # type: ignore[attr-defined]
 
 
 def wake_orphans(database: Database, item_id: int | None = None) -> tuple[int, ...]:

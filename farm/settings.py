@@ -24,14 +24,20 @@ from pydantic_settings import (
 
 from farm.errors import SettingsError
 
+#: Where deploy/systemd/farm.tmpfiles has it made at every boot, for services, containers and people alike.
+SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
+
 
 def _state_dir() -> Path:
     return Path(platformdirs.user_data_dir("farm"))
 
 
 def _lock_dir() -> Path:
-    # Host-wide on purpose: two users' workers must meet at the same lock. Mount it into containers.
-    return Path(tempfile.gettempdir()) / "farm-card-locks"
+    # Host-wide on purpose: two users' workers must meet at the same lock, whatever TMPDIR says. Mount it into containers.
+    if SERVICE_LOCK_DIR.is_dir():
+        return SERVICE_LOCK_DIR
+    temporary = Path("/tmp")
+    return (temporary if temporary.is_dir() else Path(tempfile.gettempdir())) / "farm-card-locks"
 
 
 def _host() -> str:

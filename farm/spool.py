@@ -56,6 +56,10 @@ class Spool:
     def __len__(self) -> int:
         return sum(1 for _ in self.folder.glob("*.json")) if self.folder.is_dir() else 0
 
+    def items(self) -> set[int]:
+        """The items whose readings wait here."""
+        return {int(path.name.partition("-")[0]) for path in self.folder.glob("*-*.json")}
+
     def flush(self, database: Database, card_id: str) -> list[Closed]:
         """Write what waits for one card; what is accepted or fenced out leaves the disk.
 

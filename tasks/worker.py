@@ -45,7 +45,8 @@ log = logging.getLogger("farm.worker")
 #: A worker that dies is started again after these pauses; one that ran this long starts over at the first.
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_AFTER_S = 60.0
-STOP_GRACE_S = 30.0
+#: Beyond the longest time that one item may take; deploy/ gives a host's workers a little more than both.
+STOP_MARGIN_S = 30.0
 
 
 # ---------------------------------------------------------------------------------------------- one worker
@@ -223,17 +224,19 @@ class Supervisor:
                 self._start(child)
         return found
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """SIGTERM: each finishes its item; what is not gone after the grace is killed with its whole group."""
-        running = [child for child in self.children if child.running]
-        for child in running:
-            assert child.process is not None
-            child.process.terminate()
+    def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
+        """SIGTERM: each finishes its item; what is not gone after the grace is killed with its whole group.
+
+        Args:
+            at_once: asked again and again; the grace is over when it says so.
+        """
+        for child in self.children:
+            if child.running:
+                assert child.process is not None
+                child.process.terminate()
         deadline = time.monotonic() + grace_s
-        for child in running:
-            assert child.process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.0, deadline - time.monotonic()))
+        while any(child.running for child in self.children) and time.monotonic() < deadline and not at_once():
+            time.sleep(0.05)
         self.kill()
 
     def kill(self) -> None:
@@ -289,24 +292,47 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
         with CardLock(card.id, current.lock_dir):
             pass
     _log_to_stderr(json_logs)
-    stopping = threading.Event()
+    # A list, not an Event: its lock may be held by the very code that the signal interrupts.
+    asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda number, _frame: asked.append(number))
     supervisor = Supervisor(
         [card.id for card in chosen], environment={"FARM_WORKER_JSON_LOGS": "1"} if json_logs else None
     )
     supervisor.start()
     log.info("Serving %s", ", ".join(str(card) for card in chosen))
     try:
-        while not stopping.wait(0.5):
+        while not asked:
             supervisor.tend()
+            time.sleep(0.2)
         log.info("Stopping: items in work are finished first; again to stop at once")
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: supervisor.kill())
-        supervisor.stop()
+        supervisor.stop(stop_grace_s(current), at_once=lambda: len(asked) > 1)
     finally:
         supervisor.kill()
+    _hand_back(supervisor, current)
     return 0
+
+
+def stop_grace_s(current: Settings) -> float:
+    """How long a worker that was told to stop may go on with its item."""
+    return current.item_timeout_s + STOP_MARGIN_S
+
+
+def _hand_back(supervisor: Supervisor, current: Settings) -> None:
+    """Let what the stopped workers could not finish wait again: for them it was no attempt."""
+    database = Database(current.database)
+    try:
+        spooled = Spool(current.state_dir / "spool").items()
+        for child in supervisor.children:
+            if child.process is not None and child.arguments[0] == "card":
+                worker = cards.holder_of_process(child.name, current.host, child.process.pid)
+                if items.hand_back(database, worker, spooled=spooled):
+                    log.info("The item in work on %s waits again", child.name)
+                cards.stopped(database, worker)
+    except FarmError as error:
+        log.warning("What was in work waits again when its lease has ended: %s", error.message)
+    finally:
+        database.close()
 
 
 class _JsonLines(logging.Formatter):

@@ -73,6 +73,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
         monkeypatch.delenv(name)
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("FARM_LOCK_DIR", str(tmp_path / "locks"))
+    monkeypatch.setattr("farm.settings.SERVICE_LOCK_DIR", tmp_path / "no service is here")
     settings.cache_clear()
     yield
     settings.cache_clear()

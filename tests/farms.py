@@ -117,9 +117,11 @@ def running(folder: Path, broker_url: str, database_url: str, *, cards: int = 1,
         farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == cards)
         yield farm
     finally:
-        worker.send_signal(signal.SIGTERM)
         try:
-            worker.wait(30)
+            for _ in range(2):  # what hangs in there has its time to end in order, and is then ended
+                worker.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.wait(30)
         finally:
             worker.kill()
             database.close()

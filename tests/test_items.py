@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from farm import cards, items, jobs
+from farm.cards import holder_name, holder_of_process
 from farm.items import Claim, Declined
 from farm.store.tables import ItemState
 from tests.farms import store_operators
@@ -80,11 +81,15 @@ def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
 
 
 def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, card):
-    item = only(any_database, plan(any_database, [card]))
-    held = claim(any_database, item)
-    assert items.give_back(any_database, held)
-    item = only(any_database, item.job_id)
+    worker = holder_name(card, "here_1", 7, "ab")
+    item, other, spooled = items_of(any_database, plan(any_database, [card], number=3))
+    held = claim(any_database, item, worker)
+    claim(any_database, other, holder_name(card, "here_1", 77, "ab"))
+    claim(any_database, spooled, worker)
+    assert items.hand_back(any_database, holder_of_process(card, "here_1", 7), spooled=[spooled.id]) == 1
+    item, other, spooled = items_of(any_database, item.job_id)
     assert (item.state, item.attempts) == (ItemState.WAITING, 0)
+    assert {(one.state, one.attempts) for one in (other, spooled)} == {(ItemState.CLAIMED, 1)}
     assert not complete(any_database, held, card).accepted
 
 

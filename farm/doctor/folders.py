@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from farm import settings as farm_settings
 from farm.doctor.check import Check, Level, ok
 from farm.settings import Settings
 from farm.spool import Spool
@@ -47,6 +48,14 @@ def _locks(folder: Path) -> Check:
             "warning",
             f"{folder} is not open to all users of this host, so another's worker cannot meet the lock",
             f"chmod 1777 {folder}",
+        )
+    service = farm_settings.SERVICE_LOCK_DIR
+    if check.level == "ok" and service.is_dir() and folder.resolve() != service.resolve():
+        return Check(
+            "lock folder",
+            "warning",
+            f"it is {folder}, but this host has {service} for everything that measures: workers there go unnoticed",
+            "Unset FARM_LOCK_DIR.",
         )
     return check
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from farm import cards
+from farm import settings as farm_settings
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.doctor import database as database_examined
 from farm.doctor import folders, hardware
-from farm.doctor.hardware import Installed, torch_against_driver
+from farm.doctor.hardware import torch_against_driver
+from farm.installed import Installed, installed_torch
 from farm.settings import Settings, settings
 from tests.devices.fake_nvml import UUID, behind_pynvml
 
@@ -149,7 +151,7 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
 def test_the_installed_torch_is_known_without_importing_it():
     import torch
 
-    assert hardware.installed_torch() == Installed(torch.__version__, torch.version.cuda)
+    assert installed_torch() == Installed(torch.__version__, torch.version.cuda)
 
 
 def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path):
@@ -172,6 +174,21 @@ def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):
         assert list(hardware._foreign("card", card, own, current)) == []
         (found,) = hardware._foreign("card", card, frozenset({os.getpid(), 1}), current)
         assert found.message.startswith("other processes compute on it: 1 (")
+
+
+def test_a_lock_folder_that_is_not_the_hosts_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(farm_settings, "SERVICE_LOCK_DIR", tmp_path)
+    monkeypatch.delenv("FARM_LOCK_DIR")
+    assert farm_settings.Settings().lock_dir == tmp_path
+    tmp_path.chmod(0o1777)
+    assert folders._locks(tmp_path).level == "ok"
+    told = folders._locks(tmp_path / "another")
+    assert (told.level, told.next_step) == ("warning", "Unset FARM_LOCK_DIR.")
+    assert str(tmp_path) in told.message
+    monkeypatch.setattr(farm_settings, "SERVICE_LOCK_DIR", tmp_path / "not there")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert str(farm_settings.Settings().lock_dir) == "/tmp/farm-card-locks"
+    assert folders._locks(tmp_path / "another").level == "ok"
 
 
 def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path):

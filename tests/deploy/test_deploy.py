@@ -18,9 +18,10 @@ import yaml
 from sqlalchemy import text
 
 from farm.errors import DatabaseUnreachable
-from farm.settings import settings
+from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tasks.worker import stop_grace_s
 from tests.tls import TlsProxy
 
 ROOT = Path(__file__).parents[2]
@@ -234,6 +235,14 @@ def test_systemd_accepts_the_unit(unit, tmp_path):
     )
     # Faults of the machine's own units are told as well.
     assert unit.stem not in verified.stderr + verified.stdout
+
+
+def test_services_give_a_worker_longer_than_it_gives_its_item():
+    unit = (DEPLOY / "systemd/farm-worker.service").read_text()
+    worker = yaml.safe_load((DEPLOY / "compose.worker.yml").read_text())["services"]["worker"]
+    given = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M) + re.findall(r"^(\d+)s$", worker["stop_grace_period"])
+    assert len(given) == 2
+    assert min(map(int, given)) > stop_grace_s(Settings())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -6,6 +6,9 @@ import signal
 
 import psutil
 import pytest
+from sqlmodel import select
+
+from farm.store import tables
 
 
 @pytest.mark.parametrize("victim", ["benchmark", "pool", "worker"])
@@ -42,7 +45,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
 
 def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
     """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
-    hurt = start(FARM_HARD_LIMIT_S="3", FARM_ITEM_TIMEOUT_S="600", FARM_MAX_ATTEMPTS="2")
+    hurt = start(FARM_HARD_LIMIT_S="2", FARM_ITEM_TIMEOUT_S="600", FARM_MAX_ATTEMPTS="2")
     job_id = hurt.submit(["", "hang", ""])
     hurt.in_work(job_id)
     killed = [hurt.pool(), hurt.benchmark()]
@@ -91,6 +94,30 @@ def test_a_worker_that_is_told_to_stop_finishes_its_item(start):
     hurt.start_again()
     assert hurt.settled(job_id) == {"done": 3}
     assert all(one.attempts == 1 for one in hurt.farm.items(job_id))
+
+
+def test_a_worker_that_is_told_to_stop_twice_hands_its_item_back(start):
+    hurt = start()
+    job_id = hurt.submit(["slow"], 4.0)
+    item = hurt.in_work(job_id)
+    processes = hurt.everything()
+    supervisor = hurt.supervisor()
+    supervisor.terminate()
+    hurt.farm.wait_for(lambda: "Stopping" in hurt.farm.log.read_text())
+    supervisor.terminate()
+    _, alive = psutil.wait_procs(processes, 30)
+    assert not alive
+    (back,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (back.state, back.attempts, back.holder) == ("waiting", 0, "")
+    assert card_states(hurt) == {"stopped"}
+    hurt.start_again()
+    assert hurt.settled(job_id) == {"done": 1}
+    assert all((one.attempts, one.repeated) == (1, 0) for one in hurt.farm.items(job_id))
+
+
+def card_states(hurt):
+    with hurt.farm.database.read() as session:
+        return {card.state for card in session.exec(select(tables.Card))}
 
 
 def test_a_second_worker_for_a_card_is_refused(start):
