@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farm.report.report import Report
     from farm.request import Request, Sweep
     from farm.store.database import Database
+    from tasks.embedded import EmbeddedFarm
     from tasks.submit import Submitted
 
 POLL_S = 0.5
@@ -112,21 +113,28 @@ def submit_all(
     outcome: Outcome,
     *,
     pinned: bool = False,
-    ready: Callable[[], None] | None = None,
+    farm: EmbeddedFarm | None = None,
 ) -> None:
     """Make the jobs.
 
     Args:
         outcome: filled job by job, so that whoever interrupts this knows what is under way.
         pinned: the cards were named with --card.
-        ready: returns when the cards have registered; called while the model is already being taken apart.
+        farm: the command's own; its workers start while the first model is taken apart, or not at all where the
+            database knows everything.
     """
     from tasks.submit import submit
 
     for _wish, request, cards in planned:
         if request.sweep is not None:
             say_skipped(request.sweep)
-        one = submit(database, request, [card.id for card in cards], pinned=pinned, ready=ready)
+        card_ids = [card.id for card in cards]
+        if farm is None:
+            one = submit(database, request, card_ids, pinned=pinned)
+        else:
+            if not (known := farm.knows(request)):
+                farm.start()
+            one = submit(database, request, card_ids, pinned=pinned, ready=farm.wait_ready, known=known)
         outcome.submitted.append(one)
         say(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "

@@ -100,13 +100,15 @@ def _measure(
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
-    say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
-    with EmbeddedFarm(settings(), cards) as farm:
+    def starting() -> None:
+        say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
+
+    with EmbeddedFarm(settings(), cards, starting=starting) as farm:
 
         def tend() -> None:
             ending.check()
             farm.tend()
 
-        following.submit_all(database, planned, outcome, ready=farm.wait_ready)
+        following.submit_all(database, planned, outcome, farm=farm)
         tend()
         following.follow(database, outcome.job_ids, tend=tend)

@@ -11,7 +11,6 @@ from sqlmodel import Session, col, func, select
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
-from farm.installed import installed_cudnn, installed_torch
 from farm.store import tables
 from farm.store.content import store_software
 from farm.store.database import Database, database_now
@@ -69,22 +68,6 @@ def register(
             row.registered_at_s = database_now()  # type: ignore[assignment]
         session.add(row)
     return software_id
-
-
-def is_registered(session: Session, card: Card) -> bool:
-    """Whether a card of this host is in the database with the very software that is installed here now.
-
-    Asked before its worker is there to tell; where it cannot be told without loading torch, the answer is no.
-    """
-    row = session.get(tables.Card, card.id)
-    software = session.get(tables.Software, row.software_id) if row and row.software_id else None
-    torch = installed_torch()
-    if software is None or torch is None or software.torch != torch.version:
-        return False
-    if card.kind != "cuda":
-        return True
-    installed = (torch.cuda, installed_cudnn(torch.cuda or ""), card.driver)
-    return (software.cuda, software.cudnn, software.driver) == installed
 
 
 def seen(database: Database, holder: str) -> None:

@@ -51,6 +51,17 @@ def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
         return ClosedRound(Closing.ALREADY)
 
 
+def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
+    """Close a job's rounds from this one on, as far as every reading was there; the first that wants measuring."""
+    wanted: int | None = number
+    while wanted is not None:
+        closed = close_round(database, job_id, wanted)
+        if closed.closing is Closing.OPEN:
+            return wanted
+        wanted = closed.next_round
+    return None
+
+
 def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     job = session.get(tables.Job, job_id)
     if job is None or job.state != JobState.OPEN or number != job.round:

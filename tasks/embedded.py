@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,8 @@ from farm import jobs
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
+from farm.installed import is_installed
+from farm.request import Request
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -37,16 +39,19 @@ STOP_GRACE_S = 3.0
 class EmbeddedFarm:
     """A context manager. Inside, the process's settings point at this farm; after it, all is as before.
 
+    Its servers and workers come with `start`, and only then: a job that the database answers needs none of them.
     Jobs that are still open when it closes are cancelled: their broker is gone, and what was measured is kept.
 
-    Raises:
-        CardBusy: another worker serves one of the cards.
-        BrokerUnreachable: no broker program is to be had, or it does not come up.
+    Args:
+        starting: called when servers and workers are about to start.
     """
 
-    def __init__(self, current: Settings, cards: Sequence[Card]) -> None:
+    def __init__(
+        self, current: Settings, cards: Sequence[Card], *, starting: Callable[[], None] = lambda: None
+    ) -> None:
         self.settings = current
         self.cards = list(cards)
+        self.starting = starting
         self.id = f"embedded:{current.host}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
@@ -54,19 +59,12 @@ class EmbeddedFarm:
 
     def __enter__(self) -> EmbeddedFarm:
         with contextlib.ExitStack() as stack:
-            for card in self.cards:
-                with CardLock(card.id, self.settings.lock_dir):
-                    pass  # free now; the worker takes it for good
             self.database = Database(self.settings.database)
             self.database.upgrade()
             stack.callback(self.database.close)
-            broker = stack.enter_context(BrokerServer())
-            stack.enter_context(_environment(FARM_BROKER_URL=broker.url, **{EMBEDDED_VARIABLE: self.id}))
+            stack.enter_context(_environment(**{EMBEDDED_VARIABLE: self.id}))
             _cancel_abandoned(self.database, self.settings.host)
-            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-logs-")))
-            self.supervisor = Supervisor([card.id for card in self.cards], log_dir=logs)
-            stack.callback(self._stop)
-            self.supervisor.start()
+            stack.callback(self._cancel_open_jobs)
             self._stack = stack.pop_all()
         return self
 
@@ -75,12 +73,53 @@ class EmbeddedFarm:
     ) -> None:
         self._stack.close()
 
-    def wait_ready(self) -> None:
-        """Wait until every card's worker has registered.
+    def knows(self, request: Request) -> bool:
+        """Whether the database can probably answer the request without any worker.
+
+        So it is when a finished job asked the same and the cards are registered as they are now. It decides only what
+        is done first, planning or starting.
+        """
+        assert self.database is not None
+        if request.reuse == "none":
+            return False
+        with self.database.read() as session:
+            if not jobs.done_entries(session, [request]):
+                return False
+            for card in self.cards:
+                row = session.get(tables.Card, card.id)
+                software = session.get(tables.Software, row.software_id) if row and row.software_id else None
+                if software is None or not is_installed(software, card):
+                    return False
+        return True
+
+    def start(self) -> None:
+        """Start the broker and the workers, unless they run; `wait_ready` waits for them.
 
         Raises:
-            NoWorker: one of them ended, or took too long; with the end of its log.
+            CardBusy: another worker serves one of the cards.
+            BrokerUnreachable: no broker program is to be had, or it does not come up.
         """
+        if self.supervisor is not None:
+            return
+        for card in self.cards:
+            with CardLock(card.id, self.settings.lock_dir):
+                pass  # free now; the worker takes it for good
+        self.starting()
+        broker = self._stack.enter_context(BrokerServer())
+        self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
+        logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-logs-")))
+        self.supervisor = Supervisor([card.id for card in self.cards], log_dir=logs)
+        self._stack.callback(self._stop)
+        self.supervisor.start()
+
+    def wait_ready(self) -> None:
+        """Start the farm where it does not run, and wait until every card's worker has registered.
+
+        Raises:
+            CardBusy, BrokerUnreachable: see `start`.
+            NoWorker: a worker ended, or took too long; with the end of its log.
+        """
+        self.start()
         assert self.supervisor is not None
         assert self.database is not None
         wanted = {card.id for card in self.cards}
@@ -120,11 +159,15 @@ class EmbeddedFarm:
     def _stop(self) -> None:
         assert self.supervisor is not None
         assert self.database is not None
-        with contextlib.suppress(FarmError):
-            _cancel(self.database, self.id)
+        self._cancel_open_jobs()
         self.supervisor.stop(STOP_GRACE_S)
         with contextlib.suppress(FarmError):
             _mark_stopped(self.database, [card.id for card in self.cards])
+
+    def _cancel_open_jobs(self) -> None:
+        assert self.database is not None
+        with contextlib.suppress(FarmError):
+            _cancel(self.database, self.id)
 
 
 def _cancel(database: Database, farm: str) -> None:

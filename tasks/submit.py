@@ -14,7 +14,7 @@ from farm.captures import capture_for, counts, store_sweep, torch_version, unsco
 from farm.errors import CaptureError, NoSuchJob
 from farm.request import Request
 from farm.roofline import roofline_of
-from farm.rounds import remember_significant, significant
+from farm.rounds import close_known_rounds, remember_significant, significant
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
@@ -50,13 +50,16 @@ def submit(
     card_ids: Sequence[str],
     *,
     pinned: bool = False,
-    ready: Callable[[], None] | None = None,
+    ready: Callable[[], None] = lambda: None,
+    known: bool = False,
 ) -> Submitted:
-    """Take the model apart, plan what is not yet measured, publish it.
+    """Take the model apart, plan what is not yet measured, publish it. What is known already is concluded at once.
 
     Args:
         pinned: the cards were named by a person: no other takes a part of the job over.
-        ready: called before planning; an embedded farm's workers register while the model is taken apart.
+        ready: has an embedded farm's workers registered and listening when it returns; called before anything is
+            published, and before planning unless the cards are known.
+        known: the database has the cards as they are now.
 
     Raises:
         FarmError: of the request, the cards, the database or the broker; a job that is in the database but could
@@ -64,14 +67,14 @@ def submit(
     """
     if request.variant is None:
         operator_ids = store_sweep(database, request)
-        if ready is not None:
+        if not known:
             ready()
         planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=_farm(), pinned=pinned)
         tuples, calls = len(operator_ids), len(operator_ids)
     else:
         device_type, torch = _of_cards(database, card_ids)
         capture_id = capture_for(database, request, device_type=device_type, torch=torch)
-        if ready is not None:
+        if not known:
             ready()
         with database.write() as session:
             scope = _scope(session, request, capture_id, card_ids)
@@ -81,7 +84,9 @@ def submit(
         )
         tuples, calls = len(number), sum(number.values())
     try:
-        publish_round(database, planned.job_id, planned.round)
+        if (wanted := close_known_rounds(database, planned.job_id, planned.round)) is not None:
+            ready()
+            publish_round(database, planned.job_id, wanted)
     except KeyboardInterrupt:
         jobs.cancel(database, planned.job_id)  # nobody has been told of it yet
         raise

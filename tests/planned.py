@@ -81,7 +81,13 @@ def items_of(database: Database, job_id: str, role: str = "") -> list[tables.Ite
 
 
 def claim(
-    database: Database, item: tables.Item, holder: str = "somebody", *, lease_s: float = 60.0, max_attempts: int = 3
+    database: Database,
+    item: tables.Item,
+    holder: str = "somebody",
+    *,
+    software_id: str = SOFTWARE.id,
+    lease_s: float = 60.0,
+    max_attempts: int = 3,
 ) -> Any:
     assert item.id is not None
     return items.claim(
@@ -89,14 +95,14 @@ def claim(
         item.id,
         card_id=item.card_id,
         holder=holder,
-        software_id=SOFTWARE.id,
+        software_id=software_id,
         lease_s=lease_s,
         max_attempts=max_attempts,
     )
 
 
-def complete(database: Database, claimed: items.Claim, card_id: str) -> items.Closed:
-    return items.complete(database, claimed, READING, card_id=card_id, software_id=SOFTWARE.id)
+def complete(database: Database, claimed: items.Claim, card_id: str, *, software_id: str = SOFTWARE.id) -> items.Closed:
+    return items.complete(database, claimed, READING, card_id=card_id, software_id=software_id)
 
 
 def readings(database: Database) -> int:

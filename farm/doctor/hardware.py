@@ -1,51 +1,20 @@
 """Examining what this host measures with: its driver, torch, and each of its cards.
 
-torch is not imported, only its version file read, so that a broken installation can be told from a broken card.
+torch is not imported, so that a broken installation can be told from a broken card.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from farm.devices.device import Card, discover, open_device
 from farm.doctor.check import Check, ok
 from farm.errors import FarmError
+from farm.installed import Installed, installed_torch
 from farm.settings import Settings
-
-
-@dataclass(frozen=True)
-class Installed:
-    """What a package's version file says. ``cuda`` is None in a build for CPUs."""
-
-    version: str
-    cuda: str | None
-
-
-def installed_torch() -> Installed | None:
-    """The torch that would be imported, without importing it; None where there is none."""
-    found = importlib.util.find_spec("torch")
-    folders = (found.submodule_search_locations or []) if found else []
-    for folder in folders:
-        with contextlib.suppress(OSError, SyntaxError):
-            return _read_version(Path(folder, "version.py").read_text())
-    return None
-
-
-def _read_version(text: str) -> Installed:
-    given: dict[str, Any] = {}
-    for node in ast.parse(text).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        if isinstance(value, ast.Constant):
-            given.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
-    return Installed(str(given.get("__version__", "")), given.get("cuda"))
 
 
 def hardware_checks(current: Settings) -> Iterator[Check]:

@@ -1,0 +1,70 @@
+"""What an embedded farm starts, and when it need not start anything."""
+
+from __future__ import annotations
+
+import pytest
+from sqlmodel import select
+
+from farm import cards, jobs, rounds
+from farm.benchmark.protocol import Protocol, Software
+from farm.captures import store_sweep
+from farm.devices.device import Card
+from farm.installed import installed_torch
+from farm.items import Claim
+from farm.request import Request, Sweep
+from farm.settings import settings
+from farm.store.tables import Verdict
+from tasks.embedded import EmbeddedFarm
+from tasks.submit import submit
+from tests.planned import claim, complete, items_of
+
+HERE = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=0, host="here")
+REQUEST = Request(
+    sweep=Sweep("Linear", {"in_features": (16,), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
+)
+
+
+def measured(database, software):
+    """The request, asked once before and measured on the host's CPU."""
+    software_id = cards.register(database, HERE, software, holder="earlier", queue="card.CPU-1")
+    planned = jobs.create(database, REQUEST, [HERE.id], operator_ids=store_sweep(database, REQUEST))
+    for item in items_of(database, planned.job_id):
+        held = claim(database, item, software_id=software_id)
+        assert isinstance(held, Claim)
+        complete(database, held, HERE.id, software_id=software_id)
+    assert rounds.close_known_rounds(database, planned.job_id, 1) is None
+
+
+def installed() -> Software:
+    torch = installed_torch()
+    assert torch is not None
+    return Software(torch=torch.version)
+
+
+@pytest.fixture
+def embedded(any_database, any_database_url, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
+    settings.cache_clear()
+    with EmbeddedFarm(settings(), [HERE], starting=lambda: pytest.fail("a worker was started")) as farm:
+        yield farm
+
+
+def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_database):
+    assert not embedded.knows(REQUEST)
+    measured(any_database, installed())
+    assert embedded.knows(REQUEST)
+    made = submit(any_database, REQUEST, [HERE.id], ready=embedded.wait_ready, known=True)
+    assert (made.new, made.reused) == (0, 1)
+    with any_database.read() as session:
+        assert jobs.find(session, made.job_id).state == "done"
+        assert session.exec(select(Verdict).where(Verdict.job_id == made.job_id)).one()
+
+
+def test_what_must_be_measured_afresh_is_no_known_answer(embedded, any_database):
+    measured(any_database, installed())
+    assert not embedded.knows(REQUEST.replace(reuse="none"))
+
+
+def test_after_an_upgrade_of_torch_nothing_is_known(embedded, any_database):
+    measured(any_database, Software(torch="1.0"))
+    assert not embedded.knows(REQUEST)
