@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 
 class Fakes:
     """Stands fake tensors in for a model's own, keeping identity and strides."""
 
     def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
-        self.mode, self.device_type = mode, device_type
+        self.mode, self.device = mode, torch.device(device_type)
         self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self.known:
-            with self.mode:
-                fake: torch.Tensor = torch.empty_strided(
-                    tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.device_type
-                )
-                if isinstance(tensor, nn.Parameter):
-                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fake = self.fresh(
+                tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
+            )
+            if is_parameter:
+                fake._is_param = True  # as nn.Parameter marks a tensor of another class
             self.known[id(tensor)] = (tensor, fake)  # the original is held, so its id stays its own
         return self.known[id(tensor)][1]
+
+    def fresh(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
+    ) -> FakeTensor:
+        """A fake tensor with memory of its own.
+
+        Made as the mode itself makes one, of a tensor on meta, but past the dispatcher: a tenth of the time, and a
+        model has thousands.
+        """
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
+        return FakeTensor(self.mode, meta, self.device)
 
     def tree(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):
