@@ -69,7 +69,7 @@ def serving(database):
         return cards.alive(session, settings().heartbeat_s)
 
 
-def wait_for(condition, process, timeout_s=60):
+def wait_for(condition, process, timeout_s=180):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, process.communicate()

@@ -23,7 +23,7 @@ from farm.store.tables import ItemState
 from tasks.app import configure
 from tasks.queues import publish_round
 from tasks.servers import BrokerServer
-from tests.farms import Farm, running, store_operators
+from tests.farms import TIMEOUT_S, Farm, running, store_operators
 from tests.planned import sweep
 
 QUICK = {
@@ -109,7 +109,7 @@ class Hurt:
         """Wait until so many items are done."""
         self.farm.wait_for(lambda: sum(item.state == ItemState.DONE for item in self.farm.items(job_id)) >= number)
 
-    def settled(self, job_id: str, timeout_s: float = 60.0) -> Counter[str]:
+    def settled(self, job_id: str, timeout_s: float = TIMEOUT_S) -> Counter[str]:
         """Wait for the job's end and check what must always hold; its items by state.
 
         One terminal row per item, one accepted reading at most, one verdict per job and round, no live message for a
@@ -136,7 +136,7 @@ class Hurt:
         )
         if job.state == "done":
             assert verdicts == {number: 1 for number in range(1, job.round + 1)}
-        self.farm.wait_for(lambda: self.messages() == 0, 20)
+        self.farm.wait_for(lambda: self.messages() == 0)
 
     def messages(self) -> int:
         """In all the cards' queues."""
@@ -149,7 +149,7 @@ class Hurt:
             process.send_signal(signal.SIGTERM)
         for process in self.again:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(60)
             process.kill()
 
 

@@ -138,4 +138,4 @@ def test_a_broker_away_for_a_minute(start):
     hurt.broker.kill()
     time.sleep(60)
     hurt.broker.start()
-    assert hurt.settled(job_id, 120) == {"done": 4}
+    assert hurt.settled(job_id) == {"done": 4}

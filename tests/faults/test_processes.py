@@ -9,6 +9,7 @@ import pytest
 from sqlmodel import select
 
 from farm.store import tables
+from tests.farms import TIMEOUT_S
 
 
 @pytest.mark.parametrize("victim", ["benchmark", "pool", "worker"])
@@ -50,7 +51,7 @@ def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(st
     hurt.in_work(job_id)
     killed = [hurt.pool(), hurt.benchmark()]
     worker = hurt.worker()
-    _, alive = psutil.wait_procs(killed, 60)
+    _, alive = psutil.wait_procs(killed, TIMEOUT_S)
     assert not alive
     assert worker.is_running(), "only the process of the task is killed, and what it started"
     assert hurt.settled(job_id) == {"done": 2, "failed": 1}
@@ -76,7 +77,7 @@ def test_sigterm_to_everything(start):
     processes = hurt.everything()
     for process in processes:
         process.terminate()
-    _, alive = psutil.wait_procs(processes, 30)
+    _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
     hurt.start_again()
     assert hurt.settled(job_id) == {"done": 6}
@@ -88,7 +89,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_item(start):
     item = hurt.in_work(job_id)
     supervisor = hurt.supervisor()
     supervisor.send_signal(signal.SIGTERM)
-    psutil.wait_procs([supervisor], 30)
+    psutil.wait_procs([supervisor], TIMEOUT_S)
     states = {one.id: (one.state, one.attempts) for one in hurt.farm.items(job_id)}
     assert states[item.id] == ("done", 1)
     hurt.start_again()
@@ -105,7 +106,7 @@ def test_a_worker_that_is_told_to_stop_twice_hands_its_item_back(start):
     supervisor.terminate()
     hurt.farm.wait_for(lambda: "Stopping" in hurt.farm.log.read_text())
     supervisor.terminate()
-    _, alive = psutil.wait_procs(processes, 30)
+    _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
     (back,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
     assert (back.state, back.attempts, back.holder) == ("waiting", 0, "")
