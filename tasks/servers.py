@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from urllib.parse import quote
 
 import redis
@@ -132,8 +133,51 @@ def _short_temporary_folder() -> Path:
     return folder if len(os.fsencode(folder)) <= 60 else Path("/tmp")
 
 
-class BrokerServer:
-    """A broker of one's own. A context manager: running inside, stopped and its folder removed after.
+class PrivateServer:
+    """A server of one's own in a private folder. A context manager: running inside, stopped and its folder removed after."""
+
+    def __init__(self) -> None:
+        self._folder = PrivateFolder()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id, None while it is not running."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; on the same socket after it was stopped."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End the server in order; the folder stays for `start`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.stop()
+        self._folder.remove()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BrokerServer(PrivateServer):
+    """A broker of one's own.
 
     Args:
         persistent: keep data over a restart in an append-only file (in the private folder); without it, a stopped or
@@ -159,12 +203,7 @@ class BrokerServer:
         self.config = config
         self.ping_as = ping_as
         self.program = broker_program()
-        self._folder = PrivateFolder()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self._folder.path
+        super().__init__()
 
     @property
     def socket(self) -> Path:
@@ -183,11 +222,6 @@ class BrokerServer:
     def redis_url(self) -> str:
         """The same server for redis-py (`redis.Redis.from_url`)."""
         return f"unix://{quote(str(self.socket))}?db=0"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process id, None while it is not running."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
         """Start the server and wait until it answers; on the same socket after `stop` or `kill`."""
@@ -224,11 +258,6 @@ class BrokerServer:
                 self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def close(self) -> None:
-        """Stop the server and remove its folder."""
-        self.stop()
-        self._folder.remove()
-
     def _answers(self) -> bool:
         if not self.socket.exists():
             return False
@@ -238,19 +267,6 @@ class BrokerServer:
                 return bool(client.ping())
         except redis.RedisError:  # not listening yet, or still loading its file
             return False
-
-    def __enter__(self) -> BrokerServer:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"BrokerServer(pid={self.pid}, url={self.url!r})"

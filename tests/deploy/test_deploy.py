@@ -86,20 +86,25 @@ def test_certificates_are_for_the_broker_host_alone(secrets, server):
     assert verify("other.example") != 0
 
 
+def a_worker_answers(url):
+    """A Celery worker and who asks it, both through that broker: results, chords and pings come back."""
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
+    try:
+        asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
+        assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
+        worker.wait(60)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
 def test_celery_needs_no_more_than_the_broker_allows(secrets, farm_toml):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
         TlsProxy(broker.socket, secrets / "redis.crt", secrets / "redis.key") as proxy,
     ):
         url = farm_toml(proxy.port).broker_url
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
-        try:
-            asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
-            assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
-            worker.wait(60)
-        finally:
-            worker.kill()
-            worker.wait()
+        a_worker_answers(url)
 
 
 def test_strangers_get_nothing_from_the_broker(secrets, farm_toml):
@@ -154,14 +159,7 @@ def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, t
             redis.Redis.from_url(stranger).ping()
         with pytest.raises(redis.RedisError):  # without TLS it does not even talk
             redis.Redis(port=port, socket_timeout=3).ping()
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
-        try:
-            asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
-            assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
-            worker.wait(60)
-        finally:
-            worker.kill()
-            worker.wait()
+        a_worker_answers(url)
     finally:
         server.kill()
         server.wait()
