@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.audit import audit_kernels
+from farm.choice import choose, weights_in_cache
 from farm.verdict import (
     NOT_IN_SCOPE,
     Adjustment,
@@ -105,6 +106,7 @@ def aggregate(
         above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy)
 
     coverage = coverage_of(parts)
+    among = any(part.reading and "context" in part.reading.details for part, _ in measured)
     verdict = Verdict(
         outcome="none",
         target=target,
@@ -126,41 +128,13 @@ def aggregate(
         flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(kernels, parts) if kernels else None,
+        context_time_us=math.fsum(chosen.context_us * part.count for part, chosen in measured) if among else None,
+        context_energy_mj=math.fsum(chosen.context_mj * part.count for part, chosen in measured)
+        if among and energy
+        else None,
+        weights_in_cache=weights_in_cache(readings) if among else None,
     )
     return _judged(verdict, own, sum(chosen.energy is None for _, chosen in measured))
-
-
-def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
-    """What of one reading belongs into the sum, given how the card ran the whole.
-
-    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let the card
-    cool. Its reading holds both states; the whole's clocks and throttle reasons say which one the model was in.
-    """
-    steady = Chosen(reading.time, reading.energy, "steady")
-    burst = reading.details.get("burst") if reading.details else None
-    if not burst or not burst.get("time_us"):
-        return steady
-    same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
-    wholes = same_card or wholes
-    if not wholes:
-        return dataclasses.replace(steady, why="no whole says how the card runs the model")
-    burst_time = Figure(burst["time_us"], burst.get("time_half_width_us") or 0.0)
-    burst_energy = None
-    if burst.get("energy_mj") is not None:
-        burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
-    if not any(whole.power_throttled for whole in wholes):
-        return Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
-    clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
-    low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
-    if not clocks or not low or not high or high <= low:
-        return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
-    clock = sum(clocks) / len(clocks)
-    share = min(1.0, max(0.0, (clock - low) / (high - low)))
-    energy = steady.energy
-    if steady.energy and burst_energy:
-        energy = _between(steady.energy, burst_energy, share)
-    why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
-    return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
 
 
 def coverage_of(parts: Iterable[Part]) -> float | None:
@@ -286,12 +260,6 @@ def _power(energy_mj: Figure, time_us: Figure) -> Figure:
     return Figure(power_w, power_w * math.hypot(energy_mj.relative, time_us.relative))
 
 
-def _between(low: Figure, high: Figure, share: float) -> Figure:
-    return Figure(
-        low.value + share * (high.value - low.value), low.half_width + share * (high.half_width - low.half_width)
-    )
-
-
 def _above_idle(
     measured: Sequence[tuple[Part, Chosen]],
     wholes: Sequence[ReadingView],
@@ -371,8 +339,8 @@ def _adjustments(measured: Sequence[tuple[Part, Chosen]]) -> tuple[Adjustment, .
         assert part.reading is not None
         effect_energy = None
         if chosen.energy and part.reading.energy:
-            effect_energy = part.count * (chosen.energy.value - part.reading.energy.value)
-        effect_time = part.count * (chosen.time.value - part.reading.time_us)
+            effect_energy = part.count * (chosen.energy.value - chosen.context_mj - part.reading.energy.value)
+        effect_time = part.count * (chosen.time.value - chosen.context_us - part.reading.time_us)
         found.append(
             Adjustment(part.operator_id, part.label, part.count, chosen.used, chosen.why, effect_time, effect_energy)
         )

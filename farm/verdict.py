@@ -18,7 +18,7 @@ Outcome = Literal["pass", "fail", "none"]
 Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
-VERDICT_SCHEMA = 1
+VERDICT_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,8 @@ class Chosen:
     energy: Figure | None
     used: Used
     why: str = ""
+    context_us: float = 0.0  # of the time: what its place among other operators changes, against the loop
+    context_mj: float = 0.0  # of the energy
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,9 @@ class Verdict:
     flags: dict[str, int]
     launch_gap_us: float | None = None  # eager minus graph, of the whole
     kernels: KernelAudit | None = None  # those of the whole against those of its tuples
+    context_time_us: float | None = None  # of the sum: what the tuples' places among other operators change
+    context_energy_mj: float | None = None
+    weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
 
     def columns(self) -> dict[str, Any]:
         """The columns of the table of verdicts."""
@@ -241,6 +246,9 @@ class Verdict:
             "flags": dict(self.flags),
             "launch_gap_us": self.launch_gap_us,
             "kernels": self.kernels.to_json() if self.kernels else None,
+            "context_time_us": self.context_time_us,
+            "context_energy_mj": self.context_energy_mj,
+            "weights_in_cache": self.weights_in_cache,
         }
 
     @classmethod
@@ -261,6 +269,9 @@ class Verdict:
             adjustments=tuple(Adjustment(**entry) for entry in data["adjustments"]),
             flags=dict(data["flags"]),
             kernels=KernelAudit.from_json(data["kernels"]) if data.get("kernels") else None,
+            context_time_us=data.get("context_time_us"),
+            context_energy_mj=data.get("context_energy_mj"),
+            weights_in_cache=data.get("weights_in_cache"),
         )
 
 

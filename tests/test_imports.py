@@ -19,6 +19,8 @@ TORCH_ROOMS = (
     "farm/operators/",
     "farm/catalog.py",
     "farm/sweep_building.py",
+    "farm/benchmark/capture_graph.py",
+    "farm/benchmark/context.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/workload.py",
     "farm/benchmark/inmodel.py",

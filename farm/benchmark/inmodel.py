@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +104,7 @@ def kernels_of_calls(
     """The kernels that the first call of each tuple launches in the running model, by tuple id. Needs a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
     for placed in _placed(_profiled(model, args, device, grad_enabled, passes=1)):
-        found[placed.number].update(name for name, _ in placed.kernels)
+        found[placed.number].update(name for name, *_ in placed.kernels)
     named: dict[str, Counter[str]] = {}
     for number, index in enumerate(capture.owners):
         if index is not None:
@@ -137,23 +138,33 @@ def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
     seen: dict[int, list[float]] = defaultdict(list)
     for placed in _placed(events):
         seen[placed.number].append(placed.time_us)
-    whole_us = sum(event.time_range.elapsed_us() for event in events if is_kernel(event))
+    whole_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
     found_us = sum(map(sum, seen.values()))
     return seen, found_us / whole_us if whole_us else 0.0
 
 
 @dataclass
 class _Placed:
-    """One call's range on the host, and the kernels that were launched in it: name, duration in us."""
+    """One call's range on the host, and the kernels that were launched in it: name, begin and end in us."""
 
     number: int
     begin_us: float
     end_us: float
-    kernels: list[tuple[str, float]] = field(default_factory=list)
+    kernels: list[tuple[str, float, float]] = field(default_factory=list)
 
     @property
     def time_us(self) -> float:
-        return sum(duration_us for _, duration_us in self.kernels)
+        """What the card was busy with them: kernels may overlap (cuDNN runs groups of a convolution side by side)."""
+        return _covered_us((begin_us, end_us) for _, begin_us, end_us in self.kernels)
+
+
+def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of some spans of time."""
+    covered, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        covered += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return covered
 
 
 def _placed(events: Sequence[Any]) -> list[_Placed]:
@@ -194,7 +205,7 @@ def _by_launch(events: Sequence[Any]) -> list[_Placed]:
             continue
         position = bisect.bisect_right(starts, moment) - 1
         if position >= 0 and moment <= ranges[position].end_us:
-            ranges[position].kernels.append((event.name, event.time_range.elapsed_us()))
+            ranges[position].kernels.append((event.name, event.time_range.start, event.time_range.end))
     return ranges
 
 
@@ -206,9 +217,10 @@ def _by_link(events: Sequence[Any]) -> list[_Placed]:
             above = above.cpu_parent
         if above is None or id(above) not in ranges:
             continue
-        ranges[id(above)].kernels += [
-            (kernel.name, float(kernel.duration))
-            for kernel in event.kernels
-            if not kernel.name.startswith(("Mem", RANGE))
-        ]
+        for kernel in event.kernels:
+            if not kernel.name.startswith(("Mem", RANGE)):
+                # Only its duration is linked: one behind the other.
+                kernels = ranges[id(above)].kernels
+                begin_us = kernels[-1][2] if kernels else 0.0
+                kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))
     return list(ranges.values())

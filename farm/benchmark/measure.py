@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from farm.benchmark import statistics
+from farm.benchmark.context import Others, read_context
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, prepare, prepare_canary, why_it_raised
@@ -196,6 +197,7 @@ class Bench:
         self._canary_every = (CANARY_EVERY if self.cuda else 0) if canary_every is None else canary_every
         self._canary_due = 0  # tuples until the next one; the first tuple comes with one
         self._canaries: list[dict[str, Any]] = []
+        self._others: Others | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute.
@@ -229,6 +231,11 @@ class Bench:
                     if burst is not None:
                         reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
                 started_s = time.perf_counter()
+                if self.cuda and subject.kind == "operator" and protocol.measures_context:
+                    on_phase("context", {})
+                    reading = self._with_context(reading, workload)
+                context_s = time.perf_counter() - started_s
+                started_s = time.perf_counter()
                 if self.cuda and subject.kind == "operator":
                     reading = self._with_kernels(reading, workload)
                 kernels_s = time.perf_counter() - started_s
@@ -246,6 +253,7 @@ class Bench:
             **reading.cost_s,
             "rebuild": rebuild_s,
             "burst": burst_s,
+            "context": context_s,
             "kernels": kernels_s,
             "total": time.perf_counter() - begin_s,
         }
@@ -514,6 +522,19 @@ class Bench:
             cost_s={"warm_up": warm_up_s, "window": power.end_s - power.begin_s},
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
+
+    def _with_context(self, reading: Reading, workload: Workload) -> Reading:
+        """The reading with what other operators around it change: `details["context"]`."""
+        if workload.single is None:
+            return reading
+        if self._others is None:
+            self._others = Others(self.torch_device)
+        pass_s = reading.time_us / 1e6
+        try:
+            found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
+        except torch.OutOfMemoryError:  # no room for a further graph: the reading is as good without
+            return reading
+        return dataclasses.replace(reading, details={**reading.details, "context": found.to_json()})
 
     def _with_kernels(self, reading: Reading, workload: Workload) -> Reading:
         """The reading with the names of the kernels that one pass launches: `details["kernels"]`, name -> launches."""

@@ -64,6 +64,11 @@ class Protocol:
         return dataclasses.replace(self, data=data)
 
     @property
+    def measures_context(self) -> bool:
+        """Whether tuples are also timed among other operators: where the policy stands for a running model."""
+        return self.launch == "graph" and self.residency == "resident"
+
+    @property
     def of_whole(self) -> Self:
         """What a whole model is read under: its own layers make the values, from standard normal inputs."""
         return self.with_data("normal") if self.data == "seen" else self

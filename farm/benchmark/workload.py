@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.benchmark.capture_graph import capture_graph
 from farm.benchmark.protocol import Launch, Protocol, Subject, Variant
 from farm.data_classes import fillings
 from farm.errors import TupleRejected, Unmeasurable
@@ -57,6 +58,7 @@ class Workload:
     device: torch.device
     round_s: float  # first estimate of one round's duration
     single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
+    inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
     details: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     _next: int = 0
@@ -70,6 +72,7 @@ class Workload:
         """Let go of graphs first, then of the tensors that they point to."""
         self.rounds.clear()
         self.single = None
+        self.inputs.clear()
         self.keep.clear()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -86,6 +89,7 @@ class _Passes:
     weight_bytes: int
     activation_bytes: int
     details: dict[str, Any] = field(default_factory=dict)
+    inputs: list[torch.Tensor] = field(default_factory=list)
 
 
 def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
@@ -225,6 +229,7 @@ def _operator(subject: Subject, protocol: Protocol, device: torch.device) -> _Pa
         copy=copy,
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
+        inputs=rebuilt.activation_memory,
     )
 
 
@@ -268,6 +273,7 @@ def _variant(subject: Subject, protocol: Protocol, device: torch.device) -> _Pas
     if protocol.data == "zeros":
         _zero(arguments)
     tensors = [entry for entry in arguments if isinstance(entry, torch.Tensor)]
+    parameter_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def copy(index: int) -> Pass:
         others = tuple(entry.clone() if isinstance(entry, torch.Tensor) else entry for entry in arguments)
@@ -279,11 +285,22 @@ def _variant(subject: Subject, protocol: Protocol, device: torch.device) -> _Pas
         # The weights of a whole model are as cold as the model leaves them: there is nothing to copy.
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors),
-        details={
-            "parameter_bytes": sum(tensor.nbytes for tensor in model.parameters())
-            + sum(tensor.nbytes for tensor in model.buffers())
-        },
+        details={"parameter_bytes": parameter_bytes, **_working_set(lambda: model(*arguments), device)},
     )
+
+
+def _working_set(run: Pass, device: torch.device) -> dict[str, int]:
+    """What one pass of a model holds at its peak beside the weights, and the cache that all of it goes through."""
+    if device.type != "cuda":
+        return {}
+    run()  # libraries take their workspaces the first time
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    peak_bytes = torch.cuda.max_memory_allocated(device)
+    return {"activation_peak_bytes": peak_bytes - before_bytes, "cache_bytes": cache_bytes(device)}
 
 
 # One built variant on its way from the verification to the measurement that follows it: building takes seconds.
@@ -397,7 +414,7 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
     if graph and pass_s < 1e-4:
         # Launched one by one, short kernels measure the launch: a small graph gives a better estimate.
         with _captured(subject):
-            small = _capture([passes.first] * 20, device)
+            small = capture_graph([passes.first] * 20, device)
         pass_s = min(pass_s, _time_pass(small.replay, device) / 20)
         del small
     target_s = ROUND_S if cuda else CPU_ROUND_S
@@ -419,13 +436,13 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
         pool = torch.cuda.graph_pool_handle()  # replayed one after the other, so they may share their memory
         with _captured(subject):
             for group in groups:
-                captured = _capture(group, device, pool)
+                captured = capture_graph(group, device, pool)
                 keep.insert(0, captured)
                 rounds.append(Round(captured.replay, len(group)))
         torch.cuda.synchronize(device)
     else:
         rounds = [Round(_loop(group), len(group)) for group in groups]
-    return Workload(rounds, device, pass_s * len(groups[0]), passes.first, details, keep)
+    return Workload(rounds, device, pass_s * len(groups[0]), passes.first, list(passes.inputs), details, keep)
 
 
 def _copies(passes: _Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:
@@ -487,22 +504,3 @@ def _captured(subject: Subject) -> Iterator[None]:
         raise Unmeasurable(
             "not_capturable", f"No CUDA graph can be made of it: {first_line}", "Measure it with --launch eager."
         ) from error
-
-
-def _capture(calls: list[Pass], device: torch.device, pool: Any = None) -> torch.cuda.CUDAGraph:
-    # Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache at each capture, which costs more
-    # than a short tuple's whole window. Outputs die at once, so the passes of a graph write to the same memory, as
-    # the allocator does it in a running model.
-    captured = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(device)
-    # thread_local: the sampler and other threads may go on calling the driver.
-    captured.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        for call in calls:
-            call()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):
-            captured.capture_end()
-        raise
-    captured.capture_end()
-    return captured

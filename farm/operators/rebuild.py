@@ -73,6 +73,12 @@ class Rebuilt:
         return [t for t, spec in zip(self.tensors, self.spec.tensors, strict=True) if spec.role == "activation"]
 
     @property
+    def activation_memory(self) -> list[torch.Tensor]:
+        """The memory behind the activations, shared storages once."""
+        held = _weight_storages(self.spec)
+        return [base for index, base in enumerate(self._storages) if index not in held]
+
+    @property
     def weight_bytes(self) -> int:
         """Memory behind the parameters and buffers, shared storages once."""
         held = _weight_storages(self.spec)
@@ -81,8 +87,7 @@ class Rebuilt:
     @property
     def activation_bytes(self) -> int:
         """Memory behind the activations, shared storages once."""
-        held = _weight_storages(self.spec)
-        return sum(base.nbytes for index, base in enumerate(self._storages) if index not in held)
+        return sum(base.nbytes for base in self.activation_memory)
 
     @functools.cached_property
     def in_place(self) -> bool:

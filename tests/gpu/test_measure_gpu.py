@@ -61,6 +61,23 @@ def test_a_large_product_in_half_precision_is_also_read_in_bursts(bench: Bench) 
     assert burst["power_w"] > 0.9 * reading.power_w
 
 
+def test_an_operator_among_others_is_timed_on_the_same_memory(bench: Bench) -> None:
+    reading = bench.measure(linear(32, 1024, 1024), Protocol(), Stopping())
+    context = reading.details["context"]
+    assert 0 < context["alone_us"] < 1.5 * reading.time_us
+    assert -0.1 * context["alone_us"] < context["effect_us"] < 20
+    assert context["effect_half_width_us"] < 1
+    assert "context" not in bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details
+
+
+def test_a_whole_model_tells_what_it_holds_and_the_cache(bench: Bench) -> None:
+    variant = Variant("resnet18", 2, 224)
+    details = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()).details
+    assert details["parameter_bytes"] > 40e6
+    assert details["activation_peak_bytes"] > 2 * 64 * 112 * 112 * 4
+    assert details["cache_bytes"] > 2**20
+
+
 def test_what_does_not_fit_is_out_of_memory_and_the_card_is_usable_afterwards(bench: Bench) -> None:
     with pytest.raises(Unmeasurable) as caught:
         bench.measure(relu_in_place(1024, 2**28), Protocol(), Stopping())

@@ -1,0 +1,158 @@
+"""What an operator takes between other operators, which a loop of itself never shows.
+
+In a loop the kernel's code lies in the instruction caches of every multiprocessor, and its inputs were only read, never
+written, since the pass before. In a model another kernel ran just now and wrote them. On an H200 that is worth 0.2 to
+some µs a kernel, 3 to 7 % of whole models (docs/method.md). So beside its window a tuple is run in a second state: each
+pass comes after a dozen kernels of other operators, and after one that writes the inputs anew.
+
+What is in the way is not subtracted: events recorded inside the CUDA graph stand directly around the operator. What an
+event itself adds is the same in both states, so the difference between the two is the effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from farm.benchmark import statistics
+from farm.benchmark.capture_graph import capture_graph
+
+SIZE = 1024  # of the matrices that the others work on: enough blocks for every multiprocessor
+PASSES = 24  # in one graph
+LEAST_PASSES = 4
+BUDGET_S = 0.006  # of one graph
+REPLAYS = 6  # the first is not counted
+
+
+@dataclass(frozen=True)
+class InContext:
+    """One operator alone and among others, on the same memory, at the same clocks. Times of one pass."""
+
+    alone_us: float  # looped, weights and inputs as warm as they get
+    effect_us: float  # what the others add
+    effect_half_width_us: float
+    passes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "alone_us": self.alone_us,
+            "effect_us": self.effect_us,
+            "effect_half_width_us": self.effect_half_width_us,
+            "passes": self.passes,
+        }
+
+
+class Others:
+    """A dozen kernels of other operators: matrix products in four precisions, special functions, reductions.
+
+    Their code together is larger than an instruction cache, what they read and write is much smaller than the L2.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        generator = torch.Generator(device=device).manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.rand(*shape, device=device, generator=generator) + 0.1
+
+        self._square = random(SIZE, SIZE)
+        left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
+        self._products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        # Few columns: double precision is slow on many cards.
+        self._products.append((left[:, :32].double(), right[:32].double()))
+
+    def run(self) -> None:
+        for left, right in self._products:
+            torch.mm(left, right)
+        square = self._square
+        torch.lgamma(square)
+        torch.digamma(square)
+        torch.erfinv(square)
+        torch.special.i0e(square)
+        torch.softmax(square, 1)
+        torch.nn.functional.layer_norm(square, (SIZE,))
+        torch.var(square, 1)
+        torch.where(square > 0.5, square, square)
+
+
+def write_anew(memories: Sequence[torch.Tensor]) -> None:
+    """Write every tensor with what it holds."""
+    for memory in memories:
+        if memory.dtype != torch.bool:
+            memory.mul_(1)
+
+
+def read_context(
+    run: Callable[[], object], memories: Sequence[torch.Tensor], others: Others, pass_s: float, device: torch.device
+) -> InContext:
+    """Time an operator alone and among others, by turns.
+
+    Args:
+        run: one pass, capturable in a CUDA graph.
+        memories: what the operator reads and another one wrote before it.
+        pass_s: about what one pass takes.
+    """
+    # The inputs are written at the memory's pace, the others take some 70 µs together.
+    around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
+    passes = max(LEAST_PASSES, min(PASSES, math.ceil(BUDGET_S / (pass_s + around_s))))
+
+    def among_others() -> None:
+        others.run()
+        write_anew(memories)
+
+    pool = torch.cuda.graph_pool_handle()
+    bare = capture_graph([run] * passes, device, pool)
+    alone, alone_events = _timed_graph(run, None, passes, device, pool)
+    among, among_events = _timed_graph(run, among_others, passes, device, pool)
+    bare_us: list[float] = []
+    alone_us: list[float] = []
+    among_us: list[float] = []
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for replay in range(REPLAYS + 1):
+        begin.record()
+        bare.replay()
+        end.record()
+        alone.replay()
+        among.replay()
+        torch.cuda.synchronize(device)
+        if replay:
+            bare_us.append(begin.elapsed_time(end) * 1e3 / passes)
+            alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events]
+            among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events]
+    return InContext(
+        alone_us=statistics.median(bare_us),
+        effect_us=statistics.trimmed_mean(among_us) - statistics.trimmed_mean(alone_us),
+        effect_half_width_us=math.hypot(
+            *(statistics.batch_half_width(values, statistics.trimmed_mean) for values in (alone_us, among_us))
+        ),
+        passes=passes * REPLAYS,
+    )
+
+
+_Events = list[tuple[torch.cuda.Event, torch.cuda.Event]]
+
+
+def _timed_graph(
+    run: Callable[[], object], before: Callable[[], None] | None, passes: int, device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, _Events]:
+    """A graph of passes with an event before and behind each."""
+
+    def event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True, external=True)  # external: a node of the graph
+
+    events = [(event(), event()) for _ in range(passes)]
+
+    def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:
+        def call() -> None:
+            if before is not None:
+                before()
+            first.record()
+            run()
+            second.record()
+
+        return call
+
+    return capture_graph([timed(*pair) for pair in events], device, pool), events

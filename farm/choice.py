@@ -1,0 +1,110 @@
+"""What of one tuple's reading belongs into a model's sum.
+
+A reading holds several states of one operator, each measured and none of them a matter of the model that asked: looped
+with cold weights, looped warm, in bursts at full clocks, among other operators. Which of them the model was in, the
+reading of the whole says: its clocks, its throttle reasons, and whether what it touches in a pass fits into the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.verdict import Chosen, Figure, ReadingView
+
+
+def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
+    """The figures of one call for the sum, given how the card ran the whole."""
+    same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
+    wholes = same_card or wholes
+    return _among_others(_at_its_clocks(reading, wholes), reading, weights_in_cache(wholes))
+
+
+def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
+    """Steady, in bursts, or between the two.
+
+    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let the card
+    cool. Its reading holds both states; the whole's clocks and throttle reasons say which one the model was in.
+    """
+    steady = Chosen(reading.time, reading.energy, "steady")
+    burst = reading.details.get("burst") if reading.details else None
+    if not burst or not burst.get("time_us"):
+        return steady
+    if not wholes:
+        return dataclasses.replace(steady, why="no whole says how the card runs the model")
+    burst_time = Figure(burst["time_us"], burst.get("time_half_width_us") or 0.0)
+    burst_energy = None
+    if burst.get("energy_mj") is not None:
+        burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
+    if not any(whole.power_throttled for whole in wholes):
+        return Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
+    clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
+    low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
+    if not clocks or not low or not high or high <= low:
+        return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
+    clock = sum(clocks) / len(clocks)
+    share = min(1.0, max(0.0, (clock - low) / (high - low)))
+    energy = steady.energy
+    if steady.energy and burst_energy:
+        energy = _between(steady.energy, burst_energy, share)
+    why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
+    return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
+
+
+def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chosen:
+    """With what the neighbours in a model add, and without the fetching of weights that are in the cache there.
+
+    While a kernel waits for its code or its data the card draws more than with nothing to do and less than the
+    operator's own power: the middle is taken, and half of the difference stands in the interval.
+    """
+    context: Mapping[str, Any] | None = reading.details.get("context") if reading.details else None
+    if not context:
+        return chosen
+    effect = Figure(context["effect_us"], context.get("effect_half_width_us") or 0.0)
+    looped_us = (reading.details.get("burst") or {}).get("time_us") or reading.time_us
+    fetching_us = max(0.0, looped_us - context["alone_us"])
+    shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
+    time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width))
+    energy, added_mj = chosen.energy, 0.0
+    if energy is not None and chosen.time.value:
+        own_w = energy.value / chosen.time.value * 1e3
+        waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
+        added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
+        unsure_mj = abs(shift.value) * (own_w - waiting_w) / 2 * 1e-3
+        noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
+        energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj) + unsure_mj)
+    return dataclasses.replace(chosen, time=time, energy=energy, context_us=shift.value, context_mj=added_mj)
+
+
+def weights_in_cache(wholes: Sequence[ReadingView]) -> float:
+    """The share of a model's weights that is still in the card's cache when the next pass comes to them, 0 to 1.
+
+    All where what a pass touches fits into the cache. Where it does not: a line survives a miss elsewhere with the
+    probability 1 - 1/lines (random replacement), so that of a footprint F walked through in turn the share h is found
+    again, with h = exp(-(1 - h) F / cache).
+    """
+    shares = []
+    for whole in wholes:
+        details = whole.details or {}
+        weights, cache = details.get("parameter_bytes"), details.get("cache_bytes")
+        if weights and cache:
+            shares.append(_found_again((weights + details.get("activation_peak_bytes", 0)) / cache))
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _found_again(footprint: float) -> float:
+    """Share of a footprint (in caches) that is found again by walking through it in turn."""
+    if footprint <= 1:
+        return 1.0
+    share = 0.0
+    for _ in range(200):  # from below: the smaller of the two solutions (the other is 1, a cache that holds all)
+        share = math.exp(-(1 - share) * footprint)
+    return share
+
+
+def _between(low: Figure, high: Figure, share: float) -> Figure:
+    return Figure(
+        low.value + share * (high.value - low.value), low.half_width + share * (high.half_width - low.half_width)
+    )
