@@ -5,9 +5,10 @@
     python benchmarks/card_results.py --database farm.db --budget-s 0       # no new job: tables from what is there
     python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
-The farm does the work: an embedded one, its jobs one behind the other, two open at a time so that the next model is
-taken apart while the card measures. A tuple that two models share is read once. Whatever was read stays in the
-database, so the list may be completed in several goes. Traces are removed from the database at the end.
+The farm does the work: an embedded one on all cards of the host. A variant's tuples and its whole are read on one card,
+whichever has the least before it; two jobs a card are open at a time, so that the next model is taken apart while the
+card measures. What a card has read already it does not read again for another model. Whatever was read stays in the
+database, so the list may be completed in several goes and on several hosts. Traces are removed from it at the end.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
     parser.add_argument("--data", default="", help="another data policy than the default of the card")
     parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
-    parser.add_argument("--reuse", default="model", choices=("model", "card", "none"))
+    parser.add_argument("--reuse", default="card", choices=("model", "card", "none"))
     parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="read N tuples five times each")
     parser.add_argument("--outside", action="store_true", help="compare with meters that are not ours")
     parser.add_argument("--only-extras", action="store_true", help="run only the two above, no model")
@@ -78,12 +79,13 @@ def main() -> None:
     from farm.store.database import Database
 
     settings.cache_clear()
-    card = discover(settings())[0]
+    cards = [card for card in discover(settings()) if not card.refusal]
+    card = cards[0]
     database = Database(settings().database)
     database.upgrade()
     requests = [request(text, card.kind, options) for text in options.models]
     if not options.only_extras and options.budget_s > 0:
-        measure(database, requests, card, began_s + options.budget_s)
+        measure(database, requests, cards, began_s + options.budget_s)
     extras: dict[str, Any] = {}
     if options.repeatability or options.outside:
         from card_agreement import outside, repeatability
@@ -94,7 +96,7 @@ def main() -> None:
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
             extras["repeatability"] = repeatability(database, card, options.repeatability, left_s)
-    rows = [row for one in requests if (row := newest(database, one, card.id)) is not None]
+    rows = [row for one in requests if (row := newest(database, one)) is not None]
     without_traces(options.database)
     write(options, card, database, rows, extras)
     print(f"all in {time.monotonic() - began_s:.0f} s")
@@ -161,31 +163,44 @@ def plan(options: argparse.Namespace) -> None:
 # --------------------------------------------------------------------------------------------------- the farm
 
 
-def measure(database: Any, requests: list[Request], card: Any, until_s: float) -> None:
+def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
+    from farm.captures import capture_for, classes, torch_version
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
     from tasks.submit import submit
 
-    pending = [one for one in requests if newest(database, one, card.id) is None]
+    pending = [one for one in requests if newest(database, one) is None]
     if not pending:
         return
-    opened: dict[str, str] = {}
-    with EmbeddedFarm(settings(), [card]) as farm:
+    opened: dict[str, tuple[str, str]] = {}  # job -> card, title
+    given_s = dict.fromkeys((card.id for card in cards), 0.0)
+    known: dict[str, set[tuple[str, str]]] = {card.id: set() for card in cards}
+    with EmbeddedFarm(settings(), cards) as farm:
+        farm.wait_ready()
         while (pending or opened) and time.monotonic() < until_s:
-            if pending and len(opened) < 2:
+            waiting = Counter(card_id for card_id, _ in opened.values())
+            card_id = min(given_s, key=lambda one: (waiting[one], given_s[one]))
+            if pending and waiting[card_id] < 2:
                 one = pending.pop(0)
                 try:
-                    made = submit(database, one, [card.id], ready=farm.wait_ready)
+                    made = submit(database, one, [card_id], pinned=True, ready=farm.wait_ready)
+                    capture_id = capture_for(database, one, device_type=cards[0].kind, torch=torch_version())
+                    with database.read() as session:
+                        parts = set(classes(session, capture_id, one.protocol.data))
                 except Exception as error:  # one model that cannot be taken apart must not end the go
                     print(f"{one.title}: {type(error).__name__}: {error}", flush=True)
                     continue
-                opened[made.job_id] = one.title
-                print(f"{made.title}: {made.new} to measure, {made.reused} known", flush=True)
+                given_s[card_id] += EXPECTED_WHOLE_S + EXPECTED_TUPLE_S * len(parts - known[card_id])
+                known[card_id] |= parts
+                opened[made.job_id] = (card_id, one.title)
+                print(f"{made.title}: {made.new} to measure, {made.reused} known, on {card_id[:12]}", flush=True)
             farm.tend()
             for job_id in list(opened):
                 if closed(database, job_id):
-                    print(f"{opened.pop(job_id)}: done", flush=True)
-            time.sleep(0.2)
+                    card_id, title = opened.pop(job_id)
+                    took_s = time.monotonic() - until_s
+                    print(f"{title}: done on {card_id[:12]}, {-took_s:.0f} s left", flush=True)
+            time.sleep(0.05 if pending else 0.2)
 
 
 def closed(database: Any, job_id: str) -> bool:
@@ -198,8 +213,8 @@ def closed(database: Any, job_id: str) -> bool:
 # --------------------------------------------------------------------------------------------------- the table
 
 
-def newest(database: Any, asked: Request, card_id: str) -> dict[str, Any] | None:
-    """The row of the newest finished job that asked the same on this card."""
+def newest(database: Any, asked: Request) -> dict[str, Any] | None:
+    """The row of the newest finished job that asked the same of one card."""
     from sqlmodel import col, select
 
     from farm.report import report
@@ -212,8 +227,8 @@ def newest(database: Any, asked: Request, card_id: str) -> dict[str, Any] | None
             .order_by(col(tables.Job.created_at_s).desc())
         )
         for job in session.exec(query):
-            if job.request.get("cards") == [card_id]:
-                return row_of(session, report.build(session, job.id))
+            if len(card_ids := job.request.get("cards") or []) == 1:
+                return {"card": card_ids[0], **row_of(session, report.build(session, job.id))}
     return None
 
 
@@ -253,6 +268,10 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "measured": verdict.measured,
         "coverage": verdict.coverage,
         "time_gap": gap(verdict.time),
+        "looped_time_gap": (verdict.time.total.value - (verdict.context_time_us or 0.0)) / verdict.time.whole.value - 1
+        if verdict.time.whole
+        else None,
+        "weights_in_cache": verdict.weights_in_cache,
         "energy_gap": gap(verdict.energy),
         "energy_above_idle_gap": gap(verdict.energy_above_idle),
         "whole_time_us": verdict.time.whole.value if verdict.time.whole else None,
@@ -345,14 +364,16 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         f"# {card['model']}, {data['date']}",
         "",
-        f"Card {card['id']}, driver {card['driver']}; torch {software.get('torch', '?')}, CUDA "
+        f"Cards {', '.join(sorted({row['card'] for row in data['variants']}))}, driver {card['driver']}; torch {software.get('torch', '?')}, CUDA "
         f"{software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. Made by `benchmarks/card_results.py`: the "
         "plain sum over all operator tuples, no fitted factor, against the whole model on the same card. Gap: sum / whole "
         "- 1, with the half-width of its 95 % interval.",
         "",
-        "| variant | calls | parts | coverage | time gap | energy gap | whole | s/tuple | in windows | C whole, tuples "
-        "| flags |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
+        "*Looped* is the time gap of the same tuples without what their neighbours in a model change.",
+        "",
+        "| variant | card | calls | parts | coverage | time gap | looped | energy gap | whole | s/tuple | in windows "
+        "| C whole, tuples | flags |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for row in data["variants"]:
         whole = f"{row['whole_time_us'] / 1e3:.2f} ms" if row["whole_time_us"] else "-"
@@ -360,8 +381,9 @@ def markdown(data: dict[str, Any]) -> str:
         warm = row["tuple_temperature_by_time_c"]
         temperatures = " ".join(f"{value:.0f}" for value in row["whole_temperature_c"] if value)
         lines.append(
-            f"| {row['title']} | {row['calls']} | {row['measured']}/{row['parts']} | {percent(row['coverage'])} "
-            f"| {gap_text(row['time_gap'])} | {gap_text(row['energy_gap'])} | {whole} "
+            f"| {row['title']} | {row['card'][4:12]} | {row['calls']} | {row['measured']}/{row['parts']} "
+            f"| {percent(row['coverage'])} "
+            f"| {gap_text(row['time_gap'])} | {signed(row['looped_time_gap'])} | {gap_text(row['energy_gap'])} | {whole} "
             f"| {number(row['card_s_per_tuple'])} | {percent(row['in_windows'])} "
             f"| {temperatures}, {number(warm)} "
             f"| {', '.join(f'{name} {count}' for name, count in row['flags'].items()) or '-'} |"
@@ -397,6 +419,10 @@ def markdown(data: dict[str, Any]) -> str:
 
 def gap_text(gap: list[float] | None) -> str:
     return f"{gap[0]:+.1%} ± {gap[1]:.1%}" if gap else "-"
+
+
+def signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1%}"
 
 
 def percent(value: float | None) -> str:
