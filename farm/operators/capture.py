@@ -34,11 +34,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.encoding import NotEncodable, TensorTable, encode
+from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode
 from farm.operators.fakes import Fakes
 from farm.operators.leaves import describe_leaf
 from farm.operators.profiled import Profiled
-from farm.operators.tuple import OperatorTuple, canonical_stride
+from farm.operators.repeats import Repeats
+from farm.operators.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]]], None]
@@ -137,7 +138,12 @@ def capture(
         CaptureError: the model is compiled or scripted, or raised.
     """
     _refuse_opaque(model)
-    recorder = _Recorder(model, device_type, watch)
+    return _watched(_Recorder(model, device_type, watch), model, args, kwargs, grad_enabled)
+
+
+def _watched(
+    recorder: _Recorder, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, grad_enabled: bool
+) -> Capture:
     grad = torch.enable_grad() if grad_enabled else torch.no_grad()
     try:
         with _observed_calls(recorder), grad, _Auditor(recorder), _Functions(recorder):
@@ -150,7 +156,7 @@ def capture(
             f"The model raised{where}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             "Run the model alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
-    return recorder.result(device_type, grad_enabled, model.training)
+    return recorder.result(grad_enabled, model.training)
 
 
 def predict(
@@ -163,18 +169,22 @@ def predict(
 ) -> Capture:
     """The capture that a pass would give, computed on fake tensors: no memory, no arithmetic.
 
+    A leaf that is given the same again is not run again (`farm.operators.repeats`).
+
     ``model`` and its arguments are typically on meta; they are left as they were. Fake CUDA tensors open a CUDA
     context, so they are used only where this process already has one; elsewhere the prediction is the CPU's, and
     ``Capture.device_type`` says so.
     """
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
+    _refuse_opaque(model)
     mode = FakeTensorMode()
     fakes = Fakes(mode, device_type)
     with fakes.swapped(model):
         fake_args, fake_kwargs = fakes.tree(args), fakes.tree(kwargs or {})
         with mode:
-            return capture(model, fake_args, fake_kwargs, device_type=device_type, grad_enabled=grad_enabled)
+            recorder = _Recorder(model, device_type, repeats=Repeats(fakes))
+            return _watched(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
 
 def verify_on_device(
@@ -295,13 +305,16 @@ class _Open:
 
 
 class _Recorder:
-    def __init__(self, model: nn.Module, device_type: str, watch: Watch | None = None) -> None:
-        self.watch = watch
+    def __init__(
+        self, model: nn.Module, device_type: str, watch: Watch | None = None, repeats: Repeats | None = None
+    ) -> None:
+        self.watch, self.repeats = watch, repeats
         self.thread = threading.get_ident()
         self.device_type = device_type
         self.owners: list[_Open] = []
         self.path = ""
         self.tuples: dict[str, OperatorTuple] = {}
+        self.known: dict[tuple[str, tuple[Layout, ...]], OperatorTuple] = {}
         self.calls: list[Call] = []
         self.owned: list[int | None] = []
         self.around: Callable[[int], contextlib.AbstractContextManager[Any]] | None = None
@@ -338,14 +351,41 @@ class _Recorder:
             call = self._open(type(module).__name__)
             try:
                 with torch._C.DisableTorchFunction():
-                    with self._around(call):
-                        out = original(module, *args, **kwargs)
-                    if call.costly:
-                        name = f"torch.nn.{type(module).__name__}"
-                        self._close(call, name, parameters, module, args, kwargs, out)
+                    out = self._leaf(call, parameters, original, module, args, kwargs)
             finally:
                 self.owners.pop()
         self.path = outer  # only on success: after an error the path says where
+        return out
+
+    def _leaf(
+        self,
+        call: _Open,
+        parameters: dict[str, Any],
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        name = f"torch.nn.{call.what}"
+        given = again = None
+        if self.repeats is not None:
+            given = self._describe(call, name, parameters, module, args, kwargs)
+            again = None if given is None else self.repeats.again(given)
+        if again is not None:
+            operators, written, out = again
+            self.operators.update(operators)
+            call.costly.extend(operators)
+            call.written.update(written)
+        else:
+            with self._around(call):
+                out = original(module, *args, **kwargs)
+        if call.costly:
+            if given is None:
+                given = self._describe(call, name, parameters, module, args, kwargs)
+            if given is not None:
+                self._close(call, given, out)
+                if self.repeats is not None and again is None:
+                    self.repeats.learn(given, call.costly, call.written, out)
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -359,8 +399,8 @@ class _Recorder:
             if call.costly:
                 if name is None:
                     self._gap(call, "the function is not in the allow-list")
-                else:
-                    self._close(call, name, None, None, args, kwargs, out)
+                elif given := self._describe(call, name, {}, None, args, kwargs):
+                    self._close(call, given, out)
         finally:
             self.owners.pop()
         return out
@@ -393,19 +433,19 @@ class _Recorder:
     def _gap(self, call: _Open, reason: str) -> None:
         self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
 
-    def _close(
+    def _describe(
         self,
         call: _Open,
         name: str,
-        parameters: dict[str, Any] | None,
+        parameters: dict[str, Any],
         module: nn.Module | None,
         args: Any,
         kwargs: Any,
-        out: Any,
-    ) -> None:
+    ) -> Given | None:
+        """What a call is given; None where a tuple cannot hold it, and then what has cost anything is a gap."""
         if torch.is_autocast_enabled(self.device_type):
             self._gap(call, "it runs under autocast, which a tuple does not hold")
-            return
+            return None
         table = TensorTable(self.roles)
         try:
             if module is not None:
@@ -414,32 +454,34 @@ class _Recorder:
             keywords = {key: encode(value, table) for key, value in kwargs.items() if key != "_stacklevel"}
         except NotEncodable as error:
             self._gap(call, str(error))
-            return
-        spec = OperatorTuple(
-            operator=name,
-            kind="function" if module is None else "module",
-            parameters=parameters or {},
-            arguments=arguments,
-            keywords=keywords,
-            tensors=table.specs(),
-            training=module is not None and module.training,
-        )
+            return None
+        kind = "function" if module is None else "module"
+        training = module is not None and module.training
+        storages = table.storages()
+        layouts = table.layouts(storages)
+        key = repr((name, kind, parameters, arguments, keywords, training)), layouts
+        if key not in self.known:
+            tensors = tuple(TensorSpec(*layout) for layout in layouts)
+            self.known[key] = OperatorTuple(name, kind, parameters, arguments, keywords, tensors, training)
+        return Given(key, self.known[key], table.tensors, storages)
+
+    def _close(self, call: _Open, given: Given, out: Any) -> None:
+        spec = given.spec
         if spec.id not in self.tuples:
             self.tuples[spec.id] = spec
             self.traces[spec.id] = Trace(tuple(call.costly), tuple(map(_output_text, _tensors_in(out))))
-        inputs = [(tensor, table.role(tensor)) for tensor in table.tensors]
-        reads = tuple(dict.fromkeys(self._storage(tensor, role) for tensor, role in inputs))
-        read_keys = {_storage_key(tensor) for tensor, _ in inputs}
-        writes = [self.storages[key] for key in call.written if key in self.storages and key in read_keys]
+        roles = [tensor.role for tensor in spec.tensors]
+        reads = dict.fromkeys(map(self._storage, given.tensors, roles))
+        writes = {self.storages[key] for key in call.written if key in given.storages}
         for tensor in _tensors_in(out):
-            if _storage_key(tensor) not in read_keys:
-                writes.append(self._storage(tensor, "activation"))
+            if _storage_key(tensor) not in given.storages:
+                writes.add(self._storage(tensor, "activation"))
         if self.watch is not None:
-            written = [_storage_key(tensor) in call.written for tensor in table.tensors]
-            pairs = zip(table.tensors, written, strict=True)
-            self.watch(call.path, name, [pair for pair in pairs if table.role(pair[0]) == "activation"])
+            shown = zip(given.tensors, given.storages, roles, strict=True)
+            activations = [(tensor, key in call.written) for tensor, key, role in shown if role == "activation"]
+            self.watch(call.path, spec.operator, activations)
         self.owned[call.number] = len(self.calls)
-        self.calls.append(Call(len(self.calls), call.path, spec.id, reads, tuple(sorted(set(writes)))))
+        self.calls.append(Call(len(self.calls), call.path, spec.id, tuple(reads), tuple(sorted(writes))))
 
     def _storage(self, tensor: torch.Tensor, role: str) -> int:
         storage = tensor.untyped_storage()
@@ -450,14 +492,14 @@ class _Recorder:
             self.storage_specs.append(StorageSpec(storage.nbytes(), role))
         return self.storages[key]
 
-    def result(self, device_type: str, grad_enabled: bool, training: bool) -> Capture:
+    def result(self, grad_enabled: bool, training: bool) -> Capture:
         return Capture(
             tuples=self.tuples,
             calls=tuple(self.calls),
             storages=tuple(self.storage_specs),
             gaps=tuple(self.gaps),
             overlaps=tuple(self.overlaps),
-            device_type=device_type,
+            device_type=self.device_type,
             grad_enabled=grad_enabled,
             training=training,
             operators=self.operators,
@@ -485,6 +527,8 @@ class _Auditor(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # what fake tensors are asked most often; it runs nothing
+            return args[0].device
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():

@@ -6,13 +6,14 @@ import enum
 import itertools
 import math
 import numbers
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from farm.errors import TupleRejected
-from farm.operators.tuple import DTYPES, MEMORY_FORMATS, TensorSpec
+from farm.operators.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
 
 # Kernels pick their vector width by the alignment of the first element; beyond that an offset changes nothing.
 _ALIGNMENT_BYTES = 64
@@ -25,6 +26,23 @@ _NAME_OF_MEMORY_FORMAT = {value: name for name, value in _MEMORY_FORMAT_OF.items
 
 class NotEncodable(Exception):
     """A value that a tuple cannot hold; the text says which."""
+
+
+#: The fields of a `TensorSpec` in their order: role, name, shape, dtype, stride, storage, offset.
+Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """What one call was given. ``tensors`` and their ``storages`` (addresses) are in the order of ``spec.tensors``.
+
+    ``key`` holds what the tuple holds, with strides as they are; it is cheaper to make and to compare.
+    """
+
+    key: tuple[str, tuple[Layout, ...]]
+    spec: OperatorTuple
+    tensors: list[torch.Tensor]
+    storages: list[int]
 
 
 class TensorTable:
@@ -58,30 +76,33 @@ class TensorTable:
         name = self._names[self._index[id(tensor)]]
         return "buffer" if name and known == "activation" else known
 
-    def specs(self) -> tuple[TensorSpec, ...]:
-        storages: dict[int, int] = {}
+    def storages(self) -> list[int]:
+        """The storage of each tensor, as an address."""
+        return [tensor.untyped_storage()._cdata for tensor in self.tensors]
+
+    def layouts(self, storages: list[int]) -> tuple[Layout, ...]:
+        """How the tensors lie in their ``storages`` (as `storages` gives them), strides as they are."""
+        numbered: dict[int, int] = {}
         first_byte: dict[int, int] = {}
-        for tensor in self.tensors:
-            key = tensor.untyped_storage()._cdata
-            storages.setdefault(key, len(storages))
+        for tensor, key in zip(self.tensors, storages, strict=True):
+            numbered.setdefault(key, len(numbered))
             begin = int(tensor.storage_offset()) * tensor.element_size()
             first_byte[key] = min(first_byte.get(key, begin), begin)
-        specs = []
-        for tensor, name in zip(self.tensors, self._names, strict=True):
-            key = tensor.untyped_storage()._cdata
+        layouts = []
+        for tensor, name, key in zip(self.tensors, self._names, storages, strict=True):
             skipped = first_byte[key] - first_byte[key] % _ALIGNMENT_BYTES
-            specs.append(
-                TensorSpec(
-                    role=self.role(tensor),
-                    name=name,
-                    shape=tuple(int(size) for size in tensor.shape),
-                    dtype=_NAME_OF_DTYPE[tensor.dtype],
-                    stride=tuple(int(step) for step in tensor.stride()),
-                    storage=storages[key],
-                    offset=int(tensor.storage_offset()) - skipped // tensor.element_size(),
+            layouts.append(
+                (
+                    self.role(tensor),
+                    name,
+                    tuple(map(int, tensor.shape)),
+                    _NAME_OF_DTYPE[tensor.dtype],
+                    tuple(map(int, tensor.stride())),
+                    numbered[key],
+                    int(tensor.storage_offset()) - skipped // tensor.element_size(),
                 )
             )
-        return tuple(specs)
+        return tuple(layouts)
 
 
 def encode(value: Any, table: TensorTable | None = None) -> Any:

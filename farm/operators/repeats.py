@@ -1,0 +1,79 @@
+"""What a leaf did once on fake tensors, done again without running it.
+
+A leaf is rebuilt by its description alone, and a fake pass knows of tensors only what is in their layouts: a second
+call that is given the same does the same. Three calls of four in a model are such repeats, and running one on fake
+tensors costs a millisecond of Python. Only predicted passes repeat; on a device everything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from farm.operators.encoding import Given
+from farm.operators.fakes import Fakes
+
+#: Shape, stride and dtype of a tensor with memory of its own.
+NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a call did: the aten operators that cost anything, what it wrote, and its one output.
+
+    ``written`` are positions among the call's tensors, and so is ``output`` where one of them was returned; else it
+    is a new tensor.
+    """
+
+    operators: tuple[str, ...]
+    written: tuple[int, ...]
+    output: int | NewTensor
+
+
+class Repeats:
+    def __init__(self, fakes: Fakes) -> None:
+        self.fakes = fakes
+        self.effects: dict[Hashable, Effect] = {}
+
+    def again(self, given: Given) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
+        """What `learn` was told of an equal call, for the tensors of this one; None where it must run."""
+        effect = None if _holds_values(given) else self.effects.get(_key(given))
+        if effect is None:
+            return None
+        place = effect.output
+        out = given.tensors[place] if isinstance(place, int) else self.fakes.fresh(*place)
+        return effect.operators, {given.storages[position] for position in effect.written}, out
+
+    def learn(self, given: Given, operators: list[str], written: set[int], out: object) -> None:
+        """Keeps what a call did, unless it returned a view, a tensor to differentiate, or not one tensor alone.
+
+        ``written`` are the addresses of the storages that it wrote.
+        """
+        if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _holds_values(given):
+            return
+        output: int | NewTensor
+        same = [index for index, tensor in enumerate(given.tensors) if tensor is out]
+        if same:
+            output = same[0]
+        else:
+            output = tuple(out.shape), tuple(out.stride()), out.dtype
+            storage = out.untyped_storage()
+            whole = storage.nbytes() == self.fakes.fresh(*output).untyped_storage().nbytes()
+            if storage._cdata in given.storages or out.storage_offset() or not whole:
+                return
+        positions = tuple(index for index, storage in enumerate(given.storages) if storage in written)
+        self.effects[_key(given)] = Effect(tuple(operators), positions, output)
+
+
+def _key(given: Given) -> Hashable:
+    # Beside the tuple and its strides, what operators may yet go by.
+    flags = [(tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in given.tensors]
+    return given.key, torch.is_grad_enabled(), tuple(flags)
+
+
+def _holds_values(given: Given) -> bool:
+    """Whether the mode knows the value of a tensor (of ``torch.tensor(2)``), and would compute with it."""
+    return any(getattr(tensor, "constant", None) is not None for tensor in given.tensors)

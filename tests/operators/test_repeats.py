@@ -1,0 +1,110 @@
+"""A leaf that is given the same again is not run again in a prediction, and the capture is the same as if it were."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from farm import catalog
+from farm.operators.capture import capture, predict
+from farm.operators.fakes import Fakes
+
+
+def run_in_full(model, inputs, grad_enabled=False):
+    mode = FakeTensorMode()
+    fakes = Fakes(mode, "cpu")
+    with fakes.swapped(model):
+        fake_inputs = fakes.tree(inputs)
+        with mode:
+            return capture(model, fake_inputs, grad_enabled=grad_enabled)
+
+
+class Twice(nn.Module):
+    """Calls each of its leaves twice, on inputs that differ as little as inputs can."""
+
+    def __init__(self, *leaves):
+        super().__init__()
+        self.leaves = nn.ModuleList(leaves)
+
+    def forward(self, *inputs):
+        for leaf in self.leaves:
+            for tensor in inputs:
+                leaf(tensor)
+                leaf(tensor)
+        return inputs
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "swin_t", "vit_b_32", "shufflenet_v2_x0_5", "densenet121"])
+@pytest.mark.parametrize(("mode", "grad_enabled"), [("eval", False), ("train", False), ("train", True)])
+def test_a_model_is_captured_as_if_all_of_it_had_run(name, mode, grad_enabled):
+    model, inputs = catalog.build(name, mode=mode), catalog.example_inputs(name, 2)
+    assert predict(model, inputs, grad_enabled=grad_enabled) == run_in_full(model, inputs, grad_enabled)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        nn.ReLU(),
+        nn.ReLU(inplace=True),
+        nn.Dropout(),  # returns what it is given when it does not train
+        nn.Flatten(),  # returns a view
+        nn.Unflatten(1, (2, 3)),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.BatchNorm2d(6),
+        nn.LSTM(4, 4),
+        nn.MultiheadAttention(4, 2),
+        nn.LayerNorm(4),
+    ],
+    ids=lambda leaf: type(leaf).__name__,
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_leaf_does_again_what_it_did(leaf, training):
+    if isinstance(leaf, nn.MultiheadAttention):
+        leaf = _OnItself(leaf)
+    image = torch.empty(2, 6, 4, 4, device="meta")
+    inputs = [image, image.contiguous(memory_format=torch.channels_last), image.expand(2, 6, 4, 4)]
+    inputs += [torch.empty(3, 6, 4, 4, device="meta")[1:], torch.empty(1, 6, 4, 4, device="meta").expand(2, 6, 4, 4)]
+    if isinstance(leaf, nn.LSTM | _OnItself):
+        inputs = [tensor[:, 0] for tensor in inputs]
+    if isinstance(leaf, nn.ReLU) and leaf.inplace:
+        inputs.pop()  # an expanded tensor cannot be written
+    model = Twice(leaf).train(training)
+    assert predict(model, tuple(inputs)) == run_in_full(model, tuple(inputs))
+
+
+class _OnItself(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x, x, x)
+
+
+def test_equal_leaves_run_once_in_a_prediction(monkeypatch):
+    runs = []
+    forward = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: runs.append(self) or forward(self, x))
+    model, inputs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), (torch.empty(2, 4),)
+    assert len(predict(model, inputs).calls) == 3
+    assert len(runs) == 1
+    assert len(capture(model, inputs).calls) == 3
+    assert len(runs) == 4
+
+
+def test_values_that_a_fake_pass_knows_are_computed_each_time():
+    class Shrinks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.leaf = nn.ReLU()
+
+        def forward(self, x):
+            for size in (-1, 2, 3):
+                x = x[int(self.leaf(torch.tensor(size))) :]
+            return x.relu()
+
+    model, inputs = Shrinks(), (torch.empty(9),)
+    found = predict(model, inputs)
+    assert found == run_in_full(model, inputs)
+    assert [call.tuple_id for call in found.calls] == [call.tuple_id for call in capture(model, inputs).calls]
+    assert found.tuples[found.calls[-1].tuple_id].input_shapes == ((4,),)
