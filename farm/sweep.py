@@ -169,10 +169,6 @@ class Expansion:
     tuples: tuple[OperatorTuple, ...]
     skipped: Mapping[str, int]
 
-    @property
-    def skipped_count(self) -> int:
-        return sum(self.skipped.values())
-
 
 def check_names(sweep: Sweep) -> None:
     """Check the operator, the grid's names and the kinds of its values; needs no torch.

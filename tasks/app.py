@@ -27,7 +27,7 @@ EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 CONTROL_QUEUE = "control"
 
 screening.install()
-app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate", "tasks.recovery"])
+app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"])
 app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
 
 

@@ -14,21 +14,13 @@ from sqlmodel import Session, col, func, select
 
 from farm import cards, items
 from farm.moving import move_items, rebalance
-from farm.settings import Settings, settings
+from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-from tasks.aggregate import database
-from tasks.app import app
 from tasks.queues import publish_aggregate, publish_items, publish_round, queue_depth
 
 log = logging.getLogger("farm.control")
-
-
-@app.task(name="reconcile")
-def reconcile(farm: str = "") -> dict[str, int]:
-    """Put right what is out of step for the jobs of one farm; how much there was of each."""
-    return reconcile_now(database(), settings(), farm)
 
 
 def lost_after_s(current: Settings) -> float:
@@ -36,24 +28,21 @@ def lost_after_s(current: Settings) -> float:
     return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
 
 
-def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> dict[str, int]:
-    """One pass.
+def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> None:
+    """Put right what is out of step for the jobs of one farm.
 
     Args:
         farm: the embedded farm whose jobs are looked after, "" for those of no such farm.
         may_move: False while the database has not been there long enough for live workers to have been seen again:
             after an outage every card looks lost.
     """
-    done = {"woken": 0, "moved": 0, "balanced": 0, "published": 0, "rounds": 0, "aggregations": 0}
-    woken = items.wake_orphans(store)
-    publish_items(store, woken)
-    done["woken"] = len(woken)
+    publish_items(store, items.wake_orphans(store))
     with store.read() as session:
         # Another embedded farm's cards listen to another broker: nothing of ours can be given to them.
         views = [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
     if may_move:
-        done["moved"] = _move_stranded(store, current, views, farm)
-        done["balanced"] = _balance(store, current, views, farm)
+        _move_stranded(store, current, views, farm)
+        _balance(store, current, views, farm)
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
         if view.state != CardState.IDLE or queue_depth(view.card.id):
@@ -63,7 +52,6 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         if lost:
             log.warning("%s items of card %s have no message left; publishing them again", len(lost), view.card.id)
         publish_items(store, lost)
-        done["published"] += len(lost)
     with store.read() as session:
         unpublished = _unpublished(session, farm, 6 * current.reconcile_s)
         unfinished = _unfinished(session, farm)
@@ -72,13 +60,10 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         publish_round(store, job_id, number)
     for job_id, number in unfinished:
         publish_aggregate(job_id, number)
-    done["rounds"], done["aggregations"] = len(unpublished), len(unfinished)
-    return done
 
 
-def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> int:
+def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
     """Items of cards that are gone or take nothing new go to their peers."""
-    number = 0
     for view in views:
         # A worker that stopped in order may come back at once, as in an upgrade: it is given the time of a lost one.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and view.seen_ago_s > lost_after_s(current)
@@ -92,25 +77,20 @@ def _move_stranded(store: Database, current: Settings, views: Sequence[cards.Car
         if moved:
             log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
             publish_items(store, moved)
-        number += len(moved)
-    return number
 
 
-def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> int:
+def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
     """Cards that run dry before the next pass take waiting items from the fullest of their kind."""
     kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
     for view in views:
         if view.state in (CardState.IDLE, CardState.BUSY):
             kinds[view.card.model, view.card.software_id].append(view.card)
-    number = 0
     for alike in kinds.values():
         if len(alike) > 1:
             moved = rebalance(store, alike, dry_within_s=2 * current.reconcile_s, farm=farm)
             if moved:
                 log.info("%s items move to cards that ran dry", len(moved))
                 publish_items(store, moved)
-            number += len(moved)
-    return number
 
 
 def _peer(view: cards.CardView, other: cards.CardView) -> bool:

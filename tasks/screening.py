@@ -25,7 +25,6 @@ log = logging.getLogger("farm.screening")
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 MAXIMUM_ID = 2**63 - 1
-_TEXT = re.compile(r"[\x20-\x7e]{0,200}")
 
 
 def _item(value: Any) -> bool:
@@ -36,17 +35,13 @@ def _round(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,32}/[0-9]{1,9}", value) is not None
 
 
-def _farm(value: Any) -> bool:
-    return isinstance(value, str) and _TEXT.fullmatch(value) is not None
-
-
 def carries_tasks(queue: str) -> bool:
     """Not so 'control@gpu1.celery.pidbox', by which a worker is asked how it is."""
     return queue == "control" or queue.startswith("card.")
 
 
 #: The tasks that a message may name, and the one argument that each takes.
-ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round, "reconcile": _farm}
+ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round}
 
 _TEXTS = ("id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow", "eta", "expires")
 
