@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from farm.store.database import Database
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PATIENCE_S = 5.0  # an interruption that was raised and came to nothing in this time got lost
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
 
@@ -37,12 +41,16 @@ def run(asked: Asked) -> None:
 class _Ending:
     """SIGTERM, Ctrl-C and a terminal that closes alike end the run in order: servers and workers are stopped on the way out.
 
-    Both are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
+    They are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
     module is imported, is dropped; Python would show it with a traceback, which `_dropped` keeps quiet.
+
+    Only the first is raised: a second, of who presses Ctrl-C until something happens, would cut the way out short.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self.closing = False
+        self._raised_s = -PATIENCE_S
 
     def __enter__(self) -> None:
         self._show_dropped = sys.unraisablehook
@@ -51,21 +59,36 @@ class _Ending:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Who asked for the end gets it: nothing is left to do but the message.
+            signal.signal(number, signal.SIG_IGN if self.asked else handler)
         sys.unraisablehook = self._show_dropped
 
     def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            self._raised_s = -PATIENCE_S
+        else:
             self._show_dropped(dropped)
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
         self.asked = True
-        raise KeyboardInterrupt
+        if not self.closing and now_s - self._raised_s >= PATIENCE_S:
+            self._raised_s = now_s
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def uncut(self) -> Iterator[None]:
+        """What is around this block is closed undisturbed, however the block ends; call `check` after that."""
+        try:
+            yield
+        finally:
+            self.closing = True
 
     def check(self) -> None:
         """Raises:
         KeyboardInterrupt: an end was asked for and the exception got lost.
         """
+        self.closing = False
         if self.asked:
             raise KeyboardInterrupt
 
@@ -103,7 +126,7 @@ def _measure(
     def starting() -> None:
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), cards, starting=starting) as farm:
+    with EmbeddedFarm(settings(), cards, starting=starting) as farm, ending.uncut():
 
         def tend() -> None:
             ending.check()
@@ -112,3 +135,4 @@ def _measure(
         following.submit_all(database, planned, outcome, farm=farm)
         tend()
         following.follow(database, outcome.job_ids, tend=tend)
+    ending.check()

@@ -235,9 +235,11 @@ class Supervisor:
                 assert child.process is not None
                 child.process.terminate()
         deadline = time.monotonic() + grace_s
-        while any(child.running for child in self.children) and time.monotonic() < deadline and not at_once():
-            time.sleep(0.05)
-        self.kill()
+        try:
+            while any(child.running for child in self.children) and time.monotonic() < deadline and not at_once():
+                time.sleep(0.05)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         for child in self.children:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -144,6 +145,30 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         with database.read() as session:
             assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]
         database.close()
+
+
+@pytest.mark.parametrize("moment", ["starting", "measuring"])
+def test_an_impatient_ctrl_c_ends_a_run_in_order_too(moment):
+    """Pressed again and again until the command has ended, through all that it puts in order on its way."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # short enough for a socket
+        environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5", "TMPDIR": temporary}
+        command = [sys.executable, "-m", "cli", "run", "resnet18"]
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as run:
+            begins = "Starting" if moment == "starting" else "job "
+            wait_for(lambda: run.stderr.readline().startswith(begins), run)
+            theirs = psutil.Process(run.pid).children(recursive=True)
+            while run.poll() is None:
+                run.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+            stdout, stderr = run.communicate(timeout=90)
+        assert (run.returncode, stdout) == (130, "")
+        assert "error: interrupted." in stderr
+        assert "Traceback" not in stderr
+        _, alive = psutil.wait_procs(theirs, timeout=60)
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        assert not list(Path(temporary).glob("farm-*")), "its broker's folder and its logs are gone"
 
 
 def test_a_killed_run_takes_its_workers_and_servers_with_it():
