@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from cli.output import console, emit_json, say, show
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cli.asking import Asked
     from farm.defaults import Wish
     from farm.devices.device import Card
@@ -151,22 +152,26 @@ def say_skipped(sweep: Sweep) -> None:
         say(f"{sweep}: {count} of {sweep.size} combinations left out: {reason}")
 
 
-def follow(database: Database, job_ids: Sequence[str], *, tend: Callable[[], None] | None = None) -> None:
+def follow(
+    database: Database,
+    job_ids: Sequence[str],
+    *,
+    tend: Callable[[], None] = lambda: None,
+    on_stdout: bool = False,
+) -> None:
     """Show the jobs' progress on stderr until each has ended: live in a terminal, else a line now and then.
 
     Args:
         tend: called between two looks; an embedded farm minds its workers in it.
+        on_stdout: in a terminal, show it on stdout and leave the end standing.
     """
     if not job_ids:
         return
-    if sys.stderr.isatty():
-        _follow_live(database, job_ids, tend or _nothing)
+    out = console(stderr=not on_stdout)
+    if out.file.isatty():
+        _follow_live(database, job_ids, tend, out, transient=not on_stdout)
     else:
-        _follow_plainly(database, job_ids, tend or _nothing)
-
-
-def _nothing() -> None:
-    return None
+        _follow_plainly(database, job_ids, tend)
 
 
 def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
@@ -197,13 +202,15 @@ def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:
             time.sleep(5.0)
 
 
-def _follow_live(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
+def _follow_live(
+    database: Database, job_ids: Sequence[str], tend: Callable[[], None], out: Console, *, transient: bool
+) -> None:
     from rich.live import Live
 
     from cli import progress
 
     progresses = progress_of(database, job_ids)
-    with Live(progress.bars(progresses), console=console(stderr=True), refresh_per_second=4, transient=True) as live:
+    with Live(progress.bars(progresses), console=out, refresh_per_second=4, transient=transient) as live:
         while not ended(progresses):
             time.sleep(POLL_S)
             tend()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import following, opening
-from cli.output import console, emit_json, say, show
+from cli.output import emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.store.database import Database
@@ -34,7 +34,8 @@ def status(
             say("There is no job yet. Start one with `farm run resnet18`.")
         return
     if watch and not as_json:
-        _watch(database, job_ids)
+        following.follow(database, job_ids, on_stdout=True)
+        say(f"→ `farm report {job_ids[0]}` shows the result.")
         return
     while True:
         progresses = following.progress_of(database, job_ids)
@@ -61,21 +62,3 @@ def _jobs(database: Database, wanted: list[str]) -> list[str]:
         newest_first = select(tables.Job.id).order_by(tables.Job.created_at_s.desc())  # type: ignore[attr-defined]
         open_jobs = session.exec(newest_first.where(tables.Job.state == tables.JobState.OPEN).limit(20)).all()
         return list(open_jobs or session.exec(newest_first.limit(1)).all())
-
-
-def _watch(database: Database, job_ids: list[str]) -> None:
-    from rich.live import Live
-
-    from cli import progress
-
-    out = console()
-    if not out.is_terminal:
-        following.follow(database, job_ids)
-    else:
-        progresses = following.progress_of(database, job_ids)
-        with Live(progress.bars(progresses), console=out, refresh_per_second=4) as live:
-            while not following.ended(progresses):
-                time.sleep(WATCH_S)
-                progresses = following.next_progress(database, job_ids)
-                live.update(progress.bars(progresses))
-    say(f"→ `farm report {job_ids[0]}` shows the result.")
