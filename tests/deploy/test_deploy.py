@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -208,8 +209,26 @@ def test_compose_files_hang_together(name):
 
 
 @pytest.mark.parametrize("name", COMPOSE)
+def test_compose_files_are_what_their_specification_allows(name):
+    checked("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
+
+
+def test_the_image_is_built_by_the_rules():
+    checked("hadolint", DEPLOY / "Dockerfile")
+
+
+def checked(program, *arguments):
+    """Run one of the checkers that come as wheels, where there is one for this machine."""
+    beside = Path(sys.executable).parent
+    if not (found := shutil.which(program, path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")):
+        pytest.skip(f"needs {program}, of the extra dev")
+    said = subprocess.run([found, *arguments], capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.parametrize("name", COMPOSE)
 def test_compose_reads_its_files(name, monkeypatch):
-    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
+    if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         pytest.skip("needs docker compose")
     for variable in ("BROKER_HOST", "FARM_HOST"):
         monkeypatch.setenv(variable, "broker.example")
@@ -247,6 +266,7 @@ def test_services_give_a_worker_longer_than_it_gives_its_item():
 def test_scripts_are_well_formed(script):
     assert (DEPLOY / script).read_text().startswith("#!/usr/bin/env bash\n")
     subprocess.run(["bash", "-n", DEPLOY / script], check=True)
+    checked("shellcheck", DEPLOY / script)
 
 
 def test_the_read_only_role_can_read_and_nothing_else(postgres_server, tmp_path):
