@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.figures import plural
 from cli.output import console, emit_json
 
 
@@ -30,6 +31,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON
             out.print(Text.assemble((word, style), f"  {check.name:{width}}  {check.message}"), soft_wrap=True)
             if check.next_step and check.level != "ok":
                 out.print(Text(f"{'':{9 + width}}  → {check.next_step}"), soft_wrap=True)
-        out.print(Text(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['problem']} problems"))
+        told = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
+        out.print(Text(f"{counts['ok']} ok, " + ", ".join(told)))
     if counts["problem"]:
         raise typer.Exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from farm.doctor.check import Check, Level, ok
@@ -28,7 +27,7 @@ def database_checks(current: Settings) -> Iterator[Check]:
         yield Check("database", "problem", error.message, error.next_step)
         return
     sqlite = database.engine.dialect.name == "sqlite"
-    if sqlite and database.url.database and not Path(database.url.database).exists():
+    if database.missing:
         if current.broker_url or current.database_url:
             yield Check("database", "problem", f"{database} is not there.", "Create it with `farm db upgrade`.")
         else:

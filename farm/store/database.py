@@ -102,6 +102,11 @@ class Database:
                 ) from error
             raise
 
+    @property
+    def missing(self) -> bool:
+        """Whether it is a file that is not there; SQLite would make an empty one for whoever only wanted to look."""
+        return self.engine.dialect.name == "sqlite" and bool(file := self.url.database) and not Path(file).exists()
+
     def schema_version(self) -> str | None:
         """The migration the database is at, None where it is empty."""
         with self._explained(), self.engine.connect() as connection:
@@ -109,8 +114,12 @@ class Database:
 
     def check_schema(self) -> None:
         """Raises:
-        SchemaMismatch: the database is older or newer than this program, and what to do.
+        SchemaMismatch: the database is not there, or older or newer than this program, and what to do.
         """
+        if self.missing:
+            raise SchemaMismatch(
+                f"There is no database {self} yet.", "`farm run` makes it, and `farm db upgrade` makes it empty."
+            )
         version, head = self.schema_version(), newest_schema()
         if version == head:
             return

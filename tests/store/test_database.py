@@ -67,8 +67,18 @@ def test_a_failed_upgrade_leaves_the_database_empty(any_database_url, monkeypatc
     database.close()
 
 
+def test_to_look_for_a_database_does_not_make_one(sqlite_url):
+    database = Database(sqlite_url)
+    with pytest.raises(SchemaMismatch, match="There is no database") as caught:
+        database.check_schema()
+    assert "farm run" in caught.value.next_step
+    assert database.missing
+    database.close()
+
+
 def test_an_empty_database_is_told_to_upgrade(any_database_url):
     database = Database(any_database_url)
+    assert database.schema_version() is None
     with pytest.raises(SchemaMismatch, match="is empty") as caught:
         database.check_schema()
     assert "farm db upgrade" in caught.value.next_step
