@@ -2,7 +2,7 @@
 
 A reading holds several states of one operator, each measured and none of them a matter of the model that asked: looped
 with cold weights, looped warm, in bursts at full clocks, among other operators. Which of them the model was in, the
-reading of the whole says: its clocks, its throttle reasons, and whether what it touches in a pass fits into the cache.
+reading of the whole says: its clocks, its throttle reasons, and how much of what a pass touches stays in the cache.
 """
 
 from __future__ import annotations
@@ -81,27 +81,10 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
 def weights_in_cache(wholes: Sequence[ReadingView]) -> float:
     """The share of a model's weights that is still in the card's cache when the next pass comes to them, 0 to 1.
 
-    All where what a pass touches fits into the cache. Where it does not: a line survives a miss elsewhere with the
-    probability 1 - 1/lines (random replacement), so that of a footprint F walked through in turn the share h is found
-    again, with h = exp(-(1 - h) F / cache).
+    Measured with the whole (`farm.benchmark.cache`); a whole that does not tell leaves them cold.
     """
-    shares = []
-    for whole in wholes:
-        details = whole.details or {}
-        weights, cache = details.get("parameter_bytes"), details.get("cache_bytes")
-        if weights and cache:
-            shares.append(_found_again((weights + details.get("activation_peak_bytes", 0)) / cache))
+    shares = [share for whole in wholes if (share := (whole.details or {}).get("found_again")) is not None]
     return sum(shares) / len(shares) if shares else 0.0
-
-
-def _found_again(footprint: float) -> float:
-    """Share of a footprint (in caches) that is found again by walking through it in turn."""
-    if footprint <= 1:
-        return 1.0
-    share = 0.0
-    for _ in range(200):  # from below: the smaller of the two solutions (the other is 1, a cache that holds all)
-        share = math.exp(-(1 - share) * footprint)
-    return share
 
 
 def _between(low: Figure, high: Figure, share: float) -> Figure:

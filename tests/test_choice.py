@@ -6,7 +6,6 @@ from farm.aggregate import aggregate
 from farm.choice import choose, weights_in_cache
 from farm.verdict import Part, ReadingView, Whole
 
-MIB = 2**20
 CONTEXT = {"alone_us": 80.0, "effect_us": 5.0, "effect_half_width_us": 0.5, "passes": 144}
 
 
@@ -15,22 +14,17 @@ def reading(time_us: float = 100.0, **more) -> ReadingView:
     return ReadingView(time_us=time_us, card_id="GPU-1", **{**values, **more})
 
 
-def whole(weights_mib: float, activations_mib: float = 0.0, cache_mib: float = 60.0, **more) -> ReadingView:
-    details = {
-        "parameter_bytes": weights_mib * MIB,
-        "activation_peak_bytes": activations_mib * MIB,
-        "cache_bytes": cache_mib * MIB,
-    }
-    return reading(details=details, **more)
+def whole(found_again: float, **more) -> ReadingView:
+    return reading(details={"found_again": found_again}, **more)
 
 
 def test_a_reading_without_a_context_stands_as_it_is():
-    chosen = choose(reading(), [whole(200)])
+    chosen = choose(reading(), [whole(0)])
     assert (chosen.time.value, chosen.energy.value, chosen.context_us) == (100, 40, 0)
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
-    chosen = choose(reading(details={"context": CONTEXT}), [whole(6000)])
+    chosen = choose(reading(details={"context": CONTEXT}), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
     # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W.
@@ -40,32 +34,30 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
-    chosen = choose(reading(details={"context": CONTEXT}), [whole(20, 10)])
+    chosen = choose(reading(details={"context": CONTEXT}), [whole(1)])
     assert chosen.time.value == pytest.approx(105 - 20)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
     burst = {"time_us": 82.0, "time_half_width_us": 1.0, "energy_mj": 50.0}
     limited = reading(details={"context": CONTEXT, "burst": burst}, flags=("throttled_power",))
-    assert choose(limited, [whole(6000)]).time.value == pytest.approx(82 + 5)
-    assert choose(limited, [whole(20)]).time.value == pytest.approx(82 + 5 - 2)
+    assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
+    assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
 
 
-@pytest.mark.parametrize(
-    ("weights", "activations", "share"), [(14, 6, 1.0), (50, 10, 1.0), (60, 30, 0.417), (100, 20, 0.203), (350, 10, 0)]
-)
-def test_of_a_footprint_beyond_the_cache_some_is_found_again(weights, activations, share):
-    assert weights_in_cache([whole(weights, activations)]) == pytest.approx(share, abs=0.01)
+def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
+    assert choose(reading(details={"context": CONTEXT}), [whole(0.4)]).time.value == pytest.approx(105 - 8)
+    assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
-def test_without_a_whole_that_tells_its_size_weights_are_cold():
+def test_without_a_whole_that_tells_weights_are_cold():
     assert weights_in_cache([]) == 0
     assert weights_in_cache([reading()]) == 0
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
-    verdict = aggregate([part], [Whole("GPU-1", whole(6000))], target=0.9, launch="graph")
+    verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
     assert verdict.context_time_us == pytest.approx(15)
     assert verdict.context_energy_mj == pytest.approx(3.75)

@@ -15,11 +15,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.benchmark.cache import cache_bytes, found_again
 from farm.benchmark.capture_graph import capture_graph
 from farm.benchmark.protocol import Launch, Protocol, Subject, Variant
 from farm.data_classes import fillings
@@ -39,7 +39,6 @@ CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
 STREAM_TIMES = 4
 CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # of what is free, for all copies together
-CPU_CACHE_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
 
 
 @dataclass(frozen=True)
@@ -108,19 +107,6 @@ def numeric_flags(protocol: Protocol) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-
-
-def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache before the memory: the L2 of a GPU, the largest cache of one CPU."""
-    if device.type == "cuda":
-        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 64 * 2**20
-    largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        scale = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:], 1)
-        with contextlib.suppress(ValueError):
-            largest = max(largest, int(text.rstrip("KMG")) * scale)
-    return min(largest or 32 * 2**20, CPU_CACHE_LIMIT_BYTES)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -285,12 +271,15 @@ def _variant(subject: Subject, protocol: Protocol, device: torch.device) -> _Pas
         # The weights of a whole model are as cold as the model leaves them: there is nothing to copy.
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors),
-        details={"parameter_bytes": parameter_bytes, **_working_set(lambda: model(*arguments), device)},
+        details={
+            "parameter_bytes": parameter_bytes,
+            **_working_set(lambda: model(*arguments), parameter_bytes, device),
+        },
     )
 
 
-def _working_set(run: Pass, device: torch.device) -> dict[str, int]:
-    """What one pass of a model holds at its peak beside the weights, and the cache that all of it goes through."""
+def _working_set(run: Pass, weight_bytes: int, device: torch.device) -> dict[str, Any]:
+    """What one pass of a model goes through, and how much of that the cache still holds when the next pass comes."""
     if device.type != "cuda":
         return {}
     run()  # libraries take their workspaces the first time
@@ -299,8 +288,11 @@ def _working_set(run: Pass, device: torch.device) -> dict[str, int]:
     before_bytes = torch.cuda.memory_allocated(device)
     run()
     torch.cuda.synchronize(device)
-    peak_bytes = torch.cuda.max_memory_allocated(device)
-    return {"activation_peak_bytes": peak_bytes - before_bytes, "cache_bytes": cache_bytes(device)}
+    activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    return {
+        "activation_peak_bytes": activation_bytes,
+        "found_again": round(found_again(weight_bytes + activation_bytes, device), 3),
+    }
 
 
 # One built variant on its way from the verification to the measurement that follows it: building takes seconds.

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from farm.benchmark.cache import cache_bytes, found_again  # noqa: E402
 from farm.benchmark.client import BenchmarkProcess  # noqa: E402
 from farm.benchmark.measure import Bench  # noqa: E402
 from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant  # noqa: E402
@@ -70,12 +71,20 @@ def test_an_operator_among_others_is_timed_on_the_same_memory(bench: Bench) -> N
     assert "context" not in bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details
 
 
-def test_a_whole_model_tells_what_it_holds_and_the_cache(bench: Bench) -> None:
+def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(bench: Bench) -> None:
     variant = Variant("resnet18", 2, 224)
     details = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()).details
     assert details["parameter_bytes"] > 40e6
     assert details["activation_peak_bytes"] > 2 * 64 * 112 * 112 * 4
-    assert details["cache_bytes"] > 2**20
+    assert 0 <= details["found_again"] <= 1
+
+
+def test_a_small_footprint_is_found_again_and_a_large_one_is_not(bench: Bench) -> None:
+    device = bench.torch_device
+    size = cache_bytes(device)
+    assert found_again(size // 8, device) > 0.8
+    assert found_again(2 * size, device) < 0.2
+    assert found_again(100 * size, device) == 0
 
 
 def test_what_does_not_fit_is_out_of_memory_and_the_card_is_usable_afterwards(bench: Bench) -> None:
