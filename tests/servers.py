@@ -56,6 +56,11 @@ class PostgresServer(PrivateServer):
         return nobody.pw_uid, nobody.pw_gid
 
     @property
+    def programs(self) -> Path:
+        """The folder of pg_dump, psql and the like."""
+        return self._programs
+
+    @property
     def data(self) -> Path:
         return self.folder / "data"
 
