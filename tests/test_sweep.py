@@ -37,6 +37,12 @@ def test_the_share_of_zeros_makes_another_tuple_and_marks_the_inputs_alone():
     assert all(tensor.zeros == 0 for tensor in sparse.tensors if tensor.role != "activation")
 
 
+def test_the_share_of_zeros_makes_another_tuple_and_stands_in_its_label():
+    full, half = explore(sweep("Linear", in_features=8, out_features=8, tokens=4, zeros=[0, 0.5])).tuples
+    assert full.id != half.id
+    assert half.label == f"{full.label} zeros 50 %"
+
+
 def test_impossible_combinations_are_counted_by_reason():
     expansion = explore(
         sweep("Conv2d", in_channels=[3, 4], out_channels=4, groups=[1, 2], kernel_size=[1, 9], image_size=7)

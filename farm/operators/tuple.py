@@ -259,7 +259,8 @@ class OperatorTuple:
         dtypes = [DTYPES[tensor.dtype][1] for tensor in self.tensors if DTYPES[tensor.dtype][1][0] in "fbc"]
         dtype = next((name for name in dtypes if name != "bool"), "")
         dtype = dtype or next((DTYPES[tensor.dtype][1] for tensor in self.tensors), "")
-        tail = " ".join(filter(None, [inputs, dtype, self._layout_word(), "train" if self.training else ""]))
+        words = [inputs, dtype, self._layout_word(), self._zeros_words(), "train" if self.training else ""]
+        tail = " ".join(filter(None, words))
         return f"{head} | {tail}" if tail else head
 
     def _layout_word(self) -> str:
@@ -268,6 +269,10 @@ class OperatorTuple:
                 _, c, h, w = tensor.shape
                 return "cl" if tensor.stride == (c * h * w, 1, w * c, c) else "strided"
         return "strided" if any(tensor.stride is not None for tensor in self.activations) else ""
+
+    def _zeros_words(self) -> str:
+        share = max((tensor.zeros for tensor in self.tensors), default=0.0)
+        return f"zeros {share * 100:g} %" if share else ""
 
     def parameters_for_query(self) -> dict[str, Any]:
         """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size": [3, 3]}``.
