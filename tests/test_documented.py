@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from sqlalchemy import text
 
 from cli.main import app
 from farm.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
@@ -96,3 +97,11 @@ def test_the_example_of_a_settings_file_is_one(tmp_path, monkeypatch):
     path.write_text(example)
     monkeypatch.setenv("FARM_CONFIG", str(path))
     assert Settings().models == {"my_net": "my_package.models:my_net"}
+
+
+def test_the_documented_questions_to_the_database_can_be_asked(any_database):
+    questions = re.findall(r"```sql\n(.*?)```", (DOCS / "data-model.md").read_text(), re.DOTALL)
+    assert questions
+    with any_database.read() as session:
+        for question in questions:
+            assert session.execute(text(question)).all() == []
