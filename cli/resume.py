@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import following, opening
+from cli.figures import plural
 from cli.output import say
 
 
@@ -28,7 +29,8 @@ def resume(
         row = jobs.find(session, job)
     if failed:
         check_broker(settings())  # before anything is set waiting that nobody could be told of
-        say(f"{jobs.retry_failed(database, row.id)} failed items of job {row.id} are tried again.")
+        again = jobs.retry_failed(database, row.id)
+        say(f"Tried again: {again} failed {plural('item', again)} of job {row.id}.")
         with database.read() as session:
             row = jobs.find(session, row.id)
     if row.state != "open":

@@ -76,9 +76,7 @@ def create(
     """Write a job with its first round.
 
     Args:
-        scope: short names of the operator types to measure, or ("all",).
-        capture_id: for a model, the calls it is made of.
-        operator_ids: for a sweep, the tuples themselves.
+        scope, capture_id, operator_ids: see `planning.add_round`.
         farm: the embedded farm that owns the job, "" for one that any control worker may continue.
         pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
 

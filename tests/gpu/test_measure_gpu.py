@@ -7,22 +7,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from farm.benchmark.cache import cache_bytes, found_again
+from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.measure import Bench
+from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
+from farm.devices.device import discover, open_device
+from farm.errors import Unmeasurable
+from farm.settings import settings
+from tests.benchmark.operators import linear, relu_in_place
+from tests.gpu import NEEDS_A_CARD
 
-from farm.benchmark.cache import cache_bytes, found_again  # noqa: E402
-from farm.benchmark.client import BenchmarkProcess  # noqa: E402
-from farm.benchmark.measure import Bench  # noqa: E402
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant  # noqa: E402
-from farm.devices.device import discover, open_device  # noqa: E402
-from farm.errors import Unmeasurable  # noqa: E402
-from farm.settings import settings  # noqa: E402
-from tests.benchmark.operators import linear, relu_in_place  # noqa: E402
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.serial,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
-]
+pytestmark = NEEDS_A_CARD
 
 
 @pytest.fixture(scope="module")

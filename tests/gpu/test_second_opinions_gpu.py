@@ -7,22 +7,17 @@ from collections import Counter
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from farm.audit import audit_kernels
+from farm.benchmark import verification
+from farm.benchmark.measure import Bench
+from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
+from farm.devices.device import discover, open_device
+from farm.settings import settings
+from farm.verdict import Part, ReadingView
+from tests.benchmark.operators import linear
+from tests.gpu import NEEDS_A_CARD
 
-from farm.audit import audit_kernels  # noqa: E402
-from farm.benchmark import verification  # noqa: E402
-from farm.benchmark.measure import Bench  # noqa: E402
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant  # noqa: E402
-from farm.devices.device import discover, open_device  # noqa: E402
-from farm.settings import settings  # noqa: E402
-from farm.verdict import Part, ReadingView  # noqa: E402
-from tests.benchmark.operators import linear  # noqa: E402
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.serial,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
-]
+pytestmark = NEEDS_A_CARD
 
 
 def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_call() -> None:
