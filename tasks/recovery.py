@@ -122,11 +122,12 @@ def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[
 
 
 def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
-    """Rounds whose publisher did not get to the end."""
+    """Rounds whose publisher did not get to the end. One that is followed by another was closed without need of it."""
     query = (
         select(tables.Round.job_id, tables.Round.number)
         .join(tables.Job, col(tables.Job.id) == col(tables.Round.job_id))
         .where(
+            tables.Round.number == tables.Job.round,
             col(tables.Round.published_at_s).is_(None),
             col(tables.Round.created_at_s) < database_now() - after_s,
             tables.Job.state == JobState.OPEN,
