@@ -258,6 +258,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     that was cancelled while it was measured, the reading is kept and the item stays cancelled.
     """
     affected: set[tuple[str, int]] = set()
+    packed = reading.trace.pack() if reading.trace is not None else None  # not while all other writers wait
     with database.write() as session:
         item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
         if item is None:
@@ -277,8 +278,8 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         )
         session.add(row)
         session.flush()
-        if reading.trace is not None:
-            session.add(tables.Trace(reading_id=reading_id, packed=reading.trace.pack()))
+        if packed is not None:
+            session.add(tables.Trace(reading_id=reading_id, packed=packed))
         cancelled = item.state == ItemState.CANCELLED
         accepted = session.execute(
             update(Item)
