@@ -68,7 +68,7 @@ def aggregate(
     *,
     target: float,
     launch: str,
-    kernels: Mapping[str, Mapping[str, Any]] | None = None,
+    seen: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Hold the sum of the parts against the whole.
 
@@ -79,7 +79,7 @@ def aggregate(
         canaries: readings of reference tuples over the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
-        kernels: those of an unobserved pass of the whole, name -> count and time_us.
+        seen: what verifying the whole on a card found; its kernels are held against those of the tuples.
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
@@ -127,7 +127,7 @@ def aggregate(
         adjustments=_adjustments(measured),
         flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(kernels, parts) if kernels else None,
+        kernels=audit_kernels(seen, parts) if seen else None,
         context_time_us=math.fsum(chosen.context_us * part.count for part, chosen in measured) if among else None,
         context_energy_mj=math.fsum(chosen.context_mj * part.count for part, chosen in measured)
         if among and energy

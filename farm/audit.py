@@ -3,7 +3,7 @@
 A sum can agree with a whole by chance. If the tuples launch the same kernels as often as the model does, it agrees
 for a reason; where they do not, the names say where to look: another algorithm was chosen for the same convolution,
 a copy was made that the model does not make. The whole's kernels come from an unobserved pass on the card, those of a
-tuple from one pass of its own after its window.
+tuple from one pass of its own, rebuilt, in the same process.
 """
 
 from __future__ import annotations
@@ -66,17 +66,21 @@ class KernelAudit:
         return cls(**{**data, **lists})
 
 
-def audit_kernels(whole: Mapping[str, Mapping[str, Any]], parts: Iterable[Part]) -> KernelAudit | None:
-    """Hold the kernels of a whole (name -> count, time_us) against those that the readings of its parts name.
+def audit_kernels(seen: Mapping[str, Any], parts: Iterable[Part]) -> KernelAudit | None:
+    """Hold the kernels of a whole against those of its parts.
 
-    None where the whole's kernels are not known, or those of no part (a CPU, readings of older versions).
+    Args:
+        seen: what verifying the whole on a card found (`farm.benchmark.verification`): `kernels`, name -> count and
+            time_us, and `tuple_kernels`, tuple id -> name -> count.
+
+    None where the whole's kernels are not known, or those of no part (a CPU).
     """
-    if not all(isinstance(kernel, Mapping) for kernel in whole.values()):
-        return None  # as an earlier version kept them: counts without times
+    whole: Mapping[str, Mapping[str, Any]] = seen.get("kernels") or {}
+    of_tuples: Mapping[str, Mapping[str, int]] = seen.get("tuple_kernels") or {}
     expected: Counter[str] = Counter()
     unknown = known = 0
     for part in parts:
-        kernels = part.reading.details.get("kernels") if part.reading else None
+        kernels = of_tuples.get(part.operator_id)
         if kernels is None:
             unknown += 1
             continue

@@ -80,7 +80,7 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         canaries,
         target=request.target,
         launch=request.protocol.launch,
-        kernels=seen.get("kernels"),
+        seen=seen,
     )
     session.add(
         tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]

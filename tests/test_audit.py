@@ -7,25 +7,29 @@ from farm.audit import KernelAudit, audit_kernels
 from farm.verdict import Part, ReadingView, Verdict, Whole
 
 
-def part(name, count, kernels=None):
-    details = {} if kernels is None else {"kernels": kernels}
-    return Part(name, name, name, count, estimated_us=10.0, reading=ReadingView(10.0, details=details))
+def part(name, count):
+    return Part(name, name, name, count, estimated_us=10.0, reading=ReadingView(10.0))
 
 
-def whole(**kernels):
-    return {name: {"count": count, "time_us": time_us} for name, (count, time_us) in kernels.items()}
+def seen(tuples, **kernels):
+    return {
+        "kernels": {name: {"count": count, "time_us": time_us} for name, (count, time_us) in kernels.items()},
+        "tuple_kernels": tuples,
+    }
 
 
 def test_the_same_kernels_as_often_explain_everything():
-    audit = audit_kernels(whole(gemm=(4, 80.0), add=(2, 20.0)), [part("a", 4, {"gemm": 1}), part("b", 1, {"add": 2})])
+    found = seen({"a": {"gemm": 1}, "b": {"add": 2}}, gemm=(4, 80.0), add=(2, 20.0))
+    audit = audit_kernels(found, [part("a", 4), part("b", 1)])
     assert audit.same
     assert audit.explained == 1.0
     assert (audit.time_us, audit.launches, audit.unknown_tuples) == (100.0, 6, 0)
 
 
 def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
-    seen = whole(winograd=(1, 50.0), gemm=(4, 40.0), add=(1, 10.0))
-    audit = audit_kernels(seen, [part("a", 3, {"gemm": 1, "copy": 2}), part("b", 1, {"add": 3}), part("c", 2)])
+    tuples = {"a": {"gemm": 1, "copy": 2}, "b": {"add": 3}}
+    found = seen(tuples, winograd=(1, 50.0), gemm=(4, 40.0), add=(1, 10.0))
+    audit = audit_kernels(found, [part("a", 3), part("b", 1), part("c", 2)])
     assert [kernel.name for kernel in audit.only_whole] == ["winograd"]
     assert [(kernel.name, kernel.tuples) for kernel in audit.only_tuples] == [("copy", 6)]
     assert [(kernel.name, kernel.whole, kernel.tuples) for kernel in audit.other_counts] == [
@@ -38,19 +42,18 @@ def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
 
 
 def test_where_nobody_saw_kernels_there_is_no_audit():
-    assert audit_kernels({}, [part("a", 1, {"gemm": 1})]) is None
-    assert audit_kernels(whole(gemm=(1, 10.0)), [part("a", 1)]) is None
-    assert audit_kernels({"gemm": 4}, [part("a", 1, {"gemm": 1})]) is None
+    assert audit_kernels({}, [part("a", 1)]) is None
+    assert audit_kernels(seen({}, gemm=(1, 10.0)), [part("a", 1)]) is None
+    assert audit_kernels(seen({"a": {"gemm": 1}}), [part("a", 1)]) is None
 
 
 def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
-    parts = [part("a", 4, {"gemm": 1})]
     verdict = aggregate(
-        parts,
+        [part("a", 4)],
         [Whole("card", ReadingView(40.0))],
         target=0.95,
         launch="graph",
-        kernels=whole(gemm=(4, 30.0), flash=(1, 10.0)),
+        seen=seen({"a": {"gemm": 1}}, gemm=(4, 30.0), flash=(1, 10.0)),
     )
     assert verdict.outcome == "pass"
     assert any("75.0 %" in reason for reason in verdict.reasons)

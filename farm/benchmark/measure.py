@@ -25,7 +25,6 @@ from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, prepare, prepare_canary, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
-from farm.operators.profiled import launched_kernels
 
 OnPhase = Callable[[str, dict[str, Any]], None]
 
@@ -235,10 +234,6 @@ class Bench:
                     on_phase("context", {})
                     reading = self._with_context(reading, workload)
                 context_s = time.perf_counter() - started_s
-                started_s = time.perf_counter()
-                if self.cuda and subject.kind == "operator":
-                    reading = self._with_kernels(reading, workload)
-                kernels_s = time.perf_counter() - started_s
             except Unmeasurable:
                 raise
             except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
@@ -254,7 +249,6 @@ class Bench:
             "rebuild": rebuild_s,
             "burst": burst_s,
             "context": context_s,
-            "kernels": kernels_s,
             "total": time.perf_counter() - begin_s,
         }
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
@@ -535,16 +529,6 @@ class Bench:
         except torch.OutOfMemoryError:  # no room for a further graph: the reading is as good without
             return reading
         return dataclasses.replace(reading, details={**reading.details, "context": found.to_json()})
-
-    def _with_kernels(self, reading: Reading, workload: Workload) -> Reading:
-        """The reading with the names of the kernels that one pass launches: `details["kernels"]`, name -> launches."""
-        if workload.single is None:
-            return reading
-        try:
-            kernels = launched_kernels(workload.single, self.torch_device)
-        except RuntimeError:  # another profiler is at work: the reading is as good without the names
-            return reading
-        return dataclasses.replace(reading, details={**reading.details, "kernels": dict(kernels.most_common())})
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes

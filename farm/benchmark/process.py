@@ -6,12 +6,13 @@ It reads one JSON object a line from standard input and writes one a line to wha
 after that, standard output *is* standard error, so that nothing a model prints can pass for an answer. It ends when its
 input ends, also in the middle of a measurement, and when its parent dies.
 
-    in   {"request": "measure", "id", "subject", "protocol", "stopping", "predicted": {tuple id: count} | null,
-          "verify": bool}
+    in   {"request": "measure", "id", "subject", "protocol", "predicted": {tuple id: count} | null, "stopping"}
+         {"request": "verify", "id", "subject", "protocol", "predicted"}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
-         {"event": "phase", "id", "phase": rebuild | verify | warm-up | window | burst, "details"}
-         {"event": "reading", "id", "reading", "observed": capture | null, "verification": {...} | null}
+         {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | context, "details"}
+         {"event": "reading", "id", "reading"}
+         {"event": "verified", "id", "observed": capture | null, "verification": {...}}
          {"event": "fingerprint", "id", "fingerprint"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
          {"event": "refused", "message"}     a line that is no request; nothing is done
@@ -109,12 +110,14 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
             return True
         subject = Subject.from_json(request["subject"])
         protocol = Protocol.from_json(request["protocol"])
-        stopping = Stopping.from_json(request["stopping"])
         predicted = request.get("predicted")
-        reading, observed, verification = runner.measure(
-            subject, protocol, stopping, predicted, bool(request.get("verify", predicted is not None)), on_phase
-        )
-        answers.send("reading", id=item_id, reading=reading.to_json(), observed=observed, verification=verification)
+        if request["request"] == "verify":
+            on_phase("verify", {})
+            observed, verification = runner.verify(subject, protocol, predicted)
+            answers.send("verified", id=item_id, observed=observed, verification=verification)
+            return True
+        reading = runner.measure(subject, protocol, Stopping.from_json(request["stopping"]), predicted, on_phase)
+        answers.send("reading", id=item_id, reading=reading.to_json())
         return True
     except Unmeasurable as error:
         if error.reason == "raised":
@@ -147,9 +150,14 @@ class Runner:
         protocol: Protocol,
         stopping: Stopping,
         predicted: Mapping[str, int] | None,
-        verify: bool,
         on_phase: Any,
-    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
+    ) -> Reading:
+        raise NotImplementedError
+
+    def verify(
+        self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Which tuples a variant has on this card, see `farm.benchmark.verification`."""
         raise NotImplementedError
 
     def unhealthy(self) -> str:
@@ -180,19 +188,18 @@ class SimulatedRunner(Runner):
         protocol: Protocol,
         stopping: Stopping,
         predicted: Mapping[str, int] | None,
-        verify: bool,
         on_phase: Any,
-    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
-        verification = None
+    ) -> Reading:
         try:
-            if verify:
-                on_phase("verify", {})
-                verification = {"matches": True, "differences": [], "simulated": True}
-            reading = self._measure(subject, protocol, stopping, self.device, predicted, on_phase)  # type: ignore[arg-type]
+            return self._measure(subject, protocol, stopping, self.device, predicted, on_phase)  # type: ignore[arg-type]
         except RuntimeError:
             self._poisoned = True
             raise
-        return reading, None, verification
+
+    def verify(
+        self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        return None, {"matches": True, "differences": [], "simulated": True}
 
     def unhealthy(self) -> str:
         from farm.benchmark import simulated
@@ -207,14 +214,11 @@ class TorchRunner(Runner):
     """Measures with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
 
     def __init__(self, device: Device) -> None:
-        # The profiler's driver part, taken down and set up again between CUDA graphs, is known to crash (PyTorch does
-        # the same where it mixes both).
-        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         import torch
 
         from farm.benchmark import measure
-        from farm.operators import capture, profiled, rebuild  # noqa: F401 - imported now, not inside the first item
+        from farm.operators import capture, rebuild  # noqa: F401 - imported now, not inside the first item
 
         idle_power_w = idle.stop()
         self.device = device
@@ -228,10 +232,6 @@ class TorchRunner(Runner):
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
-        if cuda:
-            # The profiler sets itself up once, which takes as long as some readings: now, not inside the first item.
-            with contextlib.suppress(RuntimeError):  # without a profiler, readings lack the names and nothing else
-                profiled.launched_kernels(lambda: torch.zeros(1, device=self._torch_device), self._torch_device)
         self.software = _software(torch, device.card)
         # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
         gc.collect()
@@ -243,17 +243,16 @@ class TorchRunner(Runner):
         protocol: Protocol,
         stopping: Stopping,
         predicted: Mapping[str, int] | None,
-        verify: bool,
         on_phase: Any,
-    ) -> tuple[Reading, dict[str, Any] | None, dict[str, Any] | None]:
+    ) -> Reading:
+        return self._bench.measure(subject, protocol, stopping, on_phase)
+
+    def verify(
+        self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         from farm.benchmark import verification
 
-        observed = findings = None
-        if verify and subject.kind == "variant":
-            on_phase("verify", {})
-            observed, findings = verification.verify(subject, protocol, self._torch_device, predicted)
-        reading = self._bench.measure(subject, protocol, stopping, on_phase)
-        return reading, observed, findings
+        return verification.verify(subject, protocol, self._torch_device, predicted)
 
     def unhealthy(self) -> str:
         from farm.benchmark import health
@@ -329,19 +328,23 @@ def _private_output() -> TextIO:
     return os.fdopen(private, "w", encoding="utf-8", newline="\n")
 
 
+_VERIFY = {"id": int, "subject": dict, "protocol": dict}
+_NEEDED: dict[str, dict[str, type]] = {
+    "fingerprint": {"id": int},
+    "verify": _VERIFY,
+    "measure": {**_VERIFY, "stopping": dict},
+}
+
+
 def _listen(requests: queue.Queue[Any], answers: Answers) -> None:
     """Hand on requests; the end of the input ends the process at once, whatever the card is doing."""
     for line in sys.stdin.buffer:
         try:
             request = json.loads(line)
-            if not isinstance(request, dict) or request.get("request") not in ("measure", "fingerprint"):
+            needed = _NEEDED.get(str(request.get("request"))) if isinstance(request, dict) else None
+            if needed is None:
                 raise ValueError("not a request")
-            if request["request"] == "fingerprint":
-                if not isinstance(request.get("id"), int):
-                    raise ValueError("id is missing or of a wrong type")
-                requests.put(request)
-                continue
-            for name, kind in (("id", (str, int)), ("subject", dict), ("protocol", dict), ("stopping", dict)):
+            for name, kind in needed.items():
                 if not isinstance(request.get(name), kind):
                     raise ValueError(f"{name} is missing or of a wrong type")
             if not isinstance(request.get("predicted"), (dict, type(None))):

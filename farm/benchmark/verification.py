@@ -2,8 +2,10 @@
 
 The list made at submit time is a prediction, on fake tensors that claim to be on a CPU. On the card the model is
 captured once more, while it runs, and the observed pass is held against an unobserved one. What differs goes back to
-the farm, which measures it in a further round. The kernels of the unobserved pass go along, to be held against those
-of the tuples, and so does what each call took in the running model.
+the farm, which measures it in a further round. The kernels of the unobserved pass go along, beside those that each
+rebuilt tuple launches, and so does what each call took in the running model.
+
+All of this needs PyTorch's profiler, which leaves its mark on a process: see `farm.benchmark.client`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 
 from farm.benchmark.inmodel import time_in_model
 from farm.benchmark.protocol import Protocol, Subject, Variant
-from farm.benchmark.workload import build_variant, numeric_flags, why_it_raised
+from farm.benchmark.workload import build_variant, grad_mode, numeric_flags, why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ def verify(
         The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
         findings: `matches` (prediction and observation agree), `observer_effect` (texts: what ran only observed, or
         only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `differences`, which
-        has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us) and `in_model` (what
-        each call took where it stands, see `farm.benchmark.inmodel`), both under the flags in `numerics`.
+        has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us), `tuple_kernels` (tuple
+        id -> name -> count in one pass) and `in_model` (what each call took where it stands, see
+        `farm.benchmark.inmodel`), all three under the flags in `numerics`.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -49,6 +52,7 @@ def verify(
             model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
             found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
             timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad)
+            tuple_kernels = _tuple_kernels(found.capture, protocol, device)
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -80,12 +84,32 @@ def verify(
             name: {"count": found.unobserved[name], "time_us": round(time_us, 3)}
             for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
         },
+        "tuple_kernels": tuple_kernels,
         "in_model": timed.to_json(found.capture),
         "numerics": {name: getattr(protocol, name) for name in NUMERICS},
         "differences": differences[:KEPT_DIFFERENCES],
         "difference_count": len(differences),
     }
     return None if matches else capture_json(found.capture), findings
+
+
+def _tuple_kernels(capture: Capture, protocol: Protocol, device: torch.device) -> dict[str, dict[str, int]]:
+    """The kernels that one pass of each rebuilt tuple launches, where the device has any. What fails is left out."""
+    from farm.operators.profiled import launched_kernels
+    from farm.operators.rebuild import rebuild
+
+    found: dict[str, dict[str, int]] = {}
+    if device.type != "cuda":
+        return found
+    with grad_mode(protocol):
+        for tuple_id, spec in capture.tuples.items():
+            try:
+                rebuilt = rebuild(spec, device)
+                rebuilt.run()  # what libraries do once does not count
+                found[tuple_id] = dict(launched_kernels(rebuilt.run, device).most_common())
+            except (RuntimeError, FarmError):  # its own item will say why
+                continue
+    return found
 
 
 def capture_json(capture: Capture) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def seen_on_card(session: Session, job: tables.Job, number: int) -> dict[str, An
         cards = select(tables.Item.card_model).where(tables.Item.job_id == job.id).distinct()
         card = session.get(tables.Card, found["card"])
         same = card is not None and card.model in set(session.exec(cards))
-    return found if same else {name: value for name, value in found.items() if name not in ("kernels", "in_model")}
+    of_the_card = ("kernels", "tuple_kernels", "in_model")
+    return found if same else {name: value for name, value in found.items() if name not in of_the_card}
 
 
 def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlmodel import Session, col, select
@@ -53,6 +53,8 @@ class TupleRow:
     flags: tuple[str, ...]
     data: str = "normal"  # the class of data in its inputs
     in_model_us: float | None = None  # one call where it stands in the running model: the median over its calls
+    context_us: float | None = None  # of the time: what its place among other operators changes
+    kernels: Mapping[str, int] = field(default_factory=dict)  # launched by one call, on cards where that was looked at
 
     @property
     def power_w(self) -> float | None:
@@ -184,7 +186,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         canaries,
         target=job.request.get("target", 0.95),
         launch=protocol.launch,
-        kernels=seen.get("kernels"),
+        seen=seen,
     )
     if stored is not None and stored.launch_gap_us is None:
         # The other launch may have been read since: it judges nothing, so it may be told later.
@@ -210,7 +212,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         flops=sum(part.count * part.flops for part in parts),
         bytes_moved=sum(part.count * part.bytes_moved for part in parts),
         types=_types(parts, chosen, in_model),
-        tuples=_tuples(parts, chosen, in_model),
+        tuples=_tuples(parts, chosen, in_model, seen.get("tuple_kernels") or {}),
         verdict=verdict,
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
@@ -233,7 +235,8 @@ def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict
 
 
 def _without_calls(seen: dict[str, Any]) -> dict[str, Any]:
-    """The single calls' times are told by tuple."""
+    """The single calls' times and the kernels of tuples are told by tuple."""
+    seen = {name: value for name, value in seen.items() if name != "tuple_kernels"}
     timed = seen.get("in_model")
     if not timed:
         return seen
@@ -248,7 +251,12 @@ def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:
     return math.fsum(known) if wanted and len(known) == wanted else None
 
 
-def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_model: InModel) -> tuple[TupleRow, ...]:
+def _tuples(
+    parts: Sequence[Part],
+    chosen: dict[tuple[str, str], Chosen],
+    in_model: InModel,
+    kernels: Mapping[str, Mapping[str, int]],
+) -> tuple[TupleRow, ...]:
     rows = []
     for part in parts:
         taken = chosen.get(part.key)
@@ -275,6 +283,8 @@ def _tuples(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_mod
                 flags=part.reading.flags if part.reading else (),
                 in_model_us=statistics.median(timed) if timed else None,
                 data=part.data,
+                context_us=taken.context_us if taken else None,
+                kernels=dict(kernels.get(part.operator_id, {})),
             )
         )
     return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))

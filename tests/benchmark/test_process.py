@@ -90,6 +90,16 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
     assert process.starts == 2
 
 
+def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(process: BenchmarkProcess) -> None:
+    process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
+    deadline = time.monotonic() + 5
+    while "{not json" not in process.complaints and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(Unmeasurable) as caught:
+        process.measure(subject(simulate="crash"), PROTOCOL, STOPPING)
+    assert "{not json" not in caught.value.message
+
+
 def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
     process.wait_ready()
     pid = process.pid

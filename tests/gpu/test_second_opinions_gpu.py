@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
 
 from farm.audit import audit_kernels
 from farm.benchmark import verification
+from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.measure import Bench
 from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
 from farm.devices.device import discover, open_device
 from farm.settings import settings
-from farm.verdict import Part, ReadingView
-from tests.benchmark.operators import linear
+from farm.verdict import Part
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD
@@ -30,26 +29,23 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     assert found["in_model"]["source"] == "kernels"
     assert found["in_model"]["attributed_share"] > 0.99
     assert all(value for times in found["in_model"]["calls_us"].values() for value in times)
+    assert set(found["tuple_kernels"]) == set(observed["tuples"])
     counts = Counter(call["tuple_id"] for call in observed["calls"])
-    quick = Stopping(warm_up_s=0.05, minimum_s=0.05, maximum_s=0.1, time_half_width=1, energy_half_width=1)
-    parts = []
-    for tuple_id, spec in observed["tuples"].items():
-        reading = bench.measure(Subject("operator", tuple_id, spec), Protocol(), quick)
-        assert reading.details["kernels"]
-        view = ReadingView(reading.time_us, details=reading.details)
-        parts.append(Part(tuple_id, "", tuple_id, counts[tuple_id], reading=view))
-    audit = audit_kernels(found["kernels"], parts)
+    parts = [Part(tuple_id, "", tuple_id, count) for tuple_id, count in counts.items()]
+    audit = audit_kernels(found, parts)
     assert audit is not None
     assert audit.explained > 0.98, audit
     device.close()
 
 
-def test_naming_a_tuples_kernels_costs_little_and_slows_no_later_reading() -> None:
-    device = open_device(discover(settings())[0])
-    bench = Bench(device, "cuda:0")
-    before = bench.measure(linear(64, 1024, 1024), Protocol(), Stopping())
-    begin_s = time.perf_counter()
-    after = bench.measure(linear(64, 1024, 1024), Protocol(), Stopping())
-    assert after.cost_s["kernels"] < 0.1 * (time.perf_counter() - begin_s)
-    assert after.time_us == pytest.approx(before.time_us, rel=0.02)
-    device.close()
+def test_a_process_that_measures_never_uses_the_profiler() -> None:
+    variant = Variant("resnet18", 1, 224)
+    subject = Subject("variant", variant.id, variant.to_json())
+    with BenchmarkProcess(discover(settings())[0].id) as process:
+        before = process.measure(subject, Protocol(), Stopping()).reading
+        pid = process.pid
+        answer = process.measure(subject, Protocol(), Stopping(), predicted={})
+        assert answer.verification is not None
+        assert answer.verification["tuple_kernels"]
+        assert process.pid == pid
+    assert answer.reading.time_us == pytest.approx(before.time_us, rel=0.01)

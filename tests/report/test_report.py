@@ -200,14 +200,12 @@ def test_what_calls_took_in_the_running_model_stands_beside_the_isolated_reading
 
 def test_kernels_are_held_against_the_whole_only_under_the_same_numeric_flags(database):
     job_id = rows.model_job(database)
-    with database.write() as session:
-        for row in session.exec(select(tables.Reading).where(tables.Reading.subject_kind == "operator")):
-            row.details = {**row.details, "kernels": {"gemm": 1}}
-            session.add(row)
+    with database.read() as session:
+        tuples = {one: {"gemm": 1} for one in session.exec(select(tables.Operator.id))}
     kernels = {"gemm": {"count": 8, "time_us": 700.0}, "other": {"count": 1, "time_us": 100.0}}
-    _with_verification(database, kernels=kernels, numerics={"tf32": False})
+    _with_verification(database, kernels=kernels, tuple_kernels=tuples, numerics={"tf32": False})
     audit = built(database, job_id).verdict.kernels
     assert audit is not None
     assert audit.explained == 0.875
-    _with_verification(database, kernels=kernels, numerics={"tf32": True})
+    _with_verification(database, kernels=kernels, tuple_kernels=tuples, numerics={"tf32": True})
     assert built(database, job_id).verdict.kernels is None
