@@ -100,7 +100,7 @@ def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
-    long = Stopping(warm_up_s=2.0, minimum_s=LOOP_S, maximum_s=LOOP_S)
+    long = Stopping(warm_up_s=2.0, minimum_s=LOOP_S / 2, maximum_s=LOOP_S / 2)
     ours_before = bench.measure(subject, protocol, long)
     with numeric_flags(protocol), grad_mode(protocol), torch.cuda.stream(stream):
         workload = prepare(subject, protocol, bench.torch_device)

@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--database", type=Path, default=Path("card_results.db"), help="a SQLite file, made if absent")
     parser.add_argument("--budget-s", type=float, default=540.0, help="no job is begun, and none waited for, after it")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
+    parser.add_argument("--cards", default="", help="indices of the cards to use, as 0,1; without it, all of the host")
     parser.add_argument("--data", default="", help="another data policy than the default of the card")
     parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
     parser.add_argument("--reuse", default="card", choices=("model", "card", "none"))
@@ -79,7 +80,8 @@ def main() -> None:
     from farm.store.database import Database
 
     settings.cache_clear()
-    cards = [card for card in discover(settings()) if not card.refusal]
+    wanted = {int(index) for index in options.cards.split(",") if index}
+    cards = [card for card in discover(settings()) if not card.refusal and (not wanted or card.index in wanted)]
     card = cards[0]
     database = Database(settings().database)
     database.upgrade()
@@ -88,6 +90,8 @@ def main() -> None:
         measure(database, requests, cards, began_s + options.budget_s)
     extras: dict[str, Any] = {}
     if options.repeatability or options.outside:
+        # Before torch is imported: here it works in this process, on the first of the cards.
+        os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(card.index)}
         from card_agreement import outside, repeatability
 
         left_s = options.budget_s - (time.monotonic() - began_s)
