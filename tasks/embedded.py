@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -107,8 +106,8 @@ class EmbeddedFarm:
         self.starting()
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-        logs = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="farm-logs-")))
-        self.supervisor = Supervisor([card.id for card in self.cards], log_dir=logs)
+        # In the broker's folder, which the next farm sweeps away if this one is killed.
+        self.supervisor = Supervisor([card.id for card in self.cards], log_dir=broker.folder / "logs")
         self._stack.callback(self._stop)
         self.supervisor.start()
 
