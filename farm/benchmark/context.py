@@ -25,7 +25,9 @@ SIZE = 1024  # of the matrices that the others work on: enough blocks for every 
 PASSES = 24  # in one graph
 LEAST_PASSES = 4
 BUDGET_S = 0.006  # of one graph
-REPLAYS = 6  # the first is not counted
+BARE_S = 0.001  # the least of the graph without events, so that starting it does not count
+MOST_BARE = 500  # passes of it
+REPLAYS = 6  # beside the first, which is not counted
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,16 @@ def read_context(
         write_anew(memories)
 
     pool = torch.cuda.graph_pool_handle()
-    bare = capture_graph([run] * passes, device, pool)
+    bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
+    bare = capture_graph([run] * bare_passes, device, pool)
     alone, alone_events = _timed_graph(run, None, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
     bare_us: list[float] = []
     alone_us: list[float] = []
     among_us: list[float] = []
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for replay in range(REPLAYS + 1):
+    for replay in range(REPLAYS + 1):  # by turns, so that all see the same clocks
+        bare.replay()
         begin.record()
         bare.replay()
         end.record()
@@ -120,16 +124,17 @@ def read_context(
         among.replay()
         torch.cuda.synchronize(device)
         if replay:
-            bare_us.append(begin.elapsed_time(end) * 1e3 / passes)
-            alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events]
-            among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events]
+            bare_us.append(begin.elapsed_time(end) * 1e3 / bare_passes)
+            # A graph's first pass waits for the graph's own start.
+            alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
+            among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
     return InContext(
         alone_us=statistics.median(bare_us),
-        effect_us=statistics.trimmed_mean(among_us) - statistics.trimmed_mean(alone_us),
+        effect_us=statistics.midmean(among_us) - statistics.midmean(alone_us),
         effect_half_width_us=math.hypot(
-            *(statistics.batch_half_width(values, statistics.trimmed_mean) for values in (alone_us, among_us))
+            *(statistics.batch_half_width(values, statistics.midmean) for values in (alone_us, among_us))
         ),
-        passes=passes * REPLAYS,
+        passes=len(among_us),
     )
 
 

@@ -75,6 +75,13 @@ def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
     return mean(kept) if kept else centre
 
 
+def midmean(values: Sequence[float]) -> float:
+    """Mean of the middle half: blind to outliers of either side, and finer than a median of a coarse clock."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return mean(ordered[cut : len(ordered) - cut])
+
+
 def batch_half_width(
     values: Sequence[float], figure: Callable[[Sequence[float]], float] = mean, batches: int = 10
 ) -> float:

@@ -76,6 +76,17 @@ def test_a_kernel_belongs_to_the_call_in_whose_range_it_was_launched():
     assert share == pytest.approx(0.75)
 
 
+def test_kernels_that_run_side_by_side_count_once():
+    events = [
+        Event("farm.call 0", 1, Range(0, 10)),
+        Event("cudaLaunchKernel", 101, Range(3, 4)),
+        Event("cudaLaunchKernel", 102, Range(5, 6)),
+        Event("group", 101, Range(100, 140), CUDA),
+        Event("group", 102, Range(110, 150), CUDA),
+    ]
+    assert attribute(events) == ({0: [50]}, 1.0)
+
+
 @dataclass(frozen=True)
 class Linked:
     name: str

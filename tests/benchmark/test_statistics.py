@@ -13,6 +13,7 @@ from farm.benchmark.statistics import (
     deviation,
     mean,
     median,
+    midmean,
     ratio_half_width,
     relative,
     slope,
@@ -26,6 +27,8 @@ def test_plain_figures() -> None:
     assert mean([1, 2, 6]) == 3
     assert median([5, 1, 3]) == 3
     assert median([4, 1, 3, 2]) == 2.5
+    assert midmean([-1000, 1, 2, 3, 4, 5, 6, 1000]) == 3.5
+    assert midmean([7]) == 7
     assert deviation([2, 4, 4, 4, 5, 5, 7, 9]) == pytest.approx(2.138, abs=1e-3)
     assert deviation([3]) == 0
 
