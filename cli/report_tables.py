@@ -202,6 +202,8 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
             f"{len(taken)} {plural('tuple', len(taken))} taken as they run between neighbours, not in a steady loop: "
             f"{time_us:+.0f} µs on the sum",
         )
+    if verdict.context_time_us is not None:
+        tables.row(grid, " ", "neighbours", _neighbours(verdict))
     if verdict.launch_gap_us is not None:
         more = "more" if verdict.launch_gap_us >= 0 else "less"
         gap_us = abs(verdict.launch_gap_us)
@@ -215,6 +217,15 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
     if verdict.flags:
         tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
+
+
+def _neighbours(verdict: Verdict) -> str:
+    """What the sum holds because its operators stand among others."""
+    looped_us = verdict.time.total.value - (verdict.context_time_us or 0.0)
+    told = f"tuples timed among other operators: {(verdict.context_time_us or 0.0) / looped_us:+.1%} on the looped sum"
+    if not verdict.weights_in_cache:
+        return f"{told}; weights come from memory"
+    return f"{told}; {verdict.weights_in_cache:.0%} of the weights stay in the cache"
 
 
 def _systematic(verdict: Verdict) -> str:

@@ -47,6 +47,19 @@ def test_the_report_of_a_sweep_without_energy(request, database):
     golden(request, "sweep.txt", shown(database, rows.sweep_job(database, energy=False)))
 
 
+def test_what_the_neighbours_of_operators_add_is_said(database):
+    job_id = rows.model_job(database)
+    context = {"alone_us": 9.0, "effect_us": 2.0, "effect_half_width_us": 0.1, "passes": 138}
+    with database.write() as session:
+        for reading in session.exec(select(tables.Reading)).all():
+            extra = {"context": context} if reading.subject_kind == "operator" else {"found_again": 0.25}
+            reading.details = {**reading.details, **extra}
+            session.add(reading)
+    flat = " ".join(shown(database, job_id).split())
+    assert "tuples timed among other operators: -" in flat
+    assert "25% of the weights stay in the cache" in flat
+
+
 def test_an_open_job_says_that_it_is_preliminary(database):
     rows.model_job(database)
     with database.write() as session:
