@@ -5,13 +5,14 @@
 
 One embedded farm, three jobs, nothing reused:
 
-1. *beside*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
-2. *alone*: the tuples that the first card read in it, on that card again, while the others do nothing;
-3. *again*: the same once more, if time allows: what two readings alone differ by is what the first difference is to
-   be held against.
+1. *all*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
+2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others do
+   nothing: a share like that of every card, and the same kind of work;
+3. *rest*: what the first card read in *all* and not yet in *one*, so that all of its readings beside busy neighbours
+   have one alone.
 
-Items per hour are counted from the first item's start to the last one's end. The target of the ratio is 1.9 for two
-cards and 3.7 for four.
+Items per hour are counted from the first item's start to the last one's end; the ratio is that of *all* to *one*. Its
+target is 1.9 for two cards and 3.7 for four. `--cards 2` uses two cards of a host that has more.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--per-card", type=int, default=0, help="tuples per card; without it, what the budget allows")
+    parser.add_argument("--cards", type=int, default=0, help="use so many of the host's cards; without it, all")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--json", type=Path, default=Path("throughput.json"))
@@ -70,7 +72,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     from tasks.embedded import EmbeddedFarm
 
     usable = [card for card in discover(settings()) if not card.refusal]
-    cards = max(by_model(usable).values(), key=len)
+    cards = max(by_model(usable).values(), key=len)[: options.cards or None]
     with EmbeddedFarm(settings(), cards) as farm:
         runs = Runs(farm, began_s + options.budget_s)
         operator_ids = runs.store(options.batch)
@@ -81,17 +83,19 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
         everyone = [card.id for card in cards]
         # So that no job pays for the first kernel of a process or the base power of a card.
         runs.job("warm-up", spare[: len(cards)], everyone)
-        jobs = [runs.job("beside", chosen, everyone)]
+        jobs = [runs.job("all", chosen, everyone)]
+        by_duration = sorted(jobs[0]["rows"], key=lambda row: sum(row["cost_s"].values()))
+        share = [row["tuple"] for row in by_duration[:: len(cards)]]
         first = [row["tuple"] for row in jobs[0]["rows"] if row["card"] == everyone[0]]
-        for name in ("alone", "again"):
-            if first and runs.left_s() > (jobs[0]["took_s"] if name == "again" else 0.0):
-                jobs.append(runs.job(name, first, everyone[:1]))
+        for name, tuples in (("one", share), ("rest", sorted(set(first) - set(share)))):
+            if tuples and runs.left_s() > 0:
+                random.Random(1).shuffle(tuples)
+                jobs.append(runs.job(name, tuples, everyone[:1]))
     readings = {job["name"]: {row["tuple"]: row for row in job.pop("rows")} for job in jobs}
     return {
         "cards": [card.to_json() for card in cards],
         "jobs": jobs,
-        "tuples": pairs(readings),
-        **conclusion(jobs, readings, len(cards)),
+        **conclusion(jobs, readings, everyone[0], len(cards)),
     }
 
 
@@ -201,9 +205,33 @@ def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
     return inside_s / card_s if card_s else None
 
 
-def pairs(readings: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The first card's tuples, each as read beside busy neighbours and alone."""
-    kept = (
+def conclusion(
+    jobs: Sequence[dict[str, Any]], readings: dict[str, dict[str, dict[str, Any]]], first_card: str, cards: int
+) -> dict[str, Any]:
+    rates = {job["name"]: job["items_per_hour"] for job in jobs}
+    beside = {key: row for key, row in readings["all"].items() if row["card"] == first_card}
+    alone = {**readings.get("rest", {}), **readings.get("one", {})}
+    return {
+        "items_per_hour_one": rates.get("one"),
+        "items_per_hour_all": rates["all"],
+        "ratio": rates["all"] / rates["one"] if rates["all"] and rates.get("one") else None,
+        "target": TARGETS.get(cards),
+        "differences": {
+            "beside busy neighbours against alone": {
+                figure: _differences(beside, alone, figure) for figure in ("time_us", "energy_mj")
+            }
+        },
+        "tuples": [
+            {"tuple": key, "label": row["label"], "beside": _kept(row), "alone": _kept(alone[key])}
+            for key, row in beside.items()
+            if key in alone
+        ],
+    }
+
+
+def _kept(row: dict[str, Any]) -> dict[str, Any]:
+    """Of a reading, what a comparison shows."""
+    names = (
         "time_us",
         "energy_mj",
         "time_half_width_us",
@@ -212,34 +240,7 @@ def pairs(readings: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]
         "sm_clock_mhz",
         "flags",
     )
-    return [
-        {"tuple": one, "label": row["label"]}
-        | {name: {key: known[one][key] for key in kept} for name, known in readings.items() if one in known}
-        for one, row in readings.get("alone", {}).items()
-    ]
-
-
-def conclusion(
-    jobs: Sequence[dict[str, Any]], readings: dict[str, dict[str, dict[str, Any]]], cards: int
-) -> dict[str, Any]:
-    by_name = {job["name"]: job for job in jobs}
-    alone = [by_name[name]["items_per_hour"] for name in ("alone", "again") if name in by_name]
-    alone = [rate for rate in alone if rate]
-    all_rate = by_name["beside"]["items_per_hour"]
-    return {
-        "items_per_hour_one": statistics.mean(alone) if alone else None,
-        "items_per_hour_all": all_rate,
-        "ratio": all_rate / statistics.mean(alone) if alone and all_rate else None,
-        "target": TARGETS.get(cards),
-        "differences": {
-            f"{one} against alone": {
-                figure: _differences(readings.get(one, {}), readings.get("alone", {}), figure)
-                for figure in ("time_us", "energy_mj")
-            }
-            for one in ("beside", "again")
-            if one in readings
-        },
-    }
+    return {name: row[name] for name in names}
 
 
 def _differences(
