@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode
 from farm.operators.leaves import describe_leaf
-from farm.operators.repeats import Repeats
+from farm.operators.repeats import Repeats, repeatable
 from farm.operators.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
@@ -223,9 +223,10 @@ class Recorder:
     ) -> Any:
         name = f"torch.nn.{call.what}"
         given = again = None
-        if self.repeats is not None:
+        repeats = self.repeats if self.repeats is not None and repeatable(module) else None
+        if repeats is not None:
             given = self._describe(call, name, parameters, module, args, kwargs)
-            again = None if given is None else self.repeats.again(given)
+            again = None if given is None else repeats.again(given)
         if again is not None:
             operators, written, out = again
             self.operators.update(operators)
@@ -239,8 +240,8 @@ class Recorder:
                 given = self._describe(call, name, parameters, module, args, kwargs)
             if given is not None:
                 self._close(call, given, out)
-                if self.repeats is not None and again is None:
-                    self.repeats.learn(given, call.costly, call.written, out)
+                if repeats is not None and again is None:
+                    repeats.learn(given, call.costly, call.written, out)
         return out
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:

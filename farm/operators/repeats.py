@@ -1,8 +1,8 @@
 """What a leaf did once on fake tensors, done again without running it.
 
 A leaf is rebuilt by its description alone, and a fake pass knows of tensors only what is in their layouts: a second
-call that is given the same does the same. Three calls of four in a model are such repeats, and running one on fake
-tensors costs a millisecond of Python. Only predicted passes repeat; on a device everything runs.
+call that is given the same does the same. Three calls of four in a model are such repeats, and
+running one on fake tensors costs a millisecond of Python. Only predicted passes repeat; on a device everything runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from farm.operators.encoding import Given
@@ -31,6 +32,11 @@ class Effect:
     operators: tuple[str, ...]
     written: tuple[int, ...]
     output: int | NewTensor
+
+
+def repeatable(module: nn.Module) -> bool:
+    """Whether a leaf does nothing but what its class does."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 class Repeats:

@@ -108,3 +108,21 @@ def test_values_that_a_fake_pass_knows_are_computed_each_time():
     assert found == run_in_full(model, inputs)
     assert [call.tuple_id for call in found.calls] == [call.tuple_id for call in capture(model, inputs).calls]
     assert found.tuples[found.calls[-1].tuple_id].input_shapes == ((4,),)
+
+
+def test_a_leaf_with_a_hook_runs_each_time():
+    leaf, plain, seen = nn.ReLU(), nn.ReLU(), []
+    leaf.register_forward_hook(lambda module, args, out: seen.append(out) or out.repeat(2, 1))
+
+    class Hooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.leaf = plain, leaf
+
+        def forward(self, x):
+            return self.plain(x), self.leaf(x), self.leaf(x), self.plain(self.leaf(x))
+
+    found = predict(Hooked(), (torch.empty(3, 4, device="meta"),))
+    assert len(seen) == 3
+    shapes = [found.tuples[call.tuple_id].input_shapes[0] for call in found.calls]
+    assert shapes[-1] == (6, 4)
