@@ -50,10 +50,28 @@ class BenchmarkProcess:
     ends the child when the thread that made it ends.
     """
 
-    def __init__(self, card_id: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        card_id: str,
+        env: Mapping[str, str] | None = None,
+        *,
+        verify_apart: bool | None = None,
+        verifier: bool = False,
+    ) -> None:
+        """
+        Args:
+            env: environment variables for the process, beside this one's.
+            verify_apart: verify variants in a process of its own; without it, on GPUs.
+            verifier: be that process: it imports PyTorch and leaves the card alone until it is asked.
+        """
         self.card_id = card_id
         self.starts = 0
         self._env = dict(env or {})
+        apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
+        # The profiler's driver part, taken down and set up again between uses, takes long and is known to crash.
+        verifier_env = {**self._env, "TEARDOWN_CUPTI": "0"}
+        self._verifier = BenchmarkProcess(card_id, verifier_env, verify_apart=False, verifier=True) if apart else None
+        self._is_verifier = verifier
         self._process: subprocess.Popen[bytes] | None = None
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._complaints: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
@@ -96,6 +114,7 @@ class BenchmarkProcess:
                 self.card_id,
                 "--parent",
                 str(os.getpid()),
+                *(["--verifier"] if self._is_verifier else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -125,6 +144,8 @@ class BenchmarkProcess:
                     raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
                 event = self._next(time.monotonic() + timeout_s, "get ready")
             self._ready = event
+            if self._verifier is not None:
+                self._verifier.start()  # it stands by, so that verifying need not wait for imports
         return Software.from_json(self._ready["software"])
 
     @property
@@ -185,12 +206,14 @@ class BenchmarkProcess:
         used that, each kernel that it launches takes 0.1 to 0.2 us longer.
         """
         request = {"request": "verify", **about}
-        if not self.card_id.startswith("GPU-"):
+        if self._verifier is None:
             return self._ask(request, "verified", "verify", deadline_s, on_phase)
-        # The profiler's driver part, taken down and set up again between uses, takes long and is known to crash.
-        with BenchmarkProcess(self.card_id, {**self._env, "TEARDOWN_CUPTI": "0"}) as verifier:
-            verifier.wait_ready()
-            return verifier._ask(request, "verified", "verify", deadline_s, on_phase)
+        try:
+            self._verifier.wait_ready()
+            return self._verifier._ask(request, "verified", "verify", deadline_s, on_phase)
+        finally:
+            self._verifier.close()  # nothing but this process may be on the card when it measures
+            self._verifier.start()
 
     def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprint`).
@@ -234,6 +257,8 @@ class BenchmarkProcess:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End it: its input ends, and so does it; by force if it does not."""
+        if self._verifier is not None:
+            self._verifier.close(timeout_s)
         process = self._process
         if process is None:
             return
@@ -247,6 +272,8 @@ class BenchmarkProcess:
 
     def kill(self) -> None:
         """End it and all that it started, at once, and reap it."""
+        if self._verifier is not None:
+            self._verifier.kill()
         process = self._process
         if process is None:
             return

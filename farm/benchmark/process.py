@@ -64,6 +64,7 @@ class Answers:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="farm.benchmark.process")
     parser.add_argument("--card", required=True)
+    parser.add_argument("--verifier", action="store_true", help="leave the card alone until a request to verify comes")
     parser.add_argument("--parent", type=int, default=0, help="the process whose end is this one's end")
     options = parser.parse_args()
     answers = Answers(_private_output())
@@ -73,8 +74,8 @@ def main() -> None:
     threading.Thread(target=_listen, args=(requests, answers), name="listener", daemon=True).start()
     try:
         card = find_card(options.card, settings())
-        runner = _make_runner(card, open_device(card))
-        unhealthy = runner.unhealthy()
+        runner = _make_runner(card, open_device(card), options.verifier)
+        unhealthy = "" if options.verifier else runner.unhealthy()
     except FarmError as error:
         answers.send("failed", message=error.message, next_step=error.next_step)
         os._exit(2)
@@ -210,17 +211,15 @@ class SimulatedRunner(Runner):
         return self._poisoned
 
 
-class TorchRunner(Runner):
-    """Measures with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
+class TorchVerifier(Runner):
+    """Verifies with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
 
     def __init__(self, device: Device) -> None:
-        idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         import torch
 
-        from farm.benchmark import measure
-        from farm.operators import capture, rebuild  # noqa: F401 - imported now, not inside the first item
+        from farm.benchmark import verification  # noqa: F401 - imported now, not inside the first item
+        from farm.operators import capture, rebuild  # noqa: F401
 
-        idle_power_w = idle.stop()
         self.device = device
         self._torch = torch
         cuda = device.card.kind == "cuda"
@@ -231,8 +230,37 @@ class TorchRunner(Runner):
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
-        self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
         self.software = _software(torch, device.card)
+
+    def verify(
+        self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        from farm.benchmark import verification
+
+        return verification.verify(subject, protocol, self._torch_device, predicted)
+
+    def poisoned(self) -> bool:
+        if self._torch_device.type != "cuda":
+            return False
+        try:
+            self._torch.cuda.synchronize()
+            self._torch.zeros(1, device=self._torch_device).add_(1).item()
+        except RuntimeError:
+            return True
+        return False
+
+
+class TorchRunner(TorchVerifier):
+    """Measures, too."""
+
+    def __init__(self, device: Device) -> None:
+        idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
+        super().__init__(device)
+        from farm.benchmark import measure
+
+        idle_power_w = idle.stop()
+        cuda = device.card.kind == "cuda"
+        self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
         # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
         gc.collect()
         gc.freeze()
@@ -247,13 +275,6 @@ class TorchRunner(Runner):
     ) -> Reading:
         return self._bench.measure(subject, protocol, stopping, on_phase)
 
-    def verify(
-        self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        from farm.benchmark import verification
-
-        return verification.verify(subject, protocol, self._torch_device, predicted)
-
     def unhealthy(self) -> str:
         from farm.benchmark import health
 
@@ -263,16 +284,6 @@ class TorchRunner(Runner):
         from farm.benchmark import fingerprint
 
         return fingerprint.take(self._bench)
-
-    def poisoned(self) -> bool:
-        if self._torch_device.type != "cuda":
-            return False
-        try:
-            self._torch.cuda.synchronize()
-            self._torch.zeros(1, device=self._torch_device).add_(1).item()
-        except RuntimeError:
-            return True
-        return False
 
 
 class _IdleWatch:
@@ -295,8 +306,10 @@ class _IdleWatch:
         return self._sampler.window(began_s, float("inf")).power_w
 
 
-def _make_runner(card: Card, device: Device) -> Runner:
-    return SimulatedRunner(device) if card.kind == "simulated" else TorchRunner(device)
+def _make_runner(card: Card, device: Device, verifier: bool) -> Runner:
+    if card.kind == "simulated":
+        return SimulatedRunner(device)
+    return TorchVerifier(device) if verifier else TorchRunner(device)
 
 
 def _software(torch: Any, card: Card) -> Software:

@@ -100,6 +100,42 @@ def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(process: BenchmarkP
     assert "{not json" not in caught.value.message
 
 
+@pytest.fixture
+def verifying() -> Iterator[BenchmarkProcess]:
+    env = {"FARM_SIMULATED_CARDS": "1", "FARM_HOST": "here"}
+    with BenchmarkProcess(CARD, env, verify_apart=True) as made:
+        yield made
+
+
+def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(verifying: BenchmarkProcess) -> None:
+    verifying.wait_ready()
+    assert verifying._verifier is not None
+    measures, verifies = verifying.pid, verifying._verifier.pid
+    assert verifies is not None
+    phases: list[str] = []
+    whole = subject("variant")
+    answer = verifying.measure(
+        whole, PROTOCOL, STOPPING, predicted={"a": 1}, on_phase=lambda one, _: phases.append(one)
+    )
+    assert phases == ["verify", "rebuild", "warm-up", "window"]
+    assert answer.verification is not None
+    assert gone(verifies)
+    assert verifying.pid == measures
+    stands_by = verifying._verifier.pid
+    assert stands_by not in (None, verifies)
+    verifying.close()
+    assert gone(stands_by)
+
+
+def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) -> None:
+    verifying.wait_ready()
+    assert verifying._verifier is not None
+    assert verifying._verifier.pid is not None
+    os.kill(verifying._verifier.pid, signal.SIGKILL)
+    assert gone(verifying._verifier.pid)
+    assert verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={}).verification is not None
+
+
 def test_a_hang_is_ended_after_its_time(process: BenchmarkProcess) -> None:
     process.wait_ready()
     pid = process.pid
