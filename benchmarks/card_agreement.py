@@ -6,6 +6,8 @@ import random
 import statistics
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
@@ -17,11 +19,13 @@ TIMES = 5
 LOOP_S = 10.0
 
 
-def repeatability(database: Any, card: Any, wanted: int, budget_s: float) -> dict[str, Any]:
-    """So many tuples of the database, each read five times in a benchmark process, in rounds over all of them."""
+def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: float) -> dict[str, Any]:
+    """So many tuples of the database, each read five times on one card, in rounds over all of that card's tuples.
+
+    The tuples are shared out over the cards, which work at the same time.
+    """
     from sqlmodel import col, select
 
-    from farm.benchmark.client import BenchmarkProcess
     from farm.store import tables
 
     with database.read() as session:
@@ -29,22 +33,40 @@ def repeatability(database: Any, card: Any, wanted: int, budget_s: float) -> dic
             select(tables.Operator, tables.Protocol)
             .join(tables.Reading, col(tables.Reading.subject_id) == col(tables.Operator.id))
             .join(tables.Protocol, col(tables.Protocol.id) == col(tables.Reading.protocol_id))
-            .where(tables.Reading.card_id == card.id)
+            .where(tables.Reading.card_model == cards[0].model)
         )
         known = {(one.id, two.id): (one, two) for one, two in session.exec(query)}
     chosen = [known[key] for key in sorted(known)]
     random.Random(0).shuffle(chosen)
+    shares = [chosen[:wanted][number :: len(cards)] for number in range(len(cards))]
+    until_s = time.monotonic() + budget_s
+    with ThreadPoolExecutor(len(cards)) as threads:
+        lists = list(threads.map(lambda card, share: _read_again(card, share, until_s), cards, shares))
+    found = [entry for one in lists for entry in one]
+    return {"times": TIMES, "tuples": len(found), "cards": len(cards), **_spreads(found), "readings": found}
+
+
+def _read_again(card: Any, share: Sequence[tuple[Any, Any]], until_s: float) -> list[dict[str, Any]]:
+    from farm.benchmark.client import BenchmarkProcess
+
     stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
-    began_s = time.monotonic()
     found: list[dict[str, Any]] = [
-        {"label": operator.label, "data": protocol.data, "time_us": [], "energy_mj": [], "flags": []}
-        for operator, protocol in chosen[:wanted]
+        {
+            "label": operator.label,
+            "data": protocol.data,
+            "card": card.id,
+            "time_us": [],
+            "energy_mj": [],
+            "effect_us": [],
+            "flags": [],
+        }
+        for operator, protocol in share
     ]
     with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
         for _ in range(TIMES):
-            for (operator, protocol), entry in zip(chosen, found, strict=False):
-                if time.monotonic() - began_s > budget_s:
-                    break
+            for (operator, protocol), entry in zip(share, found, strict=True):
+                if time.monotonic() > until_s:
+                    return found
                 subject = Subject("operator", operator.id, operator.spec)
                 try:
                     reading = process.measure(subject, Protocol.from_json(protocol.spec), stopping).reading
@@ -53,8 +75,9 @@ def repeatability(database: Any, card: Any, wanted: int, budget_s: float) -> dic
                     continue
                 entry["time_us"].append(reading.time_us)
                 entry["energy_mj"].append(reading.energy_mj)
+                entry["effect_us"].append(reading.details.get("context", {}).get("effect_us"))
                 entry["flags"] += reading.flags
-    return {"times": TIMES, "tuples": len(found), **_spreads(found), "readings": found}
+    return found
 
 
 def _spreads(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def main() -> None:
             extras["outside"] = outside(card)
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
-            extras["repeatability"] = repeatability(database, card, options.repeatability, left_s)
+            extras["repeatability"] = repeatability(database, cards, options.repeatability, left_s)
     rows = [row for one in requests if (row := newest(database, one)) is not None]
     without_traces(options.database)
     write(options, card, database, rows, extras)
