@@ -199,7 +199,7 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
             grid,
             " ",
             "power limit",
-            f"{len(taken)} {plural('tuple', len(taken))} taken as they run between neighbours, not in a steady loop: "
+            f"{len(taken)} {plural('tuple', len(taken))} taken as in bursts at full clocks, not in a steady loop: "
             f"{time_us:+.0f} µs on the sum",
         )
     if verdict.context_time_us is not None:
@@ -221,11 +221,13 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
 
 def _neighbours(verdict: Verdict) -> str:
     """What the sum holds because its operators stand among others."""
-    looped_us = verdict.time.total.value - (verdict.context_time_us or 0.0)
-    told = f"tuples timed among other operators: {(verdict.context_time_us or 0.0) / looped_us:+.1%} on the looped sum"
-    if not verdict.weights_in_cache:
-        return f"{told}; weights come from memory"
-    return f"{told}; {verdict.weights_in_cache:.0%} of the weights stay in the cache"
+    added_us = verdict.context_time_us or 0.0
+    share = added_us / (verdict.time.total.value - added_us)
+    weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
+    return (
+        f"tuples timed among other operators: {share * 100:+.1f} % on the looped sum; "
+        f"{weights if verdict.weights_in_cache else 'weights come from memory'}"
+    )
 
 
 def _systematic(verdict: Verdict) -> str:

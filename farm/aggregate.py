@@ -106,7 +106,8 @@ def aggregate(
         above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy)
 
     coverage = coverage_of(parts)
-    among = any(part.reading and "context" in part.reading.details for part, _ in measured)
+    apart = sum(part.reading is not None and "context" not in part.reading.details for part, _ in measured)
+    among = apart < len(measured)
     verdict = Verdict(
         outcome="none",
         target=target,
@@ -134,7 +135,8 @@ def aggregate(
         else None,
         weights_in_cache=weights_in_cache(readings) if among else None,
     )
-    return _judged(verdict, own, sum(chosen.energy is None for _, chosen in measured))
+    without_energy = sum(chosen.energy is None for _, chosen in measured)
+    return _judged(verdict, own, without_energy, apart if among else 0)
 
 
 def coverage_of(parts: Iterable[Part]) -> float | None:
@@ -171,7 +173,7 @@ def next_operators(parts: Sequence[Part], significant: set[str], *, target: floa
     return added
 
 
-def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
+def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -> Verdict:
     reasons: list[str] = []
     target = verdict.target
     if verdict.time.gap is None or not verdict.measured:
@@ -213,6 +215,8 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int) -> Verdict:
             f"Of the whole's kernel time the tuples' kernels account for {_percent(verdict.kernels.explained)}: "
             "in the model other kernels run."
         )
+    if apart:
+        reasons.append(f"{apart} of {verdict.measured} tuples were read in loops alone, not among other operators.")
     missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in wholes if not whole.reading]
     if missing:
         reasons.append(f"The whole was not measured on {', '.join(missing)}.")

@@ -68,3 +68,14 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
         [Part("a", "", "", 3, reading=reading())], [Whole("GPU-1", whole(1))], target=0.9, launch="graph"
     )
     assert (without.context_time_us, without.weights_in_cache) == (None, None)
+
+
+def test_a_sum_of_both_kinds_of_readings_says_so():
+    parts = [
+        Part("a", "", "", 1, reading=reading(details={"context": CONTEXT})),
+        Part("b", "", "", 1, reading=reading()),
+    ]
+    verdict = aggregate(parts, [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
+    assert any("1 of 2 tuples were read in loops alone" in reason for reason in verdict.reasons)
+    verdict = aggregate(parts[:1], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
+    assert not any("in loops alone" in reason for reason in verdict.reasons)

@@ -57,7 +57,7 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())
     assert "tuples timed among other operators: -" in flat
-    assert "25% of the weights stay in the cache" in flat
+    assert "25.0 % of the weights stay in the cache" in flat
 
 
 def test_an_open_job_says_that_it_is_preliminary(database):
