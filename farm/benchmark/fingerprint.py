@@ -39,7 +39,7 @@ def take(bench: Bench) -> dict[str, Any]:
     }
     if bench.cuda:
         found["launch_floor_us"] = _launch_floor_us(bench)
-        bench._refresh_levels()
+        bench.levels.refresh()
         found |= _sensors(bench)
         for name in ("idle_power_w", "base_power_w"):
             if (level := getattr(bench.levels, name)) is not None:

@@ -7,31 +7,29 @@ where it begins and what the intervals mean is in docs/method.md.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from farm.benchmark import statistics
+from farm.benchmark.bursts import read_bursts
+from farm.benchmark.canary import Canary, with_canary
 from farm.benchmark.context import Others, read_context
-from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
+from farm.benchmark.levels import Levels
+from farm.benchmark.power import FLOOR_TICKS, Power, window_power
+from farm.benchmark.protocol import OnPhase, Protocol, Reading, Stopping, Subject
+from farm.benchmark.rounds import Clock, TimedRound, pass_times_us
 from farm.benchmark.sampler import Sampler, Window
-from farm.benchmark.workload import Round, Workload, grad_mode, numeric_flags, prepare, prepare_canary, why_it_raised
+from farm.benchmark.workload import Workload, grad_mode, numeric_flags, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 
-OnPhase = Callable[[str, dict[str, Any]], None]
-
-FLOOR_TICKS = 5  # steps of the energy counter that a window holds at least
 CHECK_S = 0.02  # how often the stopping rule is asked
-QUEUED_S = 0.012  # work kept in flight on a GPU, so that a busy host never starves it
-RAMP = 0.02  # a first step whose power is further than this from the others' median is still warm-up
 DISAGREE = 0.02
 THROTTLED_SHARE = 0.05  # of the samples
 REPEATS = 2  # of a reading that was taken hot, shared or drifting
@@ -58,104 +56,12 @@ class Gate:
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
 WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling allows it
 
-BURST_S = 0.004
-BURST_DUTIES = (0.6, 0.3)
-BURST_WINDOW_S = 0.8
-LEVEL_WINDOW_S = 0.5
-LEVELS_AGE_S = 1800.0
-
-CANARY_EVERY = 25  # tuples between two readings of the canary
-CANARY_SIZE = 2048  # of the square matrices that it multiplies
-CANARY_OFF = 0.03  # a change of the canary's power or time that makes the readings around it doubtful
-CANARY_STOPPING = Stopping(warm_up_s=0.2, minimum_s=0.6, maximum_s=0.8)
-CANARY_FIRST_WARM_UP_S = 2.0  # the others come after tuples; against one read on a cold card all would seem off
-
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 
 
 def silent(phase: str, details: dict[str, Any]) -> None:
     """An `on_phase` that says nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Levels:
-    """Power of the card with nothing to do. Units: W."""
-
-    idle_power_w: float | None = None  # at rest, before any work
-    base_power_w: float | None = None  # at full clocks
-
-
-class _Clock:
-    """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the clock on a CPU.
-
-    On a GPU one event stands between two rounds, so the durations add up to the whole time: a gap between rounds is
-    part of them, and energy (power times time) stays whole.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.cuda = workload.device.type == "cuda"
-        self.done: list[tuple[float, float, int]] = []  # (host time when done, seconds, passes)
-        self.in_flight = max(2, min(64, math.ceil(QUEUED_S / max(workload.round_s, 1e-6))))
-        self._waiting: collections.deque[tuple[torch.cuda.Event, int]] = collections.deque()
-        self._last: torch.cuda.Event | None = None
-
-    def step(self) -> None:
-        """Launch a round; wait until no more than `in_flight` are queued."""
-        current = self.workload.next_round()
-        if not self.cuda:
-            begin_s = time.perf_counter()
-            current.launch()
-            now_s = time.perf_counter()
-            self.done.append((now_s, now_s - begin_s, current.passes))
-            return
-        if self._last is None:
-            self._last = _event()
-        current.launch()
-        self._waiting.append((_event(), current.passes))
-        while len(self._waiting) > self.in_flight:
-            self._collect()
-
-    def finish(self) -> None:
-        """Wait for all that is queued."""
-        while self._waiting:
-            self._collect()
-        self._last = None  # what comes next begins anew: the pause is not a round
-
-    def _collect(self) -> None:
-        event, passes = self._waiting.popleft()
-        event.synchronize()
-        assert self._last is not None
-        self.done.append((time.perf_counter(), self._last.elapsed_time(event) / 1e3, passes))
-        self._last = event
-
-    def between(self, begin_s: float, end_s: float) -> list[tuple[float, float, int]]:
-        return [entry for entry in self.done if begin_s < entry[0] <= end_s]
-
-
-def _event() -> torch.cuda.Event:
-    # blocking: a waiting host sleeps; with rounds in flight the wake-up's delay costs nothing.
-    event = torch.cuda.Event(enable_timing=True, blocking=True)
-    event.record()
-    return event
-
-
-@dataclasses.dataclass(frozen=True)
-class _Power:
-    power_w: float | None
-    half_width_w: float | None
-    source: str
-    begin_s: float
-    end_s: float
-    details: dict[str, Any]
-    drift: float = 0.0
-
-    @property
-    def relative(self) -> float:
-        if self.power_w is None:
-            return 0.0
-        return math.inf if self.half_width_w is None else statistics.relative(self.half_width_w, self.power_w)
 
 
 class Bench:
@@ -178,24 +84,17 @@ class Bench:
         self.cuda = self.torch_device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
         before = device.compute_processes() or frozenset()
+        self.levels = Levels(device, self.torch_device, idle_power_w)
         if self.cuda:
-            if idle_power_w is None:
-                idle_power_w = _average_power_w(device, LEVEL_WINDOW_S)
             torch.cuda.set_device(self.torch_device)
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
             self._stream = torch.cuda.Stream(self.torch_device)
         else:
             torch.set_num_threads(threads or _physical_cores())
-            if idle_power_w is None and device.capabilities:
-                idle_power_w = _average_power_w(device, LEVEL_WINDOW_S)
         after = device.compute_processes() or frozenset()
         self.own_processes = (after - before) | {os.getpid()}
-        self.levels = Levels(idle_power_w=idle_power_w)
-        self._levels_s = -math.inf
-        self._canary_every = (CANARY_EVERY if self.cuda else 0) if canary_every is None else canary_every
-        self._canary_due = 0  # tuples until the next one; the first tuple comes with one
-        self._canaries: list[dict[str, Any]] = []
+        self._canary = Canary(self.torch_device, canary_every)
         self._others: Others | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
@@ -212,8 +111,8 @@ class Bench:
                 stack.enter_context(torch.cuda.stream(self._stream))
             workload: Workload | None = None
             try:
-                self._refresh_levels()
-                canary = self._read_canary(on_phase) if subject.kind == "operator" else None
+                self.levels.refresh()
+                canary = self._canary.newest(self._read_canary, on_phase) if subject.kind == "operator" else None
                 on_phase("rebuild", {})
                 started_s = time.perf_counter()
                 workload = prepare(subject, protocol, self.torch_device)
@@ -225,7 +124,7 @@ class Bench:
                 if limited and "energy_counter_mj" in self.device.capabilities:
                     on_phase("burst", {})
                     started_s = time.perf_counter()
-                    burst = self._burst(workload)
+                    burst = read_bursts(workload, self.device)
                     burst_s = time.perf_counter() - started_s
                     if burst is not None:
                         reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
@@ -243,7 +142,7 @@ class Bench:
                     with contextlib.suppress(RuntimeError):
                         workload.close()
         if canary is not None:
-            reading = _with_canary(reading, canary)
+            reading = with_canary(reading, canary)
         cost_s = {
             **reading.cost_s,
             "rebuild": rebuild_s,
@@ -253,47 +152,8 @@ class Bench:
         }
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
-    # ------------------------------------------------------------------------------------------------ canary
-
-    def _read_canary(self, on_phase: OnPhase) -> dict[str, Any] | None:
-        """The newest reading of the reference operator, made anew when it is due; None where there is no canary.
-
-        A product of two square matrices, always the same on every card: what changes between two of its readings is
-        the card's, not the tuples'.
-        """
-        if not self._canary_every:
-            return None
-        if self._canary_due <= 0:
-            self._canary_due = self._canary_every
-            on_phase("canary", {})
-            started_s = time.perf_counter()
-            workload = prepare_canary(CANARY_SIZE, self.torch_device)
-            try:
-                stopping = CANARY_STOPPING
-                if self.cuda and not self._canaries:
-                    stopping = dataclasses.replace(stopping, warm_up_s=CANARY_FIRST_WARM_UP_S)
-                reading = self._steady(workload, stopping, GATES["operator"], silent)
-            finally:
-                workload.close()
-            first = self._canaries[0] if self._canaries else None
-            self._canaries.append(
-                {
-                    "number": len(self._canaries) + 1,
-                    "process": os.getpid(),
-                    "time_us": reading.time_us,
-                    "power_w": reading.power_w,
-                    "energy_mj": reading.energy_mj,
-                    "temperature_c": reading.temperature_c,
-                    "sm_clock_mhz": reading.sm_clock_mhz,
-                    "time_change": round(reading.time_us / first["time_us"] - 1, 5) if first else 0.0,
-                    "energy_change": round(reading.energy_mj / first["energy_mj"] - 1, 5)
-                    if first and reading.energy_mj and first["energy_mj"]
-                    else None,
-                    "cost_s": round(time.perf_counter() - started_s, 3),
-                }
-            )
-        self._canary_due -= 1
-        return self._canaries[-1]
+    def _read_canary(self, workload: Workload, stopping: Stopping) -> Reading:
+        return self._steady(workload, stopping, GATES["operator"], silent)
 
     # ------------------------------------------------------------------------------------------ steady window
 
@@ -313,7 +173,7 @@ class Bench:
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         foreign_before = self._foreign_processes()
-        clock = _Clock(workload)
+        clock = Clock(workload)
         on_phase("warm-up", {})
         with Sampler(self.device) as sampler:
             start_s = time.perf_counter()
@@ -326,7 +186,7 @@ class Bench:
             converged = self._run_window(clock, sampler, begin_s, stopping)
             end_s = time.perf_counter()
             clock.finish()
-        power = self._power(sampler, begin_s, end_s)
+        power = window_power(sampler, begin_s, end_s)
         window = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
         foreign = foreign_before | self._foreign_processes()
@@ -338,7 +198,7 @@ class Bench:
             reading, flags=flags, details={**reading.details, "warm_up_slope_c_per_s": round(settled, 2)}
         )
 
-    def _settle(self, clock: _Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
+    def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended."""
         if "temperature_c" not in self.device.capabilities:
             return None
@@ -354,7 +214,7 @@ class Bench:
                     return slope
             clock.step()
 
-    def _window_begin(self, clock: _Clock, sampler: Sampler) -> float:
+    def _window_begin(self, clock: Clock, sampler: Sampler) -> float:
         """Now, or when the energy counter next moves: work goes on until then."""
         now_s = time.perf_counter()
         if not sampler.counts_energy:
@@ -366,7 +226,7 @@ class Bench:
                 return times[0]
         return now_s  # the counter does not move: the window will say so
 
-    def _run_window(self, clock: _Clock, sampler: Sampler, begin_s: float, stopping: Stopping) -> bool:
+    def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping) -> bool:
         """Launch rounds until the stopping rule is met (True) or the time is up (False)."""
         next_check_s = begin_s
         while True:
@@ -384,11 +244,11 @@ class Bench:
             ):
                 return False
 
-    def _good_enough(self, clock: _Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping) -> bool:
+    def _good_enough(self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping) -> bool:
         if sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= FLOOR_TICKS:
             return False
-        power = self._power(sampler, begin_s, now_s)
-        values = _pass_times_us(clock.between(power.begin_s, power.end_s))
+        power = window_power(sampler, begin_s, now_s)
+        values = pass_times_us(clock.between(power.begin_s, power.end_s))
         if len(values) < 3:
             return False
         figure = statistics.median if power.power_w is None else statistics.mean
@@ -399,52 +259,26 @@ class Bench:
             return True
         return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= DRIFT
 
-    def _power(self, sampler: Sampler, begin_s: float, end_s: float) -> _Power:
-        """Mean power of a window and where the window, once moved to ticks, begins and ends."""
-        times, energies = sampler.ticks(begin_s)
-        pairs = [(a, b) for a, b in zip(times, energies, strict=True) if a <= end_s]
-        if len(pairs) >= 3:
-            dropped = _ramp(pairs)
-            pairs = pairs[dropped:]
-            times, energies = [a for a, _ in pairs], [b for _, b in pairs]
-            rate = statistics.slope(times, energies)
-            drift = _drift(times, energies)
-            # A power on its way somewhere is known no better than to half the way that it made.
-            half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
-            window = sampler.window(times[0], times[-1])
-            details: dict[str, Any] = {"ticks": len(pairs), "ramp_ticks_dropped": dropped}
-            if window.power_w is not None and window.power_source == "power_instant":
-                details["power_integral_w"] = round(window.power_w, 3)
-            source = "rapl" if self.device.card.kind == "cpu" else "energy_counter"
-            return _Power(rate.rate / 1e3, half_width_mw / 1e3, source, times[0], times[-1], details, drift)
-        window = sampler.window(begin_s, end_s)
-        if window.power_w is None:
-            return _Power(None, None, "", begin_s, end_s, {})
-        values = sampler.power_values(begin_s, end_s)
-        half_width = statistics.batch_half_width(values)
-        source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
-        return _Power(window.power_w, half_width, source, begin_s, end_s, {})
-
     def _reading(
         self,
         workload: Workload,
-        rounds: list[tuple[float, float, int]],
-        power: _Power,
+        rounds: list[TimedRound],
+        power: Power,
         window: Window,
         sampler: Sampler,
         converged: bool,
         foreign: frozenset[int],
         warm_up_s: float,
     ) -> Reading:
-        values = _pass_times_us(rounds)
-        passes = sum(entry[2] for entry in rounds)
+        values = pass_times_us(rounds)
+        passes = sum(entry.passes for entry in rounds)
         if power.power_w is None:
             # Nothing must agree with an energy, and on a CPU that others use too the mean is mostly theirs.
             time_us, figure = statistics.median(values), statistics.median
         else:
             # Power is the mean over the window, so the time that it is multiplied with is the mean as well.
-            time_us, figure = sum(entry[1] for entry in rounds) / passes * 1e6, statistics.mean
-        half_width_us = _finite(statistics.batch_half_width(values, figure), time_us)
+            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, statistics.mean
+        half_width_us = statistics.finite(statistics.batch_half_width(values, figure), time_us)
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
         details: dict[str, Any] = {
@@ -453,8 +287,10 @@ class Bench:
             "rounds": len(rounds),
             "time_figure": "median" if power.power_w is None else "mean",
             "time_mean_us": statistics.mean(values),
-            "time_median_half_width_us": _finite(statistics.batch_half_width(values, statistics.median), time_us),
-            "time_trimmed_half_width_us": _finite(
+            "time_median_half_width_us": statistics.finite(
+                statistics.batch_half_width(values, statistics.median), time_us
+            ),
+            "time_trimmed_half_width_us": statistics.finite(
                 statistics.batch_half_width(values, statistics.trimmed_mean), time_us
             ),
         }
@@ -470,7 +306,7 @@ class Bench:
         if power.power_w is None:
             flags.add("no_energy")
         else:
-            power_half_width_w = _finite(power.half_width_w or 0.0, power.power_w)
+            power_half_width_w = statistics.finite(power.half_width_w or 0.0, power.power_w)
             energy_mj = power.power_w * time_us * 1e-3
             energy_half_width_mj = statistics.ratio_half_width(
                 energy_mj, power.power_w, power_half_width_w, time_us, half_width_us
@@ -533,163 +369,11 @@ class Bench:
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
 
-    # ------------------------------------------------------------------------------------------ bursts, levels
-
-    def _burst(self, workload: Workload) -> dict[str, Any] | None:
-        """The subject in bursts between pauses, as its model gives it the card: at full clocks.
-
-        Power is linear in the duty f, P = P_pause + f (P_op - P_pause), so that two duties give P_op, what the pauses
-        cost subtracted. None where a duty gave no power.
-        """
-        points: list[tuple[float, float, float]] = []  # duty, power, half-width
-        times_us: list[float] = []
-        clocks_mhz: list[float] = []
-        reasons: dict[str, float] = {}
-        for duty in BURST_DUTIES:
-            with Sampler(self.device) as sampler:
-                clock = _Clock(workload)
-                clock.in_flight = 10**6  # a burst is queued whole, then waited for
-                count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
-                begin_s = time.perf_counter()
-                while time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3:
-                    if self.cuda:
-                        # The first event would pass at once and the launch that follows be counted as work: have the
-                        # card wait (some 25 us) until the burst is queued.
-                        torch.cuda._sleep(50_000)
-                    for _ in range(count):
-                        clock.step()
-                    clock.finish()
-                    burst_s = sum(entry[1] for entry in clock.done[-count:])
-                    time.sleep(burst_s * (1 - duty) / duty)
-            ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
-            if len(ticks_s) < 4:
-                return None
-            rate = statistics.slope(ticks_s, ticks_mj)
-            inside = clock.between(ticks_s[0], ticks_s[-1])
-            if not inside:
-                return None
-            window = sampler.window(ticks_s[0], ticks_s[-1])
-            points.append(
-                (
-                    sum(entry[1] for entry in inside) / (ticks_s[-1] - ticks_s[0]),
-                    rate.rate / 1e3,
-                    rate.half_width / 1e3,
-                )
-            )
-            times_us += _pass_times_us(inside)
-            if window.sm_clock_mhz is not None:
-                clocks_mhz.append(window.sm_clock_mhz)
-            for name, share in window.throttle_shares.items():
-                reasons[name] = max(share, reasons.get(name, 0.0))
-        (high, high_w, high_hw), (low, low_w, low_hw) = points
-        if high - low < 0.05:
-            return None
-        # P_op lies on the line through both points, at duty 1; P_pause at duty 0.
-        weight_high, weight_low = (1 - low) / (high - low), (1 - high) / (high - low)
-        power_w = weight_high * high_w - weight_low * low_w
-        power_half_width_w = math.hypot(weight_high * high_hw, weight_low * low_hw)
-        time_us = statistics.mean(times_us)
-        time_half_width_us = _finite(statistics.batch_half_width(times_us), time_us)
-        energy_mj = power_w * time_us * 1e-3
-        return {
-            "time_us": time_us,
-            "time_half_width_us": time_half_width_us,
-            "power_w": power_w,
-            "power_half_width_w": power_half_width_w,
-            "energy_mj": energy_mj,
-            "energy_half_width_mj": statistics.ratio_half_width(
-                energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
-            ),
-            "sm_clock_mhz": statistics.mean(clocks_mhz) if clocks_mhz else None,
-            "pause_power_w": low_w - (high_w - low_w) / (high - low) * low,
-            "duties": [round(high, 4), round(low, 4)],
-            "duty_power_w": [round(high_w, 2), round(low_w, 2)],
-            "throttle_shares": {name: round(share, 3) for name, share in reasons.items()},
-            "passes": sum(entry[2] for entry in clock.done),
-        }
-
-    def _refresh_levels(self) -> None:
-        """Take the base power once per process and refresh it rarely: full clocks, next to nothing to do."""
-        if not self.cuda or time.perf_counter() - self._levels_s < LEVELS_AGE_S:
-            return
-        tiny = torch.zeros(1, device=self.torch_device)
-
-        def twitch() -> None:
-            # A one-element kernel every 2 ms keeps the clocks up, at a duty of a few thousandths.
-            tiny.add_(1)
-            torch.cuda.synchronize(self.torch_device)
-            time.sleep(0.002)
-
-        base_power_w = _average_power_w(self.device, LEVEL_WINDOW_S, twitch)
-        self.levels = dataclasses.replace(self.levels, base_power_w=base_power_w)
-        self._levels_s = time.perf_counter()
-
-
-def measure(
-    subject: Subject,
-    protocol: Protocol,
-    stopping: Stopping,
-    device: Device,
-    torch_device: torch.device | str,
-    on_phase: OnPhase = silent,
-) -> Reading:
-    """`Bench.measure` on a bench kept for the device.
-
-    Raises:
-        Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
-    """
-    bench = _BENCHES.get(device.card.id)
-    if bench is None or bench.device is not device:
-        bench = _BENCHES[device.card.id] = Bench(device, torch_device)
-    return bench.measure(subject, protocol, stopping, on_phase)
-
-
-_BENCHES: dict[str, Bench] = {}
-
-
-def _with_canary(reading: Reading, canary: dict[str, Any]) -> Reading:
-    off = max(abs(canary["time_change"]), abs(canary["energy_change"] or 0.0)) > CANARY_OFF
-    flags = tuple(sorted({*reading.flags, "canary_off"})) if off else reading.flags
-    return dataclasses.replace(reading, flags=flags, details={**reading.details, "canary": canary})
-
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
     if subject.kind == "operator":
         return stopping
     return dataclasses.replace(stopping, minimum_s=max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2)))
-
-
-def _pass_times_us(rounds: list[tuple[float, float, int]]) -> list[float]:
-    return [seconds / passes * 1e6 for _, seconds, passes in rounds]
-
-
-def _finite(half_width: float, figure: float) -> float:
-    # Too few values for an interval: as wide as the figure itself, which JSON can carry and nobody mistakes.
-    return half_width if math.isfinite(half_width) else abs(figure)
-
-
-def _ramp(pairs: list[tuple[float, float]]) -> int:
-    """How many first ticks still belong to the warm-up: power is rising towards what the later steps show."""
-    dropped = 0
-    while len(pairs) - dropped > FLOOR_TICKS + 1:
-        rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(pairs[dropped:], pairs[dropped + 1 :], strict=False)]
-        usual = statistics.median(rates[1:])
-        # Two steps together: one late tick makes a short step and a long one.
-        first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
-        if abs(first / usual - 1) <= RAMP:
-            break
-        dropped += 1
-    return dropped
-
-
-def _drift(times: list[float], energies: list[float]) -> float:
-    """Relative difference of power between the second and the first half of the ticks."""
-    if len(times) < 5:
-        return 0.0
-    middle = len(times) // 2
-    first = (energies[middle] - energies[0]) / (times[middle] - times[0])
-    second = (energies[-1] - energies[middle]) / (times[-1] - times[middle])
-    return (second - first) / ((second + first) / 2)
 
 
 def _throttle_flags(shares: dict[str, float]) -> set[str]:
@@ -703,29 +387,8 @@ def _throttle_flags(shares: dict[str, float]) -> set[str]:
     return flags
 
 
-def _average_power_w(device: Device, seconds: float, work: Callable[[], None] | None = None) -> float | None:
-    """Average power over some seconds, by the counter's ticks where there is one."""
-    with Sampler(device) as sampler:
-        if not sampler.active:
-            return None
-        begin_s = time.perf_counter()
-        while time.perf_counter() - begin_s < seconds + (0.15 if sampler.counts_energy else 0.0):
-            if work is None:
-                time.sleep(0.01)
-            else:
-                work()
-        end_s = time.perf_counter()
-    times, energies = sampler.ticks(begin_s)
-    if len(times) >= 3:
-        return statistics.slope(times, energies).rate / 1e3
-    return sampler.window(begin_s, end_s).power_w
-
-
 def _physical_cores() -> int:
     import psutil
 
     allowed = len(os.sched_getaffinity(0))
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-
-
-__all__ = ["Bench", "Levels", "OnPhase", "Round", "measure", "silent"]

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -23,6 +23,7 @@ Residency = Literal["resident", "reuse", "stream", "chain"]
 # normal, zeros, a class of `farm.data_classes`; or seen, which a job resolves to a class for each call
 DataPolicy = str
 SubjectKind = Literal["operator", "variant"]
+OnPhase = Callable[[str, dict[str, Any]], None]  # told the name of each phase of a measurement as it begins
 
 
 def content_id(data: Any) -> str:

@@ -151,6 +151,11 @@ def relative(half_width: float, figure: float) -> float:
     return half_width / abs(figure) if figure else math.inf
 
 
+def finite(half_width: float, figure: float) -> float:
+    """A half-width that JSON can carry: with too few values for an interval, as wide as the figure itself."""
+    return half_width if math.isfinite(half_width) else abs(figure)
+
+
 def ratio_half_width(
     value: float, first: float, first_half_width: float, second: float, second_half_width: float
 ) -> float:

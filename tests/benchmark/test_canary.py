@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.benchmark import measure as measuring
+from farm.benchmark import canary
 from farm.benchmark.measure import Bench
 from farm.benchmark.protocol import Protocol, Stopping
 from tests.benchmark.fake_device import FakeDevice
@@ -15,8 +15,8 @@ SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0
 
 
 def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "CANARY_SIZE", 64)
-    monkeypatch.setattr(measuring, "CANARY_STOPPING", SHORT)
+    monkeypatch.setattr(canary, "SIZE", 64)
+    monkeypatch.setattr(canary, "STOPPING", SHORT)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     notes = [bench.measure(linear(8, 32, 32), EAGER, SHORT).details["canary"] for _ in range(3)]
     assert [note["number"] for note in notes] == [1, 1, 2]
@@ -28,5 +28,5 @@ def test_readings_around_a_changed_reference_are_flagged() -> None:
     reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
     assert "canary" not in reading.details, "a shared CPU has none"
     note = {"time_change": 0.0, "energy_change": -0.04}
-    assert "canary_off" in measuring._with_canary(reading, note).flags
-    assert "canary_off" not in measuring._with_canary(reading, {**note, "energy_change": None}).flags
+    assert "canary_off" in canary.with_canary(reading, note).flags
+    assert "canary_off" not in canary.with_canary(reading, {**note, "energy_change": None}).flags

@@ -9,8 +9,9 @@ import json
 import pytest
 import torch
 
-from farm.benchmark import measure as measuring
+from farm.benchmark.bursts import DUTIES
 from farm.benchmark.measure import Bench
+from farm.benchmark.power import FLOOR_TICKS
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant
 from farm.errors import Unmeasurable
 from tests.benchmark.fake_device import FakeDevice
@@ -48,14 +49,14 @@ def test_the_window_begins_and_ends_on_ticks_of_the_counter() -> None:
     ticks_s = reading.trace.series["energy_mj"][0]
     assert min(abs(begin_s - tick_s) for tick_s in ticks_s) < 1e-3
     assert min(abs(end_s - tick_s) for tick_s in ticks_s) < 1e-3
-    assert reading.details["ticks"] > measuring.FLOOR_TICKS
+    assert reading.details["ticks"] > FLOOR_TICKS
 
 
 def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceiling() -> None:
     impossible = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=1e-9, energy_half_width=1e-9)
     easy, hard = read(FakeDevice()), read(FakeDevice(), stopping=impossible)
     tick_s = 0.02
-    assert easy.window_s < 0.1 + measuring.FLOOR_TICKS * tick_s
+    assert easy.window_s < 0.1 + FLOOR_TICKS * tick_s
     assert "not_converged" not in easy.flags
     assert abs(hard.window_s - 0.4) <= 2 * tick_s
     assert "not_converged" in hard.flags
@@ -157,7 +158,7 @@ def test_at_the_power_limit_the_subject_is_read_in_bursts_too_and_the_pauses_are
     reading = read(device)
     assert "throttled_power" in reading.flags
     burst = reading.details["burst"]
-    assert burst["duties"] == pytest.approx(measuring.BURST_DUTIES, rel=0.02)
+    assert burst["duties"] == pytest.approx(DUTIES, rel=0.02)
     assert burst["power_w"] == pytest.approx(600, rel=0.02)
     assert burst["pause_power_w"] == pytest.approx(120, rel=0.1)
     assert burst["time_us"] == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)

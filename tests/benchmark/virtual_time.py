@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 
-from farm.benchmark import measure, sampler, workload
+from farm.benchmark import bursts, canary, levels, measure, rounds, sampler, workload
 from farm.devices.device import Device
 from tests.benchmark import fake_device
 
@@ -77,9 +77,10 @@ class VirtualTime:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of `time` in the benchmark's modules and in the fake device."""
         stand_in = SimpleNamespace(perf_counter=self.perf_counter, sleep=self.sleep)
-        for module in (measure, sampler, workload, fake_device):
+        for module in (bursts, canary, levels, measure, rounds, sampler, workload, fake_device):
             monkeypatch.setattr(module, "time", stand_in)
-        monkeypatch.setattr(measure, "Sampler", self.sampler)
+        for module in (bursts, levels, measure):
+            monkeypatch.setattr(module, "Sampler", self.sampler)
         for name in ("_operator", "_variant"):
             monkeypatch.setattr(workload, name, self._timed_passes(getattr(workload, name)))
 

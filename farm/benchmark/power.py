@@ -1,0 +1,86 @@
+"""Mean power of a window, and where the window lies once it is moved to the ticks of the energy counter.
+
+The sources, best first, and what the interval is made of: docs/method.md, "Power and energy" and "Intervals".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from farm.benchmark import statistics
+from farm.benchmark.sampler import Sampler
+
+FLOOR_TICKS = 5  # steps of the energy counter that a window holds at least
+RAMP = 0.02  # a first step whose power is further than this from the others' median is still warm-up
+
+
+@dataclass(frozen=True)
+class Power:
+    """Power of a window; `power_w` is None where the card tells none."""
+
+    power_w: float | None
+    half_width_w: float | None
+    source: str
+    begin_s: float
+    end_s: float
+    details: dict[str, Any]
+    drift: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        if self.power_w is None:
+            return 0.0
+        return math.inf if self.half_width_w is None else statistics.relative(self.half_width_w, self.power_w)
+
+
+def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
+    """Mean power of a window and where the window, once moved to ticks, begins and ends."""
+    times, energies = sampler.ticks(begin_s)
+    pairs = [(a, b) for a, b in zip(times, energies, strict=True) if a <= end_s]
+    if len(pairs) >= 3:
+        dropped = _ramp(pairs)
+        pairs = pairs[dropped:]
+        times, energies = [a for a, _ in pairs], [b for _, b in pairs]
+        rate = statistics.slope(times, energies)
+        drift = _drift(times, energies)
+        # A power on its way somewhere is known no better than to half the way that it made.
+        half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
+        window = sampler.window(times[0], times[-1])
+        details: dict[str, Any] = {"ticks": len(pairs), "ramp_ticks_dropped": dropped}
+        if window.power_w is not None and window.power_source == "power_instant":
+            details["power_integral_w"] = round(window.power_w, 3)
+        source = "rapl" if sampler.device.card.kind == "cpu" else "energy_counter"
+        return Power(rate.rate / 1e3, half_width_mw / 1e3, source, times[0], times[-1], details, drift)
+    window = sampler.window(begin_s, end_s)
+    if window.power_w is None:
+        return Power(None, None, "", begin_s, end_s, {})
+    values = sampler.power_values(begin_s, end_s)
+    half_width = statistics.batch_half_width(values)
+    source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
+    return Power(window.power_w, half_width, source, begin_s, end_s, {})
+
+
+def _ramp(pairs: list[tuple[float, float]]) -> int:
+    """How many first ticks still belong to the warm-up: power is rising towards what the later steps show."""
+    dropped = 0
+    while len(pairs) - dropped > FLOOR_TICKS + 1:
+        rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(pairs[dropped:], pairs[dropped + 1 :], strict=False)]
+        usual = statistics.median(rates[1:])
+        # Two steps together: one late tick makes a short step and a long one.
+        first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
+        if abs(first / usual - 1) <= RAMP:
+            break
+        dropped += 1
+    return dropped
+
+
+def _drift(times: list[float], energies: list[float]) -> float:
+    """Relative difference of power between the second and the first half of the ticks."""
+    if len(times) < 5:
+        return 0.0
+    middle = len(times) // 2
+    first = (energies[middle] - energies[0]) / (times[middle] - times[0])
+    second = (energies[-1] - energies[middle]) / (times[-1] - times[middle])
+    return (second - first) / ((second + first) / 2)

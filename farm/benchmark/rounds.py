@@ -1,0 +1,88 @@
+"""Rounds launched and timed, so that neither the host nor the clock is what is measured.
+
+A window, a reading in bursts and the canary all run a workload through this one clock, so that two of their figures
+never differ by the way of timing.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from farm.benchmark.workload import Workload
+
+QUEUED_S = 0.012  # work kept in flight on a GPU, so that a busy host never starves it
+
+
+class TimedRound(NamedTuple):
+    """A round that is done."""
+
+    done_s: float  # on the host's clock
+    took_s: float
+    passes: int
+
+
+class Clock:
+    """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the clock on a CPU.
+
+    On a GPU one event stands between two rounds, so the durations add up to the whole time: a gap between rounds is
+    part of them, and energy (power times time) stays whole.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.cuda = workload.device.type == "cuda"
+        self.done: list[TimedRound] = []
+        self.in_flight = max(2, min(64, math.ceil(QUEUED_S / max(workload.round_s, 1e-6))))
+        self._waiting: collections.deque[tuple[torch.cuda.Event, int]] = collections.deque()
+        self._last: torch.cuda.Event | None = None
+
+    def step(self) -> None:
+        """Launch a round; wait until no more than `in_flight` are queued."""
+        current = self.workload.next_round()
+        if not self.cuda:
+            begin_s = time.perf_counter()
+            current.launch()
+            now_s = time.perf_counter()
+            self.done.append(TimedRound(now_s, now_s - begin_s, current.passes))
+            return
+        if self._last is None:
+            self._last = _event()
+        current.launch()
+        self._waiting.append((_event(), current.passes))
+        while len(self._waiting) > self.in_flight:
+            self._collect()
+
+    def finish(self) -> None:
+        """Wait for all that is queued."""
+        while self._waiting:
+            self._collect()
+        self._last = None  # what comes next begins anew: the pause is not a round
+
+    def _collect(self) -> None:
+        event, passes = self._waiting.popleft()
+        event.synchronize()
+        assert self._last is not None
+        self.done.append(TimedRound(time.perf_counter(), self._last.elapsed_time(event) / 1e3, passes))
+        self._last = event
+
+    def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
+        """The rounds that were done after the begin and by the end."""
+        return [entry for entry in self.done if begin_s < entry.done_s <= end_s]
+
+
+def _event() -> torch.cuda.Event:
+    # blocking: a waiting host sleeps; with rounds in flight the wake-up's delay costs nothing.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)
+    event.record()
+    return event
+
+
+def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
+    """Time of one pass in each round."""
+    return [entry.took_s / entry.passes * 1e6 for entry in rounds]
