@@ -33,7 +33,19 @@ def content_id(data: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class _Plain:
+    """What is plain JSON field by field."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class Protocol(_Plain):
     """What must be equal for two readings to be comparable. Its `id` is part of a reading's identity."""
 
     launch: Launch = "graph"
@@ -74,20 +86,13 @@ class Protocol:
         """What a whole model is read under: its own layers make the values, from standard normal inputs."""
         return self.with_data("normal") if self.data == "seen" else self
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
     def __str__(self) -> str:
         extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
         return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras])
 
 
 @dataclass(frozen=True)
-class Stopping:
+class Stopping(_Plain):
     """When a window may end. Not part of a protocol's identity: a tighter reading satisfies a looser request.
 
     Half-widths are of the 95 % interval, relative to the figure.
@@ -99,16 +104,9 @@ class Stopping:
     time_half_width: float = 0.01
     energy_half_width: float = 0.02
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(_Plain):
     """A model variant: all that decides what a model computes. Models are built with seeded random weights."""
 
     model: str
@@ -143,13 +141,6 @@ class Variant:
     def id(self) -> str:
         return content_id(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
     def __str__(self) -> str:
         extra = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
         extra += "" if self.mode == "eval" else f" {self.mode}"
@@ -157,23 +148,16 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(_Plain):
     """What a reading is about: an operator tuple's JSON, or a model variant's."""
 
     kind: SubjectKind
     id: str
     spec: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
 
 @dataclass(frozen=True)
-class Software:
+class Software(_Plain):
     """The software a reading was taken with: part of its identity."""
 
     torch: str
@@ -188,13 +172,6 @@ class Software:
     def id(self) -> str:
         # The Python version and the kernel change no kernel on the card: shown, not compared.
         return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -249,12 +226,6 @@ class Reading:
     details: dict[str, Any] = field(default_factory=dict)  # burst reading, context, cross-checks, copies made ...
     cost_s: dict[str, float] = field(default_factory=dict)  # where the card's time went: rebuild, warm_up, window ...
     trace: Trace | None = None
-
-    @property
-    def energy_above_idle_mj(self) -> float | None:
-        if self.energy_mj is None or self.idle_power_w is None:
-            return None
-        return self.energy_mj - self.idle_power_w * self.time_us * 1e-3
 
     def to_json(self) -> dict[str, Any]:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "trace"}

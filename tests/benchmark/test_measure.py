@@ -36,7 +36,6 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
     assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
     assert reading.energy_half_width_mj is not None
     assert reading.idle_power_w == 80.0
-    assert reading.energy_above_idle_mj == pytest.approx((reading.power_w - 80) * reading.time_us * 1e-3)
     assert reading.sm_clock_mhz == 1980
     assert set(reading.cost_s) == {"rebuild", "warm_up", "window", "burst", "context", "total"}
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()
