@@ -132,7 +132,8 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
 
 def plan(options: argparse.Namespace) -> None:
     """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
-    from farm.captures import capture_for, classes, torch_version
+    from farm.captures import capture_for, classes
+    from farm.installed import torch_version
     from farm.settings import settings
     from farm.store.database import Database
 
@@ -168,7 +169,8 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
-    from farm.captures import capture_for, classes, torch_version
+    from farm.captures import capture_for, classes
+    from farm.installed import torch_version
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
     from tasks.submit import submit

@@ -6,15 +6,10 @@ one query.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import importlib.util
 import logging
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import update
@@ -31,20 +26,6 @@ from farm.store.database import Database
 from farm.verdict import Part
 
 _log = logging.getLogger(__name__)
-
-
-def torch_version() -> str:
-    """The installed PyTorch's own version ("2.11.0+cu130"), without importing it.
-
-    The package's metadata may lack the build after the plus, which decides what runs.
-    """
-    found = importlib.util.find_spec("torch")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        with contextlib.suppress(OSError):
-            text = (Path(folder) / "version.py").read_text()
-            if match := re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", text, re.MULTILINE):
-                return match[1]
-    return importlib.metadata.version("torch")
 
 
 def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:

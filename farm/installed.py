@@ -32,6 +32,18 @@ def installed_torch() -> Installed | None:
     return None
 
 
+def torch_version() -> str:
+    """The version of the torch that would be imported ("2.11.0+cu130").
+
+    The package's metadata may lack the build after the plus, which decides what runs.
+
+    Raises:
+        importlib.metadata.PackageNotFoundError: there is no torch.
+    """
+    torch = installed_torch()
+    return torch.version if torch is not None else importlib.metadata.version("torch")
+
+
 def _read_version(text: str) -> Installed:
     given: dict[str, Any] = {}
     for node in ast.parse(text).body:

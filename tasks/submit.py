@@ -10,8 +10,9 @@ from sqlmodel import Session, col, select
 
 from farm import jobs
 from farm.aggregate import next_operators
-from farm.captures import capture_for, counts, store_sweep, torch_version, unscoped_parts
+from farm.captures import capture_for, counts, store_sweep, unscoped_parts
 from farm.errors import CaptureError, NoSuchJob
+from farm.installed import torch_version
 from farm.request import Request
 from farm.roofline import roofline_of
 from farm.rounds import close_known_rounds, remember_significant, significant

@@ -16,11 +16,12 @@ from sqlmodel import Session
 
 from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject, Variant
-from farm.captures import capture_for, classes, torch_version
+from farm.captures import capture_for, classes
 from farm.defaults import defaults_for
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable
+from farm.installed import torch_version
 from farm.request import Request
 from farm.roofline import roofline_of
 from farm.settings import settings
