@@ -200,7 +200,7 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
             " ",
             "power limit",
             f"{len(taken)} {plural('tuple', len(taken))} taken as in bursts at full clocks, not in a steady loop: "
-            f"{time_us:+.0f} µs on the sum",
+            f"{round(time_us, 1) + 0.0:+.1f} µs on the sum",  # no negative zero
         )
     if verdict.context_time_us is not None:
         tables.row(grid, " ", "neighbours", _neighbours(verdict))
@@ -223,11 +223,10 @@ def _neighbours(verdict: Verdict) -> str:
     """What the sum holds because its operators stand among others."""
     added_us = verdict.context_time_us or 0.0
     share = added_us / (verdict.time.total.value - added_us)
-    weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
-    return (
-        f"tuples timed among other operators: {share * 100:+.1f} % on the looped sum; "
-        f"{weights if verdict.weights_in_cache else 'weights come from memory'}"
-    )
+    weights = "what stays in the cache is not known"
+    if verdict.weights_in_cache is not None:
+        weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
+    return f"tuples timed among other operators: {share * 100:+.1f} % on the looped sum; {weights}"
 
 
 def _systematic(verdict: Verdict) -> str:

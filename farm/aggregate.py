@@ -90,13 +90,21 @@ def aggregate(
     with_energy = bool(measured) and all(chosen.energy for _, chosen in measured)
     whole_energy = bool(readings) and all(reading.energy for reading in readings)
     time = Comparison(
-        _sum((chosen.time.times(part.count) for part, chosen in measured), systematic_time),
+        _sum(
+            (chosen.time.times(part.count) for part, chosen in measured),
+            systematic_time,
+            math.fsum(chosen.unsure_us * part.count for part, chosen in measured),
+        ),
         _mean([reading.time for reading in readings], weights),
     )
     energy = above_idle = power = None
     if with_energy:
         energy = Comparison(
-            _sum((chosen.energy.times(part.count) for part, chosen in measured if chosen.energy), systematic_energy),
+            _sum(
+                (chosen.energy.times(part.count) for part, chosen in measured if chosen.energy),
+                systematic_energy,
+                math.fsum(chosen.unsure_mj * part.count for part, chosen in measured),
+            ),
             _mean([reading.energy for reading in readings if reading.energy], weights) if whole_energy else None,
         )
         power = Comparison(
@@ -228,10 +236,11 @@ def _percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
-def _sum(figures: Iterable[Figure], systematic: float) -> Figure:
+def _sum(figures: Iterable[Figure], systematic: float, common: float = 0.0) -> Figure:
+    """The sum: own errors in quadrature; what is common to all linearly, relative (systematic) and in the figures' unit."""
     listed = list(figures)
     total = math.fsum(figure.value for figure in listed)
-    return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total))
+    return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total) + common)
 
 
 def _weights(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[float]:
@@ -279,7 +288,10 @@ def _above_idle(
         terms.append(figure.times(part.count))
     above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
     known = [figure for figure in above if figure]
-    return Comparison(_sum(terms, systematic), _mean(known, weights) if known and len(known) == len(above) else None)
+    common = math.fsum(chosen.unsure_mj * part.count for part, chosen in measured)
+    return Comparison(
+        _sum(terms, systematic, common), _mean(known, weights) if known and len(known) == len(above) else None
+    )
 
 
 def _beyond(energy: Figure | None, time: Figure, idle_power_w: float | None) -> Figure | None:

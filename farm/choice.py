@@ -19,7 +19,7 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
     """The figures of one call for the sum, given how the card ran the whole."""
     same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
     wholes = same_card or wholes
-    return _among_others(_at_its_clocks(reading, wholes), reading, weights_in_cache(wholes))
+    return _among_others(_at_its_clocks(reading, wholes), reading, weights_in_cache(wholes) or 0.0)
 
 
 def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
@@ -57,34 +57,45 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
     """With what the neighbours in a model add, and without the fetching of weights that are in the cache there.
 
     While a kernel waits for its code or its data the card draws more than with nothing to do and less than the
-    operator's own power: the middle is taken, and half of the difference stands in the interval.
+    operator's own power: the middle is taken, and half of the difference is unsure. How much like the model's own the
+    others are that it was timed among is not known: half of the effect is unsure. Both are common to all tuples.
     """
     context: Mapping[str, Any] | None = reading.details.get("context") if reading.details else None
     if not context:
         return chosen
     effect = Figure(context["effect_us"], context.get("effect_half_width_us") or 0.0)
-    looped_us = (reading.details.get("burst") or {}).get("time_us") or reading.time_us
-    fetching_us = max(0.0, looped_us - context["alone_us"])
+    fetching_us = 0.0
+    if reading.details.get("copies", 1) > 1:  # else the loop fetched no weights either
+        looped_us = (reading.details.get("burst") or {}).get("time_us") or reading.time_us
+        fetching_us = looped_us - context["alone_us"]
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
     time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width))
-    energy, added_mj = chosen.energy, 0.0
+    energy, added_mj, unsure_mj = chosen.energy, 0.0, 0.0
     if energy is not None and chosen.time.value:
         own_w = energy.value / chosen.time.value * 1e3
         waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
         added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
-        unsure_mj = abs(shift.value) * (own_w - waiting_w) / 2 * 1e-3
+        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + abs(effect.value) / 2 * own_w) * 1e-3
         noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
-        energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj) + unsure_mj)
-    return dataclasses.replace(chosen, time=time, energy=energy, context_us=shift.value, context_mj=added_mj)
+        energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))
+    return dataclasses.replace(
+        chosen,
+        time=time,
+        energy=energy,
+        context_us=shift.value,
+        context_mj=added_mj,
+        unsure_us=abs(effect.value) / 2,
+        unsure_mj=unsure_mj,
+    )
 
 
-def weights_in_cache(wholes: Sequence[ReadingView]) -> float:
+def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
     """The share of a model's weights that is still in the card's cache when the next pass comes to them, 0 to 1.
 
-    Measured with the whole (`farm.benchmark.cache`); a whole that does not tell leaves them cold.
+    Measured with the whole (`farm.benchmark.cache`); None where no whole tells, and weights are then taken as cold.
     """
     shares = [share for whole in wholes if (share := (whole.details or {}).get("found_again")) is not None]
-    return sum(shares) / len(shares) if shares else 0.0
+    return sum(shares) / len(shares) if shares else None
 
 
 def _between(low: Figure, high: Figure, share: float) -> Figure:

@@ -18,7 +18,7 @@ Outcome = Literal["pass", "fail", "none"]
 Used = Literal["steady", "burst", "interpolated"]
 
 NOT_IN_SCOPE = "not in scope"
-VERDICT_SCHEMA = 2
+VERDICT_SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,8 @@ class Chosen:
     why: str = ""
     context_us: float = 0.0  # of the time: what its place among other operators changes, against the loop
     context_mj: float = 0.0  # of the energy
+    unsure_us: float = 0.0  # half-width that all tuples have in common: it adds up over a sum
+    unsure_mj: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,11 @@ def _heartbeat(database: Database, card_id: str, holder: str, current: Settings,
             # What waits on disk first: its claims may have ended while the database was away.
             for closed in spool.flush(database, card_id):
                 follow_up(database, closed)
+        except FarmError as error:
+            log.warning("Spool: %s", error.message)
+        except Exception:  # a file that cannot be read or removed must not make the card seem lost
+            log.exception("The spool in %s could not be emptied", spool.folder)
+        try:
             items.renew(database, holder, current.lease_s, _in_work())
             cards.seen(database, holder)
         except FarmError as error:

@@ -27,38 +27,41 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     chosen = choose(reading(details={"context": CONTEXT}), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
-    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W.
+    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W and to half of the effect at 400 W.
     assert chosen.energy.value == pytest.approx(40 + 1.25)
-    assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5 + 0.75)
+    assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
+    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(2.5), pytest.approx(0.75 + 1.0))
     assert (chosen.context_us, chosen.context_mj) == (pytest.approx(5), pytest.approx(1.25))
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
-    chosen = choose(reading(details={"context": CONTEXT}), [whole(1)])
-    assert chosen.time.value == pytest.approx(105 - 20)
+    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [whole(1)]).time.value == pytest.approx(105 - 20)
+    assert choose(reading(details={"context": CONTEXT, "copies": 1}), [whole(1)]).time.value == pytest.approx(105)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
     burst = {"time_us": 82.0, "time_half_width_us": 1.0, "energy_mj": 50.0}
-    limited = reading(details={"context": CONTEXT, "burst": burst}, flags=("throttled_power",))
+    limited = reading(details={"context": CONTEXT, "burst": burst, "copies": 9}, flags=("throttled_power",))
     assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
-    assert choose(reading(details={"context": CONTEXT}), [whole(0.4)]).time.value == pytest.approx(105 - 8)
+    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [whole(0.4)]).time.value == pytest.approx(105 - 8)
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
 def test_without_a_whole_that_tells_weights_are_cold():
-    assert weights_in_cache([]) == 0
-    assert weights_in_cache([reading()]) == 0
+    assert weights_in_cache([]) is None
+    assert weights_in_cache([reading(details={"found_again": None})]) is None
+    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [reading()]).time.value == pytest.approx(105)
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
+    assert verdict.time.total.half_width == pytest.approx(3 * (1.0**2 + 0.5**2) ** 0.5 + 3 * 2.5)
     assert verdict.context_time_us == pytest.approx(15)
     assert verdict.context_energy_mj == pytest.approx(3.75)
     assert verdict.weights_in_cache == pytest.approx(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -16,20 +17,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
+from farm.benchmark.protocol import OnPhase, Protocol, Reading, Software, Stopping, Subject
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-
-OnPhase = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,13 @@ class BenchmarkProcess:
             (_read_complaints, (self._process.stderr, self._complaints)),
         ):
             threading.Thread(target=target, args=arguments, name="benchmark-process", daemon=True).start()
+        self._stand_by()
+
+    def _stand_by(self) -> None:
+        """Have the verifier import what it needs, so that verifying need not wait for that."""
+        if self._verifier is not None:
+            with contextlib.suppress(OSError):  # it is tried again when it is needed
+                self._verifier.start()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
         """Start if need be, wait until it can measure, and say with what software.
@@ -144,8 +150,6 @@ class BenchmarkProcess:
                     raise Unmeasurable("not_available", event["message"], event.get("next_step", ""))
                 event = self._next(time.monotonic() + timeout_s, "get ready")
             self._ready = event
-            if self._verifier is not None:
-                self._verifier.start()  # it stands by, so that verifying need not wait for imports
         return Software.from_json(self._ready["software"])
 
     @property
@@ -176,7 +180,7 @@ class BenchmarkProcess:
         Args:
             predicted: for a variant, the tuples it is expected to have; it is then verified on the card first.
             verify: verify even without a prediction (True) or not in spite of one (False).
-            timeout_s: for the item alone, not for getting ready. Unit: s.
+            timeout_s: for verifying and for measuring each, not for getting ready. Unit: s.
             on_phase: called with each phase as it begins; what it raises ends the process and comes through.
 
         Raises:
@@ -184,7 +188,6 @@ class BenchmarkProcess:
         """
         software = self.wait_ready()
         card = self.card
-        deadline_s = time.monotonic() + timeout_s
         about = {
             "subject": subject.to_json(),
             "protocol": protocol.to_json(),
@@ -192,28 +195,36 @@ class BenchmarkProcess:
         }
         found: dict[str, Any] = {}
         if (predicted is not None) if verify is None else verify:
-            found = self._verify(about, deadline_s, on_phase)
+            found = self._verify(about, timeout_s, on_phase)
         request = {"request": "measure", **about, "stopping": stopping.to_json()}
-        event = self._ask(request, "reading", "measure", deadline_s, on_phase)
-        return Answer(
-            Reading.from_json(event["reading"]), software, card, found.get("observed"), found.get("verification")
-        )
+        event = self._ask(request, "reading", "measure", time.monotonic() + timeout_s, on_phase)
+        reading = Reading.from_json(event["reading"])
+        if found:
+            self._stand_by()  # now, not while the card measures
+        if why := found.get("unverified"):
+            reading = dataclasses.replace(reading, details={**reading.details, "unverified": why})
+        return Answer(reading, software, card, found.get("observed"), found.get("verification"))
 
-    def _verify(self, about: dict[str, Any], deadline_s: float, on_phase: OnPhase | None) -> dict[str, Any]:
+    def _verify(self, about: dict[str, Any], timeout_s: float, on_phase: OnPhase | None) -> dict[str, Any]:
         """Have a variant verified on the card.
 
         On a GPU in a process of its own, which then ends: verifying needs PyTorch's profiler, and once a process has
-        used that, each kernel that it launches takes 0.1 to 0.2 us longer.
+        used that, each kernel that it launches takes 0.1 to 0.2 us longer. Beside the measuring process it has less
+        memory, and on a card that admits one process only it has no place. A variant that cannot be verified there is
+        measured all the same, and `unverified` says why.
         """
         request = {"request": "verify", **about}
         if self._verifier is None:
-            return self._ask(request, "verified", "verify", deadline_s, on_phase)
+            return self._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
         try:
             self._verifier.wait_ready()
-            return self._verifier._ask(request, "verified", "verify", deadline_s, on_phase)
+            return self._verifier._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
+        except Unmeasurable as error:
+            if error.reason == "hung":
+                raise
+            return {"unverified": f"{error.reason}: {error.message}"}
         finally:
             self._verifier.close()  # nothing but this process may be on the card when it measures
-            self._verifier.start()
 
     def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprint`).

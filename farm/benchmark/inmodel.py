@@ -137,7 +137,8 @@ def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
     """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call."""
     seen: dict[int, list[float]] = defaultdict(list)
     for placed in _placed(events):
-        seen[placed.number].append(placed.time_us)
+        if placed.kernels:  # a view has none; of another call nothing is known
+            seen[placed.number].append(placed.time_us)
     whole_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
     # At their edges calls may overlap: a kernel starts while the one before it ends.
     return seen, min(1.0, sum(map(sum, seen.values())) / whole_us) if whole_us else 0.0

@@ -357,13 +357,15 @@ class Bench:
         """The reading with what other operators around it change: `details["context"]`."""
         if workload.single is None:
             return reading
-        if self._others is None:
-            self._others = Others(self.torch_device)
-        pass_s = reading.time_us / 1e6
         try:
+            if self._others is None:
+                self._others = Others(self.torch_device)
+            pass_s = reading.time_us / 1e6
             found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
-        except torch.OutOfMemoryError:  # no room for a further graph: the reading is as good without
-            return reading
+        except Exception as error:  # the reading is good without it, unless the context is beyond use
+            torch.cuda.synchronize(self.torch_device)
+            why = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+            return dataclasses.replace(reading, details={**reading.details, "context_missing": why})
         return dataclasses.replace(reading, details={**reading.details, "context": found.to_json()})
 
     def _foreign_processes(self) -> frozenset[int]:

@@ -1,4 +1,7 @@
-"""The benchmark process: the one process that imports torch and owns the CUDA context of a card.
+"""The benchmark process: it imports torch and owns the CUDA context of a card.
+
+With --verifier it stands by beside the one that measures, leaves the card alone until it is asked to verify a variant,
+and is ended after that (`farm.benchmark.client`).
 
     python -m farm.benchmark.process --card ID
 

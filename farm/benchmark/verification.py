@@ -10,6 +10,7 @@ All of this needs PyTorch's profiler, which leaves its mark on a process: see `f
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from farm.errors import CaptureError, FarmError, Unmeasurable
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture
+
+_log = logging.getLogger(__name__)
 
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
@@ -107,8 +110,8 @@ def _tuple_kernels(capture: Capture, protocol: Protocol, device: torch.device) -
                 rebuilt = rebuild(spec, device)
                 rebuilt.run()  # what libraries do once does not count
                 found[tuple_id] = dict(launched_kernels(rebuilt.run, device).most_common())
-            except (RuntimeError, FarmError):  # its own item will say why
-                continue
+            except Exception:  # its own item will say why
+                _log.debug("The kernels of %s were not seen", spec.label, exc_info=True)
     return found
 
 

@@ -289,13 +289,14 @@ def _working_set(run: Pass, weight_bytes: int, device: torch.device) -> dict[str
     run()
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    share = found_again(weight_bytes + activation_bytes, device)
     return {
         "activation_peak_bytes": activation_bytes,
-        "found_again": round(found_again(weight_bytes + activation_bytes, device), 3),
+        "found_again": None if share is None else round(share, 3),
     }
 
 
-# One built variant on its way from the verification to the measurement that follows it: building takes seconds.
+# One built variant on its way from the verification to the measurement that follows it, where one process does both.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 

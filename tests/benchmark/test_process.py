@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -125,6 +126,26 @@ def test_a_variant_is_verified_in_a_process_that_stands_by_and_ends(verifying: B
     assert stands_by not in (None, verifies)
     verifying.close()
     assert gone(stands_by)
+
+
+def test_the_verifier_outlives_a_thread_that_waited_for_both(verifying: BenchmarkProcess) -> None:
+    waiting = threading.Thread(target=verifying.wait_ready)
+    waiting.start()
+    waiting.join()
+    time.sleep(0.2)
+    assert verifying._verifier is not None
+    assert verifying.alive
+    assert verifying._verifier.alive
+
+
+def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(verifying: BenchmarkProcess) -> None:
+    verifying.wait_ready()
+    assert verifying._verifier is not None
+    verifying._verifier._env["FARM_SIMULATED_CARDS"] = "0"  # as if the card admitted one process only
+    verifying._verifier.close()
+    answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
+    assert answer.verification is None
+    assert answer.reading.details["unverified"].startswith("not_available: ")
 
 
 def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) -> None:

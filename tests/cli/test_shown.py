@@ -50,9 +50,10 @@ def test_the_report_of_a_sweep_without_energy(request, database):
 def test_what_the_neighbours_of_operators_add_is_said(database):
     job_id = rows.model_job(database)
     context = {"alone_us": 9.0, "effect_us": 2.0, "effect_half_width_us": 0.1, "passes": 138}
+    of_tuple = {"context": context, "copies": 9}
     with database.write() as session:
         for reading in session.exec(select(tables.Reading)).all():
-            extra = {"context": context} if reading.subject_kind == "operator" else {"found_again": 0.25}
+            extra = of_tuple if reading.subject_kind == "operator" else {"found_again": 0.25}
             reading.details = {**reading.details, **extra}
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())

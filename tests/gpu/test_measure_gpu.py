@@ -77,8 +77,8 @@ def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(ben
 def test_a_small_footprint_is_found_again_and_a_large_one_is_not(bench: Bench) -> None:
     device = bench.torch_device
     size = cache_bytes(device)
-    assert found_again(size // 8, device) > 0.8
-    assert found_again(2 * size, device) < 0.2
+    assert (found_again(size // 2, device) or 0) > 0.5
+    assert (found_again(2 * size, device) or 0) < 0.2
     assert found_again(100 * size, device) == 0
 
 

@@ -39,13 +39,15 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
 
 
 def test_a_process_that_measures_never_uses_the_profiler() -> None:
-    variant = Variant("resnet18", 1, 224)
+    variant = Variant("swin_t", 1, 224)  # short kernels: with the profiler in the process a tenth slower
     subject = Subject("variant", variant.id, variant.to_json())
     with BenchmarkProcess(discover(settings())[0].id) as process:
         before = process.measure(subject, Protocol(), Stopping()).reading
-        pid = process.pid
+        assert process._verifier is not None
+        pid, verifier = process.pid, process._verifier.pid
         answer = process.measure(subject, Protocol(), Stopping(), predicted={})
         assert answer.verification is not None
         assert answer.verification["tuple_kernels"]
         assert process.pid == pid
-    assert answer.reading.time_us == pytest.approx(before.time_us, rel=0.01)
+        assert verifier not in (pid, process._verifier.pid)
+    assert answer.reading.time_us == pytest.approx(before.time_us, rel=0.03)
