@@ -253,7 +253,13 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         if item.reading_id and not item.reused and item.role == "tuple"
     ]
     seconds = [row.cost_s.get("total", 0.0) for row in own]
-    busy = sum(sum(row.cost_s.get(name, 0.0) for name in ("warm_up", "window", "burst")) for row in own)
+    # Of the time that the card was held for this job's own items: the whole, its verification, and the writing included.
+    mine = [
+        (item, session.get(tables.Reading, item.reading_id)) for item in items if item.reading_id and not item.reused
+    ]
+    busy = sum(sum(row.cost_s.get(name, 0.0) for name in ("warm_up", "window", "burst")) for _, row in mine)
+    held_s = sum((item.ended_at_s or 0.0) - (item.started_at_s or 0.0) for item, _ in mine)
+    parts = sorted({name for row in own for name in row.cost_s})
     temperatures = [row.temperature_c for row in rows if row.subject_kind == "operator" and row.temperature_c]
 
     def gap(comparison: Any) -> list[float] | None:
@@ -297,7 +303,8 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "failed": readings.failed,
         "card_s_per_tuple": statistics.median(seconds) if seconds else None,
         "card_s": readings.card_time_s,
-        "in_windows": busy / sum(seconds) if sum(seconds) else None,
+        "cost_s": {name: statistics.median(row.cost_s.get(name, 0.0) for row in own) for name in parts},
+        "in_windows": busy / held_s if held_s else None,
         "flags": verdict.flags,
         "adjusted": len(verdict.adjustments),
         "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],
@@ -403,7 +410,7 @@ def markdown(data: dict[str, Any]) -> str:
             )
     lines.append(
         f"- least coverage {percent(summary['least_coverage'])}; card seconds per tuple {number(summary['card_s_per_tuple'])}"
-        f" (median of medians); share of tuples' card time in warm-ups, windows and bursts {percent(summary['in_windows'])}"
+        f" (median of medians); share of the card's time in warm-ups, windows and bursts, everything included, {percent(summary['in_windows'])}"
     )
     if one := data.get("repeatability"):
         lines.append(

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ class Bench:
         Raises:
             Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
         """
+        cost_s: dict[str, float] = {}
         begin_s = time.perf_counter()
         with contextlib.ExitStack() as stack:
             stack.enter_context(numeric_flags(protocol))
@@ -110,46 +112,44 @@ class Bench:
             if self._stream is not None:
                 stack.enter_context(torch.cuda.stream(self._stream))
             workload: Workload | None = None
+            canary = None
             try:
-                self.levels.refresh()
-                canary = self._canary.newest(self._read_canary, on_phase) if subject.kind == "operator" else None
+                with _charged(cost_s, "canary"):
+                    self.levels.refresh()
+                    if subject.kind == "operator":
+                        canary = self._canary.newest(self._read_canary, on_phase)
                 on_phase("rebuild", {})
-                started_s = time.perf_counter()
-                workload = prepare(subject, protocol, self.torch_device)
-                rebuild_s = time.perf_counter() - started_s
-                reading = self._steady_until_good(workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase)
-                burst_s = 0.0
+                with _charged(cost_s, "rebuild"):
+                    workload = prepare(subject, protocol, self.torch_device)
+                with _charged(cost_s, "around"):
+                    reading = self._steady_until_good(
+                        workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase
+                    )
                 # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
                 limited = subject.kind == "operator" and "throttled_power" in reading.flags
-                if limited and "energy_counter_mj" in self.device.capabilities:
-                    on_phase("burst", {})
-                    started_s = time.perf_counter()
-                    burst = read_bursts(workload, self.device)
-                    burst_s = time.perf_counter() - started_s
-                    if burst is not None:
-                        reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
-                started_s = time.perf_counter()
-                if self.cuda and subject.kind == "operator" and protocol.measures_context:
-                    on_phase("context", {})
-                    reading = self._with_context(reading, workload)
-                context_s = time.perf_counter() - started_s
+                with _charged(cost_s, "burst"):
+                    if limited and "energy_counter_mj" in self.device.capabilities:
+                        on_phase("burst", {})
+                        burst = read_bursts(workload, self.device)
+                        if burst is not None:
+                            reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
+                with _charged(cost_s, "context"):
+                    if self.cuda and subject.kind == "operator" and protocol.measures_context:
+                        on_phase("context", {})
+                        reading = self._with_context(reading, workload)
             except Unmeasurable:
                 raise
             except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
                 raise why_it_raised(error) from error
             finally:
                 if workload is not None:
-                    with contextlib.suppress(RuntimeError):
+                    with _charged(cost_s, "close"), contextlib.suppress(RuntimeError):
                         workload.close()
         if canary is not None:
             reading = with_canary(reading, canary)
-        cost_s = {
-            **reading.cost_s,
-            "rebuild": rebuild_s,
-            "burst": burst_s,
-            "context": context_s,
-            "total": time.perf_counter() - begin_s,
-        }
+        # What a steady reading took beside its warm-up and its window: asking the driver, working out the figures.
+        cost_s["around"] -= math.fsum(reading.cost_s.values())
+        cost_s |= {**reading.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
 
     def _read_canary(self, workload: Workload, stopping: Stopping) -> Reading:
@@ -370,6 +370,16 @@ class Bench:
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
+
+
+@contextlib.contextmanager
+def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
+    """Charge what the block takes to a name."""
+    started_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        cost_s[name] = time.perf_counter() - started_s
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
