@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,12 +18,22 @@ def against_whole(
     launch: str,
     *,
     all_tuples: bool,
+    looped: bool = False,
 ) -> dict[str, Any]:
     """Sums and gaps of tuples against a whole.
 
     Args:
         all_tuples: whether these are all of the model's tuples; otherwise, or if one has no reading, there is no gap.
+        looped: take every tuple as it ran in its loop, also where it was timed among other operators.
     """
+
+    def view(row: tables.Reading) -> ReadingView:
+        found = ReadingView.of(row)
+        if not looped:
+            return found
+        details = {name: value for name, value in found.details.items() if name != "context"}
+        return dataclasses.replace(found, details=details)
+
     parts = [
         Part(
             sample.subject.id,
@@ -30,7 +41,7 @@ def against_whole(
             sample.label,
             sample.count,
             estimated_us=sample.weight_us / max(1, sample.count),
-            reading=ReadingView.of(row) if row else None,
+            reading=view(row) if row else None,
         )
         for sample, row in read
     ]

@@ -7,7 +7,7 @@ from sqlmodel import select
 from typer.testing import CliRunner
 
 from cli.main import app
-from farm.benchmark.protocol import Stopping, Variant
+from farm.benchmark.protocol import Stopping, Subject, Variant
 from farm.devices.lock import CardLock
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, UsageError
@@ -16,7 +16,8 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.study import STUDIES, find, performing
-from farm.study.laboratory import Plan
+from farm.study.laboratory import Plan, Sample
+from farm.study.summing import against_whole
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 
@@ -69,6 +70,28 @@ def test_residency_holds_the_sum_of_each_policy_against_the_same_whole(database,
     assert rows["stream"]["gap_time"] == pytest.approx(
         rows["stream"]["sum_time_us"] / rows["stream"]["whole_time_us"] - 1
     )
+
+
+def test_a_sum_can_be_taken_as_its_tuples_ran_in_their_loops():
+    context = {"alone_us": 10.0, "effect_us": 2.0, "effect_half_width_us": 0.1, "passes": 138}
+    row = tables.Reading(
+        id="a",
+        card_id="c",
+        time_us=10.0,
+        time_half_width_us=0.1,
+        throttle_reasons=[],
+        flags=[],
+        details={"context": context},
+    )
+    whole = tables.Reading(
+        id="w", card_id="c", time_us=36.0, time_half_width_us=0.1, throttle_reasons=[], flags=[], details={}
+    )
+    sample = Sample(Subject("operator", "a", {}), "ReLU", "ReLU", 3, 1.0)
+    sums = {
+        looped: against_whole([(sample, row)], whole, "graph", all_tuples=True, looped=looped)["sum_time_us"]
+        for looped in (True, False)
+    }
+    assert sums == {True: 30, False: 36}
 
 
 def test_launch_never_mixes_the_two(database, perform):
