@@ -6,8 +6,10 @@ the time that Typer itself takes to load.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -123,16 +125,30 @@ app.add_typer(study.app, name="study")
 app.add_typer(db.app, name="db")
 
 
+def _leave_interrupted() -> NoReturn:
+    """End with the exit code of an interruption, all being in order.
+
+    Python itself would end by SIGINT where the interruption passed through an `exec` (modules that load make their
+    dataclasses so), whatever was made of it afterwards.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
 def main() -> None:
     """The console script."""
     try:
         app()
     except KeyboardInterrupt:  # before a verb began, or while it was ending
-        sys.exit(INTERRUPTED)
+        _leave_interrupted()
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:
+            _leave_interrupted()
+        raise
     except BrokenPipeError:
         # The reader (`head`, say) has gone: quiet, but keep Python from flushing into the closed pipe at exit.
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 

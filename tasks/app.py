@@ -105,7 +105,7 @@ def check_broker(current: Settings) -> None:
             "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path.",
         )
     try:
-        with app.connection_for_write() as connection:
+        with app.connection_for_write(current.broker_url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:

@@ -250,7 +250,7 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
             except OSError as error:
                 log.warning("The reading of %s waits in memory: %s The spool: %s", claimed.label, away.message, error)
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 2.0)
+                pause_s = min(2 * pause_s, 0.5)
                 continue
             log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
             return None
@@ -292,7 +292,7 @@ def _when_there(ask: Callable[[], T]) -> T:
                 raise
             log.warning("Waiting for the database: %s", error.message)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
+            pause_s = min(2 * pause_s, 0.5)
 
 
 def _follow_up(worker: CardWorker, closed: Closed) -> None:
