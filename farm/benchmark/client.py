@@ -216,13 +216,18 @@ class BenchmarkProcess:
         request = {"request": "verify", **about}
         if self._verifier is None:
             return self._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
+        lost = False
         try:
-            self._verifier.wait_ready()
-            return self._verifier._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
-        except Unmeasurable as error:
-            if error.reason == "hung":
-                raise
-            return {"unverified": f"{error.reason}: {error.message}"}
+            while True:
+                try:
+                    self._verifier.wait_ready()
+                    return self._verifier._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
+                except Unmeasurable as error:
+                    if error.reason == "hung":
+                        raise
+                    if error.reason != "crashed" or lost:
+                        return {"unverified": f"{error.reason}: {error.message}"}
+                    lost = True  # it may have been lost while it stood by: once more
         finally:
             self._verifier.close()  # nothing but this process may be on the card when it measures
 
