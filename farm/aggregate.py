@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.audit import audit_kernels
@@ -52,7 +52,6 @@ __all__ = [
     "Verdict",
     "Whole",
     "aggregate",
-    "choose",
     "coverage_of",
     "launch_gap_us",
     "next_operators",
@@ -93,7 +92,7 @@ def aggregate(
         _sum(
             (chosen.time.times(part.count) for part, chosen in measured),
             systematic_time,
-            math.fsum(chosen.unsure_us * part.count for part, chosen in measured),
+            _over_calls(measured, lambda chosen: chosen.unsure_us),
         ),
         _mean([reading.time for reading in readings], weights),
     )
@@ -103,7 +102,7 @@ def aggregate(
             _sum(
                 (chosen.energy.times(part.count) for part, chosen in measured if chosen.energy),
                 systematic_energy,
-                math.fsum(chosen.unsure_mj * part.count for part, chosen in measured),
+                _over_calls(measured, lambda chosen: chosen.unsure_mj),
             ),
             _mean([reading.energy for reading in readings if reading.energy], weights) if whole_energy else None,
         )
@@ -137,10 +136,8 @@ def aggregate(
         flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
         kernels=audit_kernels(seen, parts) if seen else None,
-        context_time_us=math.fsum(chosen.context_us * part.count for part, chosen in measured) if among else None,
-        context_energy_mj=math.fsum(chosen.context_mj * part.count for part, chosen in measured)
-        if among and energy
-        else None,
+        context_time_us=_over_calls(measured, lambda chosen: chosen.context_us) if among else None,
+        context_energy_mj=_over_calls(measured, lambda chosen: chosen.context_mj) if among and energy else None,
         weights_in_cache=weights_in_cache(readings) if among else None,
     )
     without_energy = sum(chosen.energy is None for _, chosen in measured)
@@ -243,6 +240,11 @@ def _sum(figures: Iterable[Figure], systematic: float, common: float = 0.0) -> F
     return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total) + common)
 
 
+def _over_calls(measured: Sequence[tuple[Part, Chosen]], of: Callable[[Chosen], float]) -> float:
+    """One figure of what was chosen, over all calls of all tuples."""
+    return math.fsum(of(chosen) * part.count for part, chosen in measured)
+
+
 def _weights(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[float]:
     """How much each card's whole counts: as much as the card gave to the sum, all alike where that is unknown."""
     given: dict[str, float] = defaultdict(float)
@@ -288,9 +290,9 @@ def _above_idle(
         terms.append(figure.times(part.count))
     above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
     known = [figure for figure in above if figure]
-    common = math.fsum(chosen.unsure_mj * part.count for part, chosen in measured)
+    common_mj = _over_calls(measured, lambda chosen: chosen.unsure_mj)
     return Comparison(
-        _sum(terms, systematic, common), _mean(known, weights) if known and len(known) == len(above) else None
+        _sum(terms, systematic, common_mj), _mean(known, weights) if known and len(known) == len(above) else None
     )
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -238,7 +238,7 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
     Where both are full, often on one disk, it waits here until one of them has room, as long as a task may take. Its
     token decides in the end, wherever it waited.
     """
-    pause_s = 0.1
+    pauses_s = _pauses_s(0.5)
     while True:
         try:
             return items.complete(
@@ -249,8 +249,7 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
                 worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
             except OSError as error:
                 log.warning("The reading of %s waits in memory: %s The spool: %s", claimed.label, away.message, error)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, 0.5)
+                time.sleep(next(pauses_s))
                 continue
             log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
             return None
@@ -283,16 +282,24 @@ def _when_there(ask: Callable[[], T]) -> T:
             it had one, ends by itself.
     """
     deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
-    pause_s = 0.1
+    pauses_s = _pauses_s(2.0)
     while True:
         try:
             return ask()
         except DatabaseUnreachable as error:
+            pause_s = next(pauses_s)
             if time.monotonic() + pause_s > deadline_s:
                 raise
             log.warning("Waiting for the database: %s", error.message)
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.5)
+
+
+def _pauses_s(most_s: float) -> Iterator[float]:
+    """How long to wait before each next try: twice as long as before, up to a limit."""
+    pause_s = 0.1
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, most_s)
 
 
 def _follow_up(worker: CardWorker, closed: Closed) -> None:

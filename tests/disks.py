@@ -5,7 +5,6 @@ It lives in a mount namespace of its own, so nothing of it is left behind howeve
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import subprocess
@@ -13,13 +12,12 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-_CLONE_NEWNS = 0x00020000
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from tests import setns
 
 
 def why_not() -> str:
     """Why this machine cannot have such a disk; empty if it can."""
-    if not hasattr(_LIBC, "setns"):
+    if not setns.known():
         return "mount namespaces are a matter of Linux"
     if os.geteuid() != 0:
         return "only root may mount a disk"
@@ -53,9 +51,9 @@ class SmallDisk:
 
     def __enter__(self) -> SmallDisk:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._before = setns.own(setns.MOUNTS)
         try:
-            _checked(_LIBC.unshare(_CLONE_NEWNS))
+            setns.unshare(setns.MOUNTS)
             _mount("--make-rprivate", "/")
             _mount("-t", "tmpfs", "-o", f"size={self.size_mib}m", "tmpfs", str(self.path))
         except BaseException:
@@ -70,17 +68,8 @@ class SmallDisk:
 
     def _leave(self) -> None:
         folder = os.getcwd()  # which setns forgets
-        try:
-            _checked(_LIBC.setns(self._before, _CLONE_NEWNS))
-        finally:
-            os.close(self._before)
+        setns.go_back(self._before, setns.MOUNTS)
         os.chdir(folder)
-
-
-def _checked(result: int) -> None:
-    if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _mount(*words: str) -> None:

@@ -14,7 +14,6 @@ FARM_HOST, FARM_HOST_ID and folders of its own make a host of a process (`Host.e
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -22,13 +21,12 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-_CLONE_NEWNET = 0x40000000
-_LIBC = ctypes.CDLL(None, use_errno=True)
+from tests import setns
 
 
 def why_not() -> str:
     """Why this machine cannot have such hosts; empty if it can."""
-    if not hasattr(_LIBC, "setns"):
+    if not setns.known():
         return "network namespaces are a matter of Linux"
     if os.geteuid() != 0:
         return "only root may make network namespaces"
@@ -129,8 +127,8 @@ class _Namespace:
 
         def make() -> None:
             try:
-                _checked(_LIBC.unshare(_CLONE_NEWNET))
-                made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+                setns.unshare(setns.NETWORK)
+                made.append(setns.own(setns.NETWORK))
             except OSError as error:
                 made.append(error)
 
@@ -152,26 +150,16 @@ class _Namespace:
             self._fd = -1
 
     def __enter__(self) -> None:
-        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        before = setns.own(setns.NETWORK)
         try:
-            _checked(_LIBC.setns(self._fd, _CLONE_NEWNET))
+            setns.enter(self._fd, setns.NETWORK)
         except OSError:
             os.close(before)
             raise
         self._before.append(before)
 
     def __exit__(self, *error: object) -> None:
-        before = self._before.pop()
-        try:
-            _checked(_LIBC.setns(before, _CLONE_NEWNET))
-        finally:
-            os.close(before)
-
-
-def _checked(result: int) -> None:
-    if result:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        setns.go_back(self._before.pop(), setns.NETWORK)
 
 
 def _ip(*words: str) -> None:

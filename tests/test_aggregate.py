@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farm.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, choose, coverage_of, next_operators
+from farm.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, coverage_of, next_operators
+from farm.choice import choose
 
 
 def reading(time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more) -> ReadingView:

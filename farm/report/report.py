@@ -16,8 +16,9 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.aggregate import aggregate, choose, launch_gap_us
+from farm.aggregate import aggregate, launch_gap_us
 from farm.benchmark.protocol import Protocol
+from farm.choice import choose
 from farm.errors import NoSuchJob
 from farm.report.parts import parts_of, seen_on_card
 from farm.store import tables
