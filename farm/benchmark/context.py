@@ -1,8 +1,8 @@
 """What an operator takes between other operators, which a loop of itself never shows.
 
-In a loop the kernel's code lies in the instruction caches of every multiprocessor, and its inputs were only read, never
-written, since the pass before. In a model another kernel ran just now and wrote them. On an H200 that is worth 0.2 to
-some µs a kernel, 3 to 7 % of whole models (docs/method.md). So beside its window a tuple is run in a second state: each
+In a loop the kernel's code lies ready in the instruction caches, and its inputs were only read, never written, since the
+pass before. In a model another kernel ran just now and wrote them. On an H200 that is worth 0.2 to some µs a kernel, 3 to
+7 % of whole models (docs/method.md). So beside its window a tuple is run in a second state: each
 pass comes after a dozen kernels of other operators, and after one that writes the inputs anew.
 
 What is in the way is not subtracted: events recorded inside the CUDA graph stand directly around the operator. What an
@@ -53,8 +53,7 @@ class InContext:
 class Others:
     """A dozen kernels of other operators: matrix products in four precisions, special functions, reductions.
 
-    Their code together is larger than an instruction cache; what they read and write is some megabytes, so that they
-    push no weights out of the L2.
+    They bring much code, and read and write some megabytes only, so that they push no weights out of the L2.
     """
 
     def __init__(self, device: torch.device) -> None:
