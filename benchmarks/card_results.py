@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.protocol import Stopping, Variant
+from farm.benchmark.protocol import Stopping, Variant, inside_s
 from farm.request import Request
 
 # In the order of their worth, should the card's time end: families first, then batch 1, then the long ones.
@@ -257,7 +257,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     mine = [
         (item, session.get(tables.Reading, item.reading_id)) for item in items if item.reading_id and not item.reused
     ]
-    busy = sum(sum(row.cost_s.get(name, 0.0) for name in ("warm_up", "window", "burst")) for _, row in mine)
+    busy = sum(inside_s(row.cost_s) for _, row in mine)
     held_s = sum((item.ended_at_s or 0.0) - (item.started_at_s or 0.0) for item, _ in mine)
     parts = sorted({name for row in own for name in row.cost_s})
     temperatures = [row.temperature_c for row in rows if row.subject_kind == "operator" and row.temperature_c]

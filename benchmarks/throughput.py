@@ -201,8 +201,9 @@ class Runs:
 
 
 def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
-    inside_s = sum(row["cost_s"].get(part, 0.0) for row in rows for part in ("warm_up", "window", "burst"))
-    return inside_s / card_s if card_s else None
+    from farm.benchmark.protocol import inside_s
+
+    return sum(inside_s(row["cost_s"]) for row in rows) / card_s if card_s else None
 
 
 def conclusion(

@@ -24,7 +24,7 @@ from farm.benchmark.context import Others, read_context
 from farm.benchmark.levels import Levels
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.protocol import OnPhase, Protocol, Reading, Stopping, Subject
-from farm.benchmark.rounds import Clock, TimedRound, pass_times_us
+from farm.benchmark.rounds import Clock, TimedRound, pass_times_us, starved_share
 from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Workload, grad_mode, numeric_flags, prepare, why_it_raised
 from farm.devices.device import Device
@@ -33,7 +33,8 @@ from farm.errors import Unmeasurable
 CHECK_S = 0.02  # how often the stopping rule is asked
 DISAGREE = 0.02
 THROTTLED_SHARE = 0.05  # of the samples
-REPEATS = 2  # of a reading that was taken hot, shared or drifting
+REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
+STARVED = 0.005  # of a window's time
 DRIFT = 0.03  # difference of power between the halves of a window
 
 
@@ -113,11 +114,17 @@ class Bench:
                 stack.enter_context(torch.cuda.stream(self._stream))
             workload: Workload | None = None
             canary = None
+
+            def read_canary(reference: Workload, wanted: Stopping) -> Reading:
+                reading = self._steady(reference, wanted, GATES["operator"], silent)
+                cost_s["canary_window"] = math.fsum(reading.cost_s.values())
+                return reading
+
             try:
                 with _charged(cost_s, "canary"):
                     self.levels.refresh()
                     if subject.kind == "operator":
-                        canary = self._canary.newest(self._read_canary, on_phase)
+                        canary = self._canary.newest(read_canary, on_phase)
                 on_phase("rebuild", {})
                 with _charged(cost_s, "rebuild"):
                     workload = prepare(subject, protocol, self.torch_device)
@@ -147,13 +154,11 @@ class Bench:
                         workload.close()
         if canary is not None:
             reading = with_canary(reading, canary)
+            cost_s["canary"] -= cost_s.get("canary_window", 0.0)
         # What a steady reading took beside its warm-up and its window: asking the driver, working out the figures.
         cost_s["around"] -= math.fsum(reading.cost_s.values())
         cost_s |= {**reading.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
-
-    def _read_canary(self, workload: Workload, stopping: Stopping) -> Reading:
-        return self._steady(workload, stopping, GATES["operator"], silent)
 
     # ------------------------------------------------------------------------------------------ steady window
 
@@ -163,7 +168,7 @@ class Bench:
             reading = self._steady(workload, stopping, gate, on_phase)
             for name in spent:
                 spent[name] += reading.cost_s[name]
-            poor = {"throttled_thermal", "shared", "drifting"} & set(reading.flags)
+            poor = {"throttled_thermal", "shared", "drifting", "starved"} & set(reading.flags)
             if not poor or not self.cuda:
                 break
             if "throttled_thermal" in poor and attempt < REPEATS:
@@ -296,6 +301,9 @@ class Bench:
         }
         if len(values) < 3:
             flags.add("few_passes")
+        if workload.replayed and (starved := starved_share(rounds)) > STARVED:
+            flags.add("starved")
+            details["starved_share"] = round(starved, 4)
         if window.throttle_shares:
             details["throttle_shares"] = {name: round(share, 3) for name, share in window.throttle_shares.items()}
         if foreign:

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -194,6 +195,14 @@ class Trace:
         data = json.loads(zlib.decompress(packed))
         series = {name: (times, values) for name, (times, values) in data["series"].items()}
         return cls((data["window_s"][0], data["window_s"][1]), series)
+
+
+INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
+
+
+def inside_s(cost_s: Mapping[str, float]) -> float:
+    """What of a reading's card time was warm-ups and windows, its own and those of a canary that came with it."""
+    return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
 
 
 @dataclass(frozen=True)

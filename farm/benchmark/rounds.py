@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import torch
 
+from farm.benchmark import statistics
 from farm.benchmark.workload import Workload
 
-QUEUED_S = 0.012  # work kept in flight on a GPU, so that a busy host never starves it
+QUEUED_S = 0.024  # work kept in flight on a GPU, so that a busy host never starves it
 
 
 class TimedRound(NamedTuple):
@@ -25,6 +26,7 @@ class TimedRound(NamedTuple):
     done_s: float  # on the host's clock
     took_s: float
     passes: int
+    late: bool = False  # launched when the card had nothing left to do: it waited for the host
 
 
 class Clock:
@@ -39,7 +41,7 @@ class Clock:
         self.cuda = workload.device.type == "cuda"
         self.done: list[TimedRound] = []
         self.in_flight = max(2, min(64, math.ceil(QUEUED_S / max(workload.round_s, 1e-6))))
-        self._waiting: collections.deque[tuple[torch.cuda.Event, int]] = collections.deque()
+        self._waiting: collections.deque[tuple[torch.cuda.Event, int, bool]] = collections.deque()
         self._last: torch.cuda.Event | None = None
 
     def step(self) -> None:
@@ -53,8 +55,9 @@ class Clock:
             return
         if self._last is None:
             self._last = _event()
+        late = bool(self._waiting) and self._waiting[-1][0].query()
         current.launch()
-        self._waiting.append((_event(), current.passes))
+        self._waiting.append((_event(), current.passes, late))
         while len(self._waiting) > self.in_flight:
             self._collect()
 
@@ -65,10 +68,10 @@ class Clock:
         self._last = None  # what comes next begins anew: the pause is not a round
 
     def _collect(self) -> None:
-        event, passes = self._waiting.popleft()
+        event, passes, late = self._waiting.popleft()
         event.synchronize()
         assert self._last is not None
-        self.done.append(TimedRound(time.perf_counter(), self._last.elapsed_time(event) / 1e3, passes))
+        self.done.append(TimedRound(time.perf_counter(), self._last.elapsed_time(event) / 1e3, passes, late))
         self._last = event
 
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
@@ -86,3 +89,12 @@ def _event() -> torch.cuda.Event:
 def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
     """Time of one pass in each round."""
     return [entry.took_s / entry.passes * 1e6 for entry in rounds]
+
+
+def starved_share(rounds: Sequence[TimedRound]) -> float:
+    """The share of the time in which the card waited for the host: what late rounds took beyond the usual ones."""
+    if not any(entry.late for entry in rounds):
+        return 0.0
+    usual_s = statistics.median([entry.took_s / entry.passes for entry in rounds])
+    lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in rounds if entry.late)
+    return lost_s / math.fsum(entry.took_s for entry in rounds)

@@ -33,6 +33,7 @@ Pass = Callable[[], object]
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
+LAUNCHED_S = 0.1  # eager passes shorter than this may be launching more than computing
 MAX_PASSES = 2000  # nodes of a graph cost time to capture
 MAX_COPIES = 512
 CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
@@ -60,6 +61,7 @@ class Workload:
     inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
     details: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
+    replayed: bool = False  # rounds are replays of graphs, in which the host has no part
     _next: int = 0
 
     def next_round(self) -> Round:
@@ -404,12 +406,15 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
     output_bytes = _output_bytes(passes.first())  # also loads kernels and picks algorithms
     pass_s = _time_pass(passes.first, device)
     graph = cuda and protocol.launch == "graph"
-    if graph and pass_s < 1e-4:
-        # Launched one by one, short kernels measure the launch: a small graph gives a better estimate.
+    pool = torch.cuda.graph_pool_handle() if graph else None  # replayed one after the other, so they may share memory
+    keep: list[Any] = []
+    if graph and pass_s < LAUNCHED_S:
+        # Launched one by one, short kernels measure the launch, in a tuple and in a whole model alike.
+        few = max(1, min(20, round(2e-3 / pass_s)))
         with _captured(subject):
-            small = capture_graph([passes.first] * 20, device)
-        pass_s = min(pass_s, _time_pass(small.replay, device) / 20)
-        del small
+            small = capture_graph([passes.first] * few, device, pool)
+        pass_s = min(pass_s, _time_pass(small.replay, device, budget_s=0.005) / few)
+        keep.append(small)
     target_s = ROUND_S if cuda else CPU_ROUND_S
     count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
     copies, reached = _copies(passes, protocol, output_bytes, device)
@@ -423,10 +428,9 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
     details = {**passes.details, "copies": len(calls), "passes_per_round": len(groups[0])}
     if not reached:
         details["copies_wanted_more"] = True
-    keep: list[Any] = [calls]
+    keep.append(calls)
     rounds: list[Round] = []
     if graph:
-        pool = torch.cuda.graph_pool_handle()  # replayed one after the other, so they may share their memory
         with _captured(subject):
             for group in groups:
                 captured = capture_graph(group, device, pool)
@@ -435,7 +439,8 @@ def _arrange(passes: _Passes, subject: Subject, protocol: Protocol, device: torc
         torch.cuda.synchronize(device)
     else:
         rounds = [Round(_loop(group), len(group)) for group in groups]
-    return Workload(rounds, device, pass_s * len(groups[0]), passes.first, list(passes.inputs), details, keep)
+    round_s = pass_s * len(groups[0])
+    return Workload(rounds, device, round_s, passes.first, list(passes.inputs), details, keep, replayed=graph)
 
 
 def _copies(passes: _Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:

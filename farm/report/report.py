@@ -17,7 +17,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.aggregate import aggregate, launch_gap_us
-from farm.benchmark.protocol import Protocol
+from farm.benchmark.protocol import Protocol, inside_s
 from farm.choice import choose
 from farm.errors import NoSuchJob
 from farm.report.parts import parts_of, seen_on_card
@@ -393,6 +393,6 @@ def _counts(items: Sequence[Item], rows: dict[str, tables.Reading]) -> ReadingCo
         cancelled=sum(item.state == ItemState.CANCELLED for item in items),
         repeated=sum(item.repeated for item in items),
         card_time_s=math.fsum(totals),
-        window_time_s=math.fsum(cost.get(name, 0.0) for cost in costs for name in ("warm_up", "window", "burst")),
+        window_time_s=math.fsum(inside_s(cost) for cost in costs),
         card_time_median_s=statistics.median(totals) if totals else None,
     )

@@ -18,10 +18,15 @@ def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.Monkey
     monkeypatch.setattr(canary, "SIZE", 64)
     monkeypatch.setattr(canary, "STOPPING", SHORT)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
-    notes = [bench.measure(linear(8, 32, 32), EAGER, SHORT).details["canary"] for _ in range(3)]
+    readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(3)]
+    notes = [reading.details["canary"] for reading in readings]
     assert [note["number"] for note in notes] == [1, 1, 2]
     assert notes[0]["time_change"] == 0
     assert notes[2]["time_change"] == pytest.approx(notes[2]["time_us"] / notes[0]["time_us"] - 1, abs=1e-4)
+    inside = [reading.cost_s.get("canary_window", 0.0) for reading in readings]
+    assert inside[0] > 0.1 < inside[2]
+    assert inside[1] == 0
+    assert all(reading.cost_s["canary"] >= 0 for reading in readings), "its window is not charged twice"
 
 
 def test_readings_around_a_changed_reference_are_flagged() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from farm.benchmark.cache import cache_bytes, found_again
 from farm.benchmark.client import BenchmarkProcess
@@ -77,9 +78,18 @@ def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(ben
 def test_a_small_footprint_is_found_again_and_a_large_one_is_not(bench: Bench) -> None:
     device = bench.torch_device
     size = cache_bytes(device)
-    assert (found_again(size // 2, device) or 0) > 0.5
-    assert (found_again(2 * size, device) or 0) < 0.2
-    assert found_again(100 * size, device) == 0
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        assert (found_again(size // 2, device) or 0) > 0.5
+        assert (found_again(2 * size, device) or 0) < 0.2
+        assert found_again(100 * size, device) == 0
+
+
+def test_rounds_are_as_long_for_a_whole_model_that_is_short_on_the_card_and_long_to_launch(bench: Bench) -> None:
+    variant = Variant("mobilenet_v2", 1, 224)
+    reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
+    assert reading.details["passes_per_round"] * reading.time_us > 2000
+    assert "starved" not in reading.flags
+    assert reading.time_us == pytest.approx(reading.time_median_us, rel=0.01)
 
 
 def test_what_does_not_fit_is_out_of_memory_and_the_card_is_usable_afterwards(bench: Bench) -> None:
