@@ -181,13 +181,19 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
     opened: dict[str, tuple[str, str]] = {}  # job -> card, title
     given_s = dict.fromkeys((card.id for card in cards), 0.0)
     known: dict[str, set[tuple[str, str]]] = {card.id: set() for card in cards}
+    begun = {one.id: card_id for one in pending if (card_id := begun_on(database, one)) in given_s}
     with EmbeddedFarm(settings(), cards) as farm:
         farm.wait_ready()
         while (pending or opened) and time.monotonic() < until_s:
             waiting = Counter(card_id for card_id, _ in opened.values())
             card_id = min(given_s, key=lambda one: (waiting[one], given_s[one]))
             if pending and waiting[card_id] < 2:
-                one = pending.pop(0)
+                # What an earlier go began on this card, else what none began, else what is left.
+                at_home = sorted(
+                    pending, key=lambda one: (begun.get(one.id) not in (card_id, None), one.id not in begun)
+                )
+                one = at_home[0]
+                pending.remove(one)
                 try:
                     made = submit(database, one, [card_id], pinned=True, ready=farm.wait_ready)
                     capture_id = capture_for(database, one, device_type=cards[0].kind, torch=torch_version())
@@ -207,6 +213,20 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                     took_s = time.monotonic() - until_s
                     print(f"{title}: done on {card_id[:12]}, {-took_s:.0f} s left", flush=True)
             time.sleep(0.05 if pending else 0.2)
+
+
+def begun_on(database: Any, asked: Request) -> str | None:
+    """The card of the newest job that asked the same, ended or not: there its readings are."""
+    from sqlmodel import col, select
+
+    from farm.store import tables
+
+    with database.read() as session:
+        query = (
+            select(tables.Job).where(tables.Job.request_id == asked.id).order_by(col(tables.Job.created_at_s).desc())
+        )
+        cards = [job.request.get("cards") or [] for job in session.exec(query)]
+    return next((ids[0] for ids in cards if len(ids) == 1), None)
 
 
 def closed(database: Any, job_id: str) -> bool:
