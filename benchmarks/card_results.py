@@ -2,7 +2,7 @@
 
     python benchmarks/card_results.py --plan                                # counts what is to be read; needs no card
     python benchmarks/card_results.py --database farm.db --budget-s 540     # a go of nine minutes; again to go on
-    python benchmarks/card_results.py --database farm.db --budget-s 0       # no new job: tables from what is there
+    python benchmarks/card_results.py --database farm.db --budget-s 0       # tables from what is there; needs no card
     python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
 The farm does the work: an embedded one on all cards of the host. A variant's tuples and its whole are read on one card,
@@ -81,15 +81,18 @@ def main() -> None:
 
     settings.cache_clear()
     wanted = {int(index) for index in options.cards.split(",") if index}
-    cards = [card for card in discover(settings()) if not card.refusal and (not wanted or card.index in wanted)]
-    card = cards[0]
     database = Database(settings().database)
     database.upgrade()
+    if options.budget_s > 0:
+        cards = [card for card in discover(settings()) if not card.refusal and (not wanted or card.index in wanted)]
+    else:
+        cards = cards_that_read(database)
+    card = cards[0]
     requests = [request(text, card.kind, options) for text in options.models]
     if not options.only_extras and options.budget_s > 0:
         measure(database, requests, cards, began_s + options.budget_s)
     extras: dict[str, Any] = {}
-    if options.repeatability or options.outside:
+    if options.budget_s > 0 and (options.repeatability or options.outside):
         # Before torch is imported: here it works in this process, on the first of the cards.
         os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(card.index)}
         from card_agreement import outside, repeatability
@@ -104,6 +107,17 @@ def main() -> None:
     without_traces(options.database)
     write(options, card, database, rows, extras)
     print(f"all in {time.monotonic() - began_s:.0f} s")
+
+
+def cards_that_read(database: Any) -> list[Any]:
+    """The cards of the database's readings, GPUs first."""
+    from sqlmodel import col, select
+
+    from farm.store import tables
+
+    with database.read() as session:
+        query = select(tables.Card).where(col(tables.Card.id).in_(select(tables.Reading.card_id)))
+        return sorted(session.exec(query), key=lambda card: (card.kind != "cuda", card.id))
 
 
 def variant(text: str) -> Variant:
@@ -259,36 +273,29 @@ def newest(database: Any, asked: Request) -> dict[str, Any] | None:
 
 
 def row_of(session: Any, built: Any) -> dict[str, Any]:
-    from sqlmodel import select
+    from sqlmodel import col, select
 
     from farm.store import tables
+    from farm.store.batches import fetch
 
     verdict, readings = built.verdict, built.readings
     items = session.exec(select(tables.Item).where(tables.Item.job_id == built.job_id)).all()
-    rows = [session.get(tables.Reading, item.reading_id) for item in items if item.reading_id]
+    by_id = fetch(session, tables.Reading, [item.reading_id for item in items if item.reading_id])
+    rows = list(by_id.values())
     whole = [row for row in rows if row.subject_kind == "variant"]
-    own = [
-        session.get(tables.Reading, item.reading_id)
-        for item in items
-        if item.reading_id and not item.reused and item.role == "tuple"
-    ]
-    seconds = [row.cost_s.get("total", 0.0) for row in own]
-    # Of the time that the card was held for this job's own items: the whole, its verification, and the writing included.
-    mine = [
-        (item, session.get(tables.Reading, item.reading_id)) for item in items if item.reading_id and not item.reused
-    ]
-    busy = sum(inside_s(row.cost_s) for _, row in mine)
-    held_s = sum((item.ended_at_s or 0.0) - (item.started_at_s or 0.0) for item, _ in mine)
-    parts = sorted({name for row in own for name in row.cost_s})
-    temperatures = [row.temperature_c for row in rows if row.subject_kind == "operator" and row.temperature_c]
+    tuples = [row for row in rows if row.subject_kind == "operator"]
+    # Whichever job had them read: of the time that the card was held for them, verification and writing included.
+    query = select(tables.Item).where(col(tables.Item.reading_id).in_(list(by_id)), col(tables.Item.reused).is_(False))
+    held_s = sum((item.ended_at_s or 0.0) - (item.started_at_s or 0.0) for item in session.exec(query))
+    busy_s = sum(inside_s(row.cost_s) for row in rows)
+    parts = sorted({name for row in tuples for name in row.cost_s})
+    temperatures = [row.temperature_c for row in tuples if row.temperature_c]
 
     def gap(comparison: Any) -> list[float] | None:
         found = comparison.gap if comparison else None
         return [found.value, found.half_width] if found else None
 
-    weighted: list[tuple[float, float]] = [
-        (row.time_us, row.temperature_c) for row in rows if row.subject_kind == "operator" and row.temperature_c
-    ]
+    weighted = [(row.time_us, row.temperature_c) for row in tuples if row.temperature_c]
     return {
         "variant": built.request["variant"],
         "title": built.title,
@@ -321,10 +328,10 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "read_for_this_job": readings.measured,
         "reused": readings.reused,
         "failed": readings.failed,
-        "card_s_per_tuple": statistics.median(seconds) if seconds else None,
+        "card_s_per_tuple": statistics.median(row.cost_s.get("total", 0.0) for row in tuples) if tuples else None,
         "card_s": readings.card_time_s,
-        "cost_s": {name: statistics.median(row.cost_s.get(name, 0.0) for row in own) for name in parts},
-        "in_windows": busy / held_s if held_s else None,
+        "cost_s": {name: statistics.median(row.cost_s.get(name, 0.0) for row in tuples) for name in parts},
+        "in_windows": busy_s / held_s if held_s else None,
         "flags": verdict.flags,
         "adjusted": len(verdict.adjustments),
         "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],

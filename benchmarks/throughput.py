@@ -3,11 +3,12 @@
     python benchmarks/throughput.py --budget-s 150 --json throughput.json
     FARM_SIMULATED_CARDS=4 FARM_SIMULATED_ITEM_S=0.2 python benchmarks/throughput.py     # the farm without the cards
 
-One embedded farm, three jobs, nothing reused:
+Three jobs, nothing reused:
 
 1. *all*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
 2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others do
-   nothing: a share like that of every card, and the same kind of work;
+   nothing: a share like that of every card, and the same kind of work. On a farm started anew, so that its benchmark
+   process too meets every kernel for the first time;
 3. *rest*: what the first card read in *all* and not yet in *one*, so that all of its readings beside busy neighbours
    have one alone.
 
@@ -73,24 +74,24 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
 
     usable = [card for card in discover(settings()) if not card.refusal]
     cards = max(by_model(usable).values(), key=len)[: options.cards or None]
+    deadline_s = began_s + options.budget_s
+    per_card = options.per_card or max(2, int((options.budget_s - 2 * START_S) / 3 / ITEM_S))
+    everyone = [card.id for card in cards]
     with EmbeddedFarm(settings(), cards) as farm:
-        runs = Runs(farm, began_s + options.budget_s)
+        runs = Runs(farm, deadline_s)
         operator_ids = runs.store(options.batch)
-        farm.wait_ready()
-        per_card = options.per_card or max(2, int((options.budget_s - START_S) / 3 / ITEM_S))
         chosen = random.Random(0).sample(operator_ids, min(per_card * len(cards), len(operator_ids) - len(cards)))
         spare = [one for one in operator_ids if one not in set(chosen)]
-        everyone = [card.id for card in cards]
-        # So that no job pays for the first kernel of a process or the base power of a card.
-        runs.job("warm-up", spare[: len(cards)], everyone)
-        jobs = [runs.job("all", chosen, everyone)]
-        by_duration = sorted(jobs[0]["rows"], key=lambda row: sum(row["cost_s"].values()))
-        share = [row["tuple"] for row in by_duration[:: len(cards)]]
-        first = [row["tuple"] for row in jobs[0]["rows"] if row["card"] == everyone[0]]
+        jobs = [runs.job("all", chosen, everyone, before=spare[: len(cards)])]
+    by_duration = sorted(jobs[0]["rows"], key=lambda row: sum(row["cost_s"].values()))
+    share = [row["tuple"] for row in by_duration[len(cards) // 2 :: len(cards)]]
+    first = [row["tuple"] for row in jobs[0]["rows"] if row["card"] == everyone[0]]
+    with EmbeddedFarm(settings(), cards[:1]) as farm:
+        runs = Runs(farm, deadline_s)
         for name, tuples in (("one", share), ("rest", sorted(set(first) - set(share)))):
             if tuples and runs.left_s() > 0:
                 random.Random(1).shuffle(tuples)
-                jobs.append(runs.job(name, tuples, everyone[:1]))
+                jobs.append(runs.job(name, tuples, everyone[:1], before=spare[:1] if name == "one" else ()))
     readings = {job["name"]: {row["tuple"]: row for row in job.pop("rows")} for job in jobs}
     return {
         "cards": [card.to_json() for card in cards],
@@ -116,11 +117,20 @@ class Runs:
 
         return [one for name in GRIDS for one in store_sweep(self.database, self._request(name, batch))]
 
-    def job(self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str]) -> dict[str, Any]:
-        """Measure the tuples on the cards; what was read, and how long it took."""
+    def job(
+        self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str], before: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Measure the tuples on the cards; what was read, and how long it took.
+
+        Args:
+            before: tuples to be measured first, so that the job does not pay for a process's first reading.
+        """
         from farm import jobs
         from tasks.queues import publish_round
 
+        self.farm.wait_ready()
+        if before:
+            self.job("warm-up", before, card_ids)
         print(f"{name}: {len(operator_ids)} tuples on {len(card_ids)} cards", flush=True)
         planned = jobs.create(
             self.database,
@@ -141,7 +151,7 @@ class Runs:
                 print(f"the time is up with {progress.closed} of {progress.total} items", flush=True)
             self.farm.tend()
             time.sleep(0.2)
-        return self._outcome(name, planned.job_id, len(card_ids))
+        return self._outcome(name, planned.job_id, card_ids)
 
     def _request(self, operator: str, batch: int, name: str = "") -> Any:
         from farm.defaults import Wish, complete
@@ -150,7 +160,7 @@ class Runs:
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
         return complete(Wish(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
 
-    def _outcome(self, name: str, job_id: str, cards: int) -> dict[str, Any]:
+    def _outcome(self, name: str, job_id: str, card_ids: Sequence[str]) -> dict[str, Any]:
         from sqlmodel import col, select
 
         from farm.store.tables import Item, Operator, Reading
@@ -180,24 +190,34 @@ class Runs:
                 for item, reading, label in session.exec(query)
             ]
         done = [item for item in items if item.state == "done"]
-        took_s = max((i.ended_at_s or 0.0 for i in done), default=0.0) - min(
-            (i.started_at_s or 0.0 for i in done), default=0.0
-        )
-        by_card: dict[str, int] = {}
-        for item in done:
-            by_card[item.card_id] = by_card.get(item.card_id, 0) + 1
+        began_s = min((i.started_at_s or 0.0 for i in done), default=0.0)
+        by_card = {card_id: _of_card([i for i in done if i.card_id == card_id], began_s) for card_id in card_ids}
+        took_s = max((i.ended_at_s or 0.0 for i in done), default=began_s) - began_s
+        parts = sorted({part for row in rows for part in row["cost_s"]})
         return {
             "name": name,
-            "cards": cards,
+            "cards": len(card_ids),
             "done": len(done),
             "failed": sum(item.state == "failed" for item in items),
             "not_done": len(items) - len(done),
             "took_s": took_s,
             "items_per_hour": 3600 * len(done) / took_s if took_s else None,
-            "items_by_card": by_card,
-            "in_windows_or_warm_up": _share(rows, took_s * cards),
+            "by_card": by_card,
+            "mean_cost_s": {part: statistics.mean(row["cost_s"].get(part, 0.0) for row in rows) for part in parts},
+            "in_windows_or_warm_up": _share(rows, took_s * len(card_ids)),
             "rows": rows,
         }
+
+
+def _of_card(items: Sequence[Any], began_s: float) -> dict[str, float]:
+    """What one card did of a job, in seconds after the job's first item began."""
+    return {
+        "items": len(items),
+        "first_began_s": min((item.started_at_s - began_s for item in items), default=0.0),
+        "last_ended_s": max((item.ended_at_s - began_s for item in items), default=0.0),
+        "held_s": sum(item.ended_at_s - item.started_at_s for item in items),
+        "longest_s": max((item.ended_at_s - item.started_at_s for item in items), default=0.0),
+    }
 
 
 def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
