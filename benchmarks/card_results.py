@@ -8,7 +8,8 @@
 The farm does the work: an embedded one on all cards of the host. A variant's tuples and its whole are read on one card,
 whichever has the least before it; two jobs a card are open at a time, so that the next model is taken apart while the
 card measures. What a card has read already it does not read again for another model. Whatever was read stays in the
-database, so the list may be completed in several goes and on several hosts. Traces are removed from it at the end.
+database, so the list may be completed in several goes; on another host, with its own database, `--also` takes in the
+tables of the first. Traces are removed from the database at the end.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ LIST = [
     "maxvit_t:32:bfloat16",
     "densenet121:32",
 ]
+EXTRAS = ("repeatability", "outside")
 EXPECTED_TUPLE_S = 1.15  # on an H200: rebuild, warm-up, window, write, and its part of canaries and repetitions
 EXPECTED_WHOLE_S = 8.0
 
@@ -63,6 +65,9 @@ def main() -> None:
     parser.add_argument("--database", type=Path, default=Path("card_results.db"), help="a SQLite file, made if absent")
     parser.add_argument("--budget-s", type=float, default=540.0, help="no job is begun, and none waited for, after it")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
+    parser.add_argument(
+        "--also", type=Path, help="tables (JSON) of an earlier go, for variants that this database lacks"
+    )
     parser.add_argument("--cards", default="", help="indices of the cards to use, as 0,1; without it, all of the host")
     parser.add_argument("--data", default="", help="another data policy than the default of the card")
     parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
@@ -104,6 +109,11 @@ def main() -> None:
             left_s = options.budget_s - (time.monotonic() - began_s)
             extras["repeatability"] = repeatability(database, cards, options.repeatability, left_s)
     rows = [row for one in requests if (row := newest(database, one)) is not None]
+    if options.also:
+        before = json.loads(options.also.read_text())
+        there = {row["title"] for row in rows}
+        rows += [row for row in before["variants"] if row["title"] not in there]
+        extras = {name: extras.get(name) or before.get(name) for name in EXTRAS}
     without_traces(options.database)
     write(options, card, database, rows, extras)
     print(f"all in {time.monotonic() - began_s:.0f} s")
@@ -368,7 +378,7 @@ def write(
     slug = re.sub(r"[^a-z0-9]+", "-", card.model.lower()).strip("-")
     path = options.out / f"{slug}-{day}"
     before = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
-    extras = {name: extras.get(name) or before.get(name) for name in ("repeatability", "outside")}
+    extras = {name: extras.get(name) or before.get(name) for name in EXTRAS}
     summary = summarise(rows)
     data = {
         "date": day,

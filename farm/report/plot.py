@@ -97,7 +97,7 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     """
     check_path(path)
     panels = [panel for panel in (_PANELS) if any(name in trace.series for name in panel[1])]
-    figure, axes = _figure(max(1, len(panels)))
+    figure, axes = _figure([2.2] * max(1, len(panels)))
     begin_s, end_s = trace.window_s
     for axis, (unit, names) in zip(axes, panels, strict=False):
         axis.axvspan(begin_s, end_s, color=WINDOW, label="window" if axis is axes[0] else None, zorder=0)
@@ -145,10 +145,11 @@ def _draw_counter(axis: Any, trace: Trace) -> None:
 def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
     """A study's charts below each other."""
     check_path(path)
-    figure, axes = _figure(max(1, len(charts)), height=2.8)
+    figure, axes = _figure([_height(chart) for chart in charts] or [2.8])
     for axis, chart in zip(axes, charts, strict=False):
+        lying = _lying(chart)
         if chart.zero:
-            axis.axhline(0, color="#7f7f7f", linewidth=0.8)
+            (axis.axvline if lying else axis.axhline)(0, color="#7f7f7f", linewidth=0.8)
         for number, line in enumerate(chart.lines):
             colour = COLOURS[number % len(COLOURS)]
             several = len(set(line.x)) < len(line.x)  # repeats at one place are points, not a line
@@ -164,41 +165,54 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
                 linewidth=1,
                 label=line.name,
             )
-        _draw_bars(axis, chart.bars)
+        _draw_bars(axis, chart.bars, lying=lying)
         if chart.x_log and chart.lines:
             axis.set_xscale("log")
             ticks = sorted({value for line in chart.lines for value in line.x if value > 0})
             axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
             axis.minorticks_off()
         axis.set_title(chart.title, fontsize=9, loc="left")
-        axis.set_xlabel(chart.x_name, fontsize=8)
-        axis.set_ylabel(chart.y_name, fontsize=8)
+        axis.set_xlabel(chart.y_name if lying else chart.x_name, fontsize=8)
+        axis.set_ylabel("" if lying else chart.y_name, fontsize=8)
         if len(chart.lines) > 1 or any(len(row) > 1 for row in chart.bars.values()):
             axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
 
 
-def _draw_bars(axis: Any, bars: Mapping[str, Mapping[str, float]]) -> None:
+def _lying(chart: Chart) -> bool:
+    """Whether bars lie, one below the other: so that long labels stand whole beside them."""
+    return len(chart.bars) > 3 and any(len(label) > 14 for label in chart.bars)
+
+
+def _height(chart: Chart) -> float:
+    """Of a panel. Unit: inches."""
+    return max(1.5, 0.7 + 0.27 * len(chart.bars)) if _lying(chart) else 2.8
+
+
+def _draw_bars(axis: Any, bars: Mapping[str, Mapping[str, float]], *, lying: bool) -> None:
     if not bars:
         return
     series = list(dict.fromkeys(name for row in bars.values() for name in row))
     width = 0.8 / max(1, len(series))
     for number, name in enumerate(series):
         places = [index + (number - (len(series) - 1) / 2) * width for index in range(len(bars))]
-        heights = [row.get(name, math.nan) for row in bars.values()]
-        axis.bar(places, heights, width, color=COLOURS[number % len(COLOURS)], label=name)
-    many = len(bars) > 6
-    labels = [label if len(label) <= 26 else label[:25] + "…" for label in bars]
-    axis.set_xticks(range(len(bars)), labels, fontsize=7, rotation=25 if many else 0, ha="right" if many else "center")
+        values = [row.get(name, math.nan) for row in bars.values()]
+        draw = axis.barh if lying else axis.bar
+        draw(places, values, width, color=COLOURS[number % len(COLOURS)], label=name)
+    if lying:
+        axis.set_yticks(range(len(bars)), list(bars), fontsize=7)
+        axis.set_ylim(len(bars) - 0.4, -0.6)  # the first on top
+    else:
+        axis.set_xticks(range(len(bars)), list(bars), fontsize=7)
 
 
-def _figure(panels: int, height: float = 2.2) -> tuple[Any, list[Any]]:
+def _figure(heights: Sequence[float]) -> tuple[Any, list[Any]]:
     # The object, not pyplot: no display is looked for and nothing is kept globally.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 0.8 + height * panels), dpi=130, layout="constrained")
-    axes = figure.subplots(panels, 1, squeeze=False)
+    figure = Figure(figsize=(9, 0.8 + sum(heights)), dpi=130, layout="constrained")
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
     return figure, [row[0] for row in axes]
 
 

@@ -82,7 +82,7 @@ def _charts(
                 and (off := change(getattr(row, quantity), getattr(longest[sample.subject.id], quantity))) is not None
             ]
             if points:
-                lines.append(Line(sample.label[:40], [x for x, _ in points], [y for _, y in points]))
+                lines.append(Line(sample.label, [x for x, _ in points], [y for _, y in points]))
         if lines:
             title = f"{name}: deviation from the longest window"
             charts.append(Chart(title, "window in s", "%", tuple(lines), x_log=True, zero=True))
