@@ -124,7 +124,8 @@ def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
     """Power of one 10 s loop: by another meter around it, and by the farm in the middle of the same kind of loop."""
     import torch
 
-    from farm.benchmark.workload import grad_mode, numeric_flags, prepare
+    from farm.benchmark.passes import grad_mode, numeric_flags
+    from farm.benchmark.workload import prepare
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
@@ -214,7 +215,8 @@ def _times(subject: Subject, bench: Any, stream: Any) -> list[dict[str, Any]]:
     import torch
     from torch.utils import benchmark
 
-    from farm.benchmark.workload import grad_mode, numeric_flags, prepare
+    from farm.benchmark.passes import grad_mode, numeric_flags
+    from farm.benchmark.workload import prepare
     from farm.operators.rebuild import rebuild
     from farm.operators.tuple import OperatorTuple
 

@@ -112,7 +112,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
     import torch
 
     from farm.benchmark import verification
-    from farm.benchmark.workload import build_variant
+    from farm.benchmark.passes import build_variant
     from farm.data_classes import class_of
     from farm.operators.seen import describe
     from farm.operators.tuple import OperatorTuple

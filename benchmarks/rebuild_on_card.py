@@ -71,7 +71,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     import torch
 
     from farm.benchmark.inmodel import kernels_of_calls
-    from farm.benchmark.workload import build_variant, numeric_flags
+    from farm.benchmark.passes import build_variant, numeric_flags
     from farm.operators.capture import verify_on_device
     from farm.operators.profiled import launched_kernels
     from farm.operators.rebuild import rebuild

@@ -26,6 +26,7 @@ TORCH_ROOMS = (
     "farm/benchmark/context.py",
     "farm/benchmark/levels.py",
     "farm/benchmark/measure.py",
+    "farm/benchmark/passes.py",
     "farm/benchmark/rounds.py",
     "farm/benchmark/workload.py",
     "farm/benchmark/inmodel.py",

@@ -22,11 +22,12 @@ from farm.benchmark.bursts import read_bursts
 from farm.benchmark.canary import Canary, with_canary
 from farm.benchmark.context import Others, read_context
 from farm.benchmark.levels import Levels
+from farm.benchmark.passes import grad_mode, numeric_flags
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.protocol import OnPhase, Protocol, Reading, Stopping, Subject
 from farm.benchmark.rounds import Clock, TimedRound, pass_times_us, starved_share
 from farm.benchmark.sampler import Sampler, Window
-from farm.benchmark.workload import Workload, grad_mode, numeric_flags, prepare, why_it_raised
+from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.inmodel import time_in_model
+from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
 from farm.benchmark.protocol import Protocol, Subject, Variant
-from farm.benchmark.workload import build_variant, grad_mode, numeric_flags, why_it_raised
+from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 
 if TYPE_CHECKING:

@@ -223,7 +223,7 @@ def test_what_is_no_tuple_is_rejected() -> None:
 
 
 def test_numeric_flags_are_set_for_the_measurement_and_put_back() -> None:
-    from farm.benchmark.workload import numeric_flags
+    from farm.benchmark.passes import numeric_flags
 
     before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     with numeric_flags(Protocol(tf32=True, cudnn_deterministic=True)):

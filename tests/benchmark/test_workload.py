@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from farm.benchmark.passes import CHAIN_LAYERS
 from farm.benchmark.protocol import Protocol
-from farm.benchmark.workload import CHAIN_LAYERS, MAX_COPIES, copies_wanted, prepare
+from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.operators.tuple import OperatorTuple

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from farm.benchmark.passes import set_values
 from farm.benchmark.protocol import Protocol, Variant
-from farm.benchmark.workload import _set_values, prepare
+from farm.benchmark.workload import prepare
 from farm.data_classes import class_of
 from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
@@ -70,7 +71,7 @@ def test_a_rebuilt_operator_holds_data_of_its_class(data: str, zeros: float, pos
     spec = next(s for s in capture(model, (batch,)).tuples.values() if s.short_name == "Linear")
     rebuilt = rebuild(spec, "cpu")
     weights = [tensor.clone() for tensor in rebuilt.weights]
-    _set_values(rebuilt, data)
+    set_values(rebuilt, data)
     (given,) = rebuilt.activations
     assert (given == 0).float().mean().item() == pytest.approx(zeros, abs=0.1 if "c" in data else 0.02)
     assert (given.min().item() >= 0) is positive
@@ -84,7 +85,7 @@ def test_what_an_operator_writes_stays_at_its_fixed_point() -> None:
     model, batch = Small(), torch.randn(8, 64)
     spec = next(s for s in capture(model, (batch,)).tuples.values() if s.short_name == "ReLU")
     one, other = rebuild(spec, "cpu"), rebuild(spec, "cpu")
-    _set_values(other, "zeros-50")
+    set_values(other, "zeros-50")
     assert torch.equal(one.activations[0], other.activations[0])
 
 
