@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import opening
 from cli.output import emit_json, say, show
 from farm.study import STUDIES, Study
+
+if TYPE_CHECKING:
+    from farm.study.performing import Performed
 
 app = typer.Typer(
     help="Ask a card the questions that the method rests on; each study prints a table and keeps its readings.",
@@ -78,12 +81,19 @@ def perform(
         made = performing.perform(study, database, chosen, plan, say)
     finally:
         database.close()
-    if png is not None:
-        plot.draw_charts(made.findings.charts, png, made.title)
-        say(f"Drawn to {png}")
+    _give(made, png, as_json)
+
+
+def _give(made: Performed, png: Path | None, as_json: bool) -> None:
+    """Print, and draw only then: a drawing that fails costs no findings."""
     if as_json:
         emit_json(made.to_json())
     else:
         from cli import study_table
 
         show(study_table.table(made))
+    if png is not None:
+        from farm.report import plot
+
+        plot.draw_charts(made.findings.charts, png, made.title)
+        say(f"Drawn to {png}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from farm.errors import UsageError
 
 WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
 COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f")
+_KINDS = "Name a .png, .svg or .pdf file."
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,33 @@ def check_available() -> None:
 
 def check_path(path: Path) -> None:
     """Raises:
-    UsageError: nothing can be written there, or matplotlib is missing.
+    UsageError: matplotlib is missing, or no drawing can be written there; before anything is measured for it.
     """
     check_available()
+    from matplotlib.backend_bases import FigureCanvasBase
+
     if not path.parent.is_dir():
         raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
+    if os.path.isdir(path):
+        raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
+    if _format(path) not in FigureCanvasBase.get_supported_filetypes():
+        raise UsageError(f"Nothing can be drawn as '{path.suffix}': '{path}'.", _KINDS)
+    # Opened for once, not only asked about: a read-only disk and a name too long tell so only then.
+    try:
+        real = Path(os.path.realpath(path))  # where a link leads: the link itself must stay
+        there = real.exists()
+        with real.open("ab"):
+            pass
+        if not there:
+            real.unlink()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"'{path}' cannot be written: {error}.", "Name a file in a folder that you may write to."
+        ) from error
+
+
+def _format(path: Path) -> str:
+    return path.suffix.lstrip(".").lower() or "png"
 
 
 def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
@@ -218,6 +242,6 @@ def _figure(heights: Sequence[float]) -> tuple[Any, list[Any]]:
 
 def _save(figure: Any, path: Path) -> None:
     try:
-        figure.savefig(path, format=path.suffix.lstrip(".").lower() or "png")
+        figure.savefig(path, format=_format(path))
     except (OSError, ValueError) as error:
-        raise UsageError(f"'{path}' cannot be written: {error}.", "Name a .png, .svg or .pdf file.") from error
+        raise UsageError(f"'{path}' cannot be written: {error}.", _KINDS) from error

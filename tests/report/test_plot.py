@@ -1,5 +1,6 @@
 """Drawings and the readings that they are of."""
 
+import os
 import random
 import sys
 
@@ -53,6 +54,31 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         plot.check_path(tmp_path / "nowhere" / "trace.png")
+
+
+@pytest.mark.parametrize("name", ["trace.xyz", "folder.png", "x" * 300 + ".png", "a\0b.png"])
+def test_what_cannot_become_a_drawing_is_said_at_once(tmp_path, name):
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(UsageError) as raised:
+        plot.check_path(tmp_path / name)
+    assert raised.value.next_step
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="cannot be written"):
+        plot.check_path(tmp_path / "trace.png")
+
+
+def test_looking_at_a_path_leaves_everything_as_it_was(tmp_path):
+    (tmp_path / "kept.svg").write_text("kept")
+    (tmp_path / "link.png").symlink_to(tmp_path / "later.png")
+    for name in ("kept.svg", "link.png", "new.PNG", "no suffix"):
+        plot.check_path(tmp_path / name)
+    assert (tmp_path / "kept.svg").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"kept.svg", "link.png"}
 
 
 def test_a_reading_is_found_by_the_beginning_of_its_id(database):

@@ -144,6 +144,24 @@ def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
         assert [card.state for card in session.exec(select(tables.Card))] == ["stopped"]
 
 
+@pytest.mark.parametrize("name", ["found.xyz", ""])
+def test_a_file_that_cannot_be_drawn_is_refused_before_anything_is_measured(cards, tmp_path, name):
+    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--png", str(tmp_path / name)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.output
+    assert not (settings().state_dir / "farm.db").exists()
+
+
+def test_a_drawing_that_fails_costs_no_findings(cards, tmp_path):
+    full = tmp_path / "full.png"
+    full.symlink_to("/dev/full")
+    arguments = ["study", "windows", "squeezenet1_1", "-b", "1", "--quick", "--tuples", "1", "--png", str(full)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2, done.output
+    assert "cannot be written" in done.stderr
+    assert "7 readings kept" in done.stdout
+
+
 def test_every_study_has_its_measurement_and_no_other_name_is_taken():
     import importlib
 
