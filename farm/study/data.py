@@ -21,7 +21,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         commonest = _commonest(sample)
         rows = {
             data: laboratory.read(sample, laboratory.protocol(data=data), stopping, data=data)
-            for data in dict.fromkeys(("normal", commonest, "zeros"))
+            for data in laboratory.shuffled(sample, list(dict.fromkeys(("normal", commonest, "zeros"))))
         }
         everything += rows.values()
         normal, seen, zeros = rows["normal"], rows[commonest], rows["zeros"]

@@ -7,10 +7,11 @@ conditions that a job did not ask for.
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlmodel import Session
 
@@ -30,6 +31,8 @@ from farm.store.content import reading_row, store_protocol, store_software
 from farm.store.database import Database, database_now
 
 STUDY = "study"  # the flag of every reading taken here
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,13 @@ class Laboratory:
     def scaled(self, seconds: float) -> float:
         """A duration made for cards with an energy counter; on others a tenth of it serves: they tell time alone."""
         return seconds if self.card.kind == "cuda" else seconds / 10
+
+    def shuffled(self, sample: Sample, wanted: Sequence[T]) -> list[T]:
+        """What is to be read of a sample, in a random order: the card warms up and drifts meanwhile.
+
+        The study's id and the sample's are the seed, so that the order can be had again and another go has another.
+        """
+        return random.Random(f"{self.id}/{sample.subject.id}").sample(wanted, len(wanted))
 
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any

@@ -1,7 +1,8 @@
-"""How long must a window be? Windows of rising length over a few tuples, each held against the longest of the same."""
+"""How long must a window be? Windows of several lengths over a few tuples, each held against the longest of the same."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 
@@ -15,19 +16,22 @@ QUICK = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
 
 def run(laboratory: Laboratory, plan: Plan) -> Findings:
-    """Read every sample with every window; the longest is the reference."""
+    """Read every sample with every window; the longest is the reference, whenever it is read."""
     lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK if plan.quick else FULL)]
     samples = laboratory.samples(plan.variant, plan.tuples or (3 if plan.quick else 4))
     protocol = laboratory.protocol()
     read: dict[float, list[tuple[Sample, tables.Reading]]] = defaultdict(list)
     longest: dict[str, tables.Reading] = {}
+    wanted = [window_s for window_s, times in lengths for _ in range(times)]
     for sample in samples:
-        for window_s, times in lengths:
-            for _ in range(times):
-                row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
-                if row is not None:
-                    read[window_s].append((sample, row))
-                    longest[sample.subject.id] = row  # windows rise: the last one is the longest
+        longest_s = 0.0
+        # Not as they rise: the tuple's temperature would rise with them.
+        for window_s in laboratory.shuffled(sample, wanted):
+            row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
+            if row is not None:
+                read[window_s].append((sample, row))
+                if window_s > longest_s:
+                    longest_s, longest[sample.subject.id] = window_s, row
     require(list(longest.values()), laboratory)
     rows = []
     for window_s, _ in lengths:
@@ -35,7 +39,8 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         offs = [abs(row.time_us / ref.time_us - 1) for row, ref in pairs]
         energies = [abs(value) for value in known([change(row.energy_mj, ref.energy_mj) for row, ref in pairs])]
         inside = [
-            abs(row.energy_mj - ref.energy_mj) <= (row.energy_half_width_mj or 0) + (ref.energy_half_width_mj or 0)
+            abs(row.energy_mj - ref.energy_mj)
+            <= math.hypot(row.energy_half_width_mj or 0, ref.energy_half_width_mj or 0)
             for row, ref in pairs
             if row.energy_mj is not None and ref.energy_mj is not None
         ]
@@ -76,7 +81,7 @@ def _charts(
         for sample in samples:
             points = [
                 (window_s, off * 100)
-                for window_s, pairs in read.items()
+                for window_s, pairs in sorted(read.items())
                 for one, row in pairs
                 if one is sample
                 and (off := change(getattr(row, quantity), getattr(longest[sample.subject.id], quantity))) is not None

@@ -15,8 +15,8 @@ from farm.reuse import satisfies
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.study import STUDIES, find, performing
-from farm.study.laboratory import Plan, Sample
+from farm.study import STUDIES, data, find, performing, windows
+from farm.study.laboratory import Laboratory, Plan, Sample
 from farm.study.summing import against_whole
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
@@ -54,6 +54,66 @@ def test_readings_of_a_study_are_kept_with_their_circumstances_and_never_reused(
         assert not satisfies(row, Stopping())
     assert [row["window_s"] for row in made.findings.rows] == [0.05, 0.1, 0.2, 0.5]
     assert made.findings.rows[-1]["time_off_most"] == 0
+
+
+class Scripted(Laboratory):
+    """Hands out readings that a test wrote, in the order in which a study asks for them."""
+
+    def __init__(self, card, id="one", energy_mj=lambda sample, circumstances: 100.0):
+        super().__init__(None, card, "windows", id=id)
+        self.asked = []
+        self.energy_mj = energy_mj
+
+    def samples(self, variant, most=None, *, values=False):
+        seen = (("normal", 1), ("zeros-50+", 3))
+        return [Sample(Subject("operator", name, {}), name, name, data=seen) for name in ("a", "b")]
+
+    def read(self, sample, protocol, stopping, **circumstances):
+        self.asked.append((sample.label, *circumstances.values()))
+        energy_mj = self.energy_mj(sample, circumstances)
+        figures = {"time_us": 10.0, "energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
+        return tables.Reading(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
+
+
+def orders(laboratory, study):
+    """The order in which each tuple was read."""
+    study.run(laboratory, Plan(VARIANT, True))
+    return {
+        label: [what for name, what in laboratory.asked if name == label]
+        for label in dict.fromkeys(name for name, _ in laboratory.asked)
+    }
+
+
+def test_windows_are_read_in_an_order_that_goes_with_nothing(cards):
+    found = orders(Scripted(cards[0]), windows)
+    rising = [0.05] * 3 + [0.1] * 2 + [0.2, 0.5]
+    assert {tuple(sorted(order)) for order in found.values()} == {tuple(rising)}
+    assert len({tuple(rising), *map(tuple, found.values())}) == 3
+    assert orders(Scripted(cards[0]), windows) == found  # the study's id gives the order again
+    assert orders(Scripted(cards[0], id="another"), windows) != found
+
+
+def test_values_are_read_in_an_order_that_goes_with_nothing(cards):
+    several = [orders(Scripted(cards[0], id=str(number)), data) for number in range(5)]
+    assert {tuple(sorted(order)) for found in several for order in found.values()} == {("normal", "zeros", "zeros-50+")}
+    assert len({tuple(order) for found in several for order in found.values()}) > 2
+    (row, _) = data.run(Scripted(cards[0], energy_mj=_by_data), Plan(VARIANT, True)).rows
+    assert (row["seen_energy"], row["zeros_energy"]) == (pytest.approx(-0.1), pytest.approx(-0.2))
+
+
+def _by_data(sample, circumstances):
+    return {"normal": 100.0, "zeros-50+": 90.0, "zeros": 80.0}[circumstances["data"]]
+
+
+@pytest.mark.parametrize(("off_mj", "inside"), [(4.2, 1.0), (4.3, 0.0)])
+def test_the_longest_window_is_the_reference_and_two_intervals_cover_what_they_cover_together(cards, off_mj, inside):
+    laboratory = Scripted(
+        cards[0], energy_mj=lambda sample, circumstances: 100.0 + off_mj * (circumstances["window_s"] < 0.5)
+    )
+    rows = windows.run(laboratory, Plan(VARIANT, True)).rows
+    assert laboratory.asked[6][1] != 0.5  # it was not the last of its tuple
+    assert [row["energy_off_most"] for row in rows] == [pytest.approx(off_mj / 100)] * 3 + [0.0]
+    assert [row["energy_inside"] for row in rows] == [inside] * 3 + [1.0]  # 3 and 3 together are 4.24
 
 
 def test_averaging_tells_how_far_off_each_figure_is(perform):
