@@ -46,9 +46,9 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("seen", "seen"),
         Column("power_w", "power", "power_w"),
         Column("seen_energy", "seen, energy", "change"),
-        Column("seen_time", "time", "change"),
+        Column("seen_time", "seen, time", "change"),
         Column("zeros_energy", "zeros, energy", "change"),
-        Column("zeros_time", "time", "change"),
+        Column("zeros_time", "zeros, time", "change"),
     )
     notes = ["Changes are against standard normal values; `seen` is the class that most calls of the tuple see."]
     for key, what in (("seen_energy", "As seen in the model"), ("zeros_energy", "With zeros")):

@@ -101,6 +101,12 @@ def test_values_are_read_in_an_order_that_goes_with_nothing(cards):
     assert (row["seen_energy"], row["zeros_energy"]) == (pytest.approx(-0.1), pytest.approx(-0.2))
 
 
+def test_without_energy_each_column_still_says_whose_it_is(cards):
+    findings = data.run(Scripted(cards[0], energy_mj=lambda sample, circumstances: None), Plan(VARIANT, True))
+    shown = [column for column in findings.columns if any(row[column.key] is not None for row in findings.rows)]
+    assert [column.head for column in shown][-2:] == ["seen, time", "zeros, time"]
+
+
 def _by_data(sample, circumstances):
     return {"normal": 100.0, "zeros-50+": 90.0, "zeros": 80.0}[circumstances["data"]]
 
