@@ -163,7 +163,8 @@ class Laboratory:
         by_tuple: dict[str, dict[str, int]] = {}
         for (operator_id, name), calls in classes(session, capture_id, data).items():
             by_tuple.setdefault(operator_id, {})[name] = calls
-        roofline = roofline_of(self.card.kind, self.card.model, None, dtype=variant.dtype, tf32=False)
+        card = session.get_one(tables.Card, self.card.id)  # it has a fingerprint if a worker ever served it
+        roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
         samples = []
         for operator_id, named in by_tuple.items():
             operator = session.get_one(tables.Operator, operator_id)

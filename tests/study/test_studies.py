@@ -188,6 +188,21 @@ def test_simultaneous_reads_the_same_list_alone_and_beside_its_neighbours(databa
         CardLock(card.id, settings().lock_dir).acquire().release()
 
 
+def test_the_heaviest_tuples_are_those_at_the_peaks_that_the_card_has_shown(database, cards):
+    def weights():
+        with Laboratory(database, cards[0], "windows") as laboratory:
+            return {sample.label: sample.weight_us / sample.count for sample in laboratory.samples(VARIANT)}
+
+    by_table = weights()
+    with database.write() as session:
+        card = session.get_one(tables.Card, cards[0].id)
+        card.fingerprint = {"copy_bytes_per_s": 1e6, "launch_floor_us": 500.0}  # traffic is all that counts
+        session.add(card)
+    measured = weights()
+    assert min(measured.values()) > 500 > min(by_table.values())
+    assert list(measured) != list(by_table)
+
+
 def test_one_card_alone_cannot_answer_what_neighbours_do(perform):
     with pytest.raises(UsageError, match="no neighbour"):
         perform("simultaneous")
