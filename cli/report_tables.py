@@ -5,7 +5,7 @@ Formatting, no logic; what is shown was worked out by `farm.report`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -18,7 +18,7 @@ from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, p
 if TYPE_CHECKING:
     from farm.audit import KernelAudit
     from farm.report import Report, TypeRow
-    from farm.verdict import Verdict
+    from farm.verdict import Adjustment, Verdict
 
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
@@ -194,14 +194,7 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
     if report.kind == "model":
         tables.row(grid, " ", "intervals", f"95 %. {_systematic(verdict)}")
     if taken := [entry for entry in verdict.adjustments if entry.used != "steady"]:
-        time_us = sum(entry.effect_time_us for entry in taken)
-        tables.row(
-            grid,
-            " ",
-            "power limit",
-            f"{len(taken)} {plural('tuple', len(taken))} taken as in bursts at full clocks, not in a steady loop: "
-            f"{round(time_us, 1) + 0.0:+.1f} µs on the sum",  # no negative zero
-        )
+        tables.row(grid, " ", "power limit", _power_limit(taken))
     if verdict.context_time_us is not None:
         tables.row(grid, " ", "neighbours", _neighbours(verdict))
     if verdict.launch_gap_us is not None:
@@ -217,6 +210,17 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
     if verdict.flags:
         tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
+
+
+def _power_limit(taken: Sequence[Adjustment]) -> str:
+    """What the sum takes of tuples that hit the power limit when they are looped."""
+    ways = {"burst": "as in bursts", "interpolated": "between steady and in bursts, by the whole's clock"}
+    told = []
+    for used, way in ways.items():
+        if number := sum(entry.used == used for entry in taken):
+            told.append(f"{number} {plural('tuple', number)} taken {way}")
+    time_us = sum(entry.effect_time_us for entry in taken)
+    return f"{', '.join(told)}, not steady: {round(time_us, 1) + 0.0:+.1f} µs on the sum"  # no negative zero
 
 
 def _neighbours(verdict: Verdict) -> str:

@@ -366,10 +366,16 @@ def _adjustments(measured: Sequence[tuple[Part, Chosen]]) -> tuple[Adjustment, .
 
 
 def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
-    """Eager minus graph, the mean over the cards that have both."""
+    """Eager minus graph, the mean over the cards that have both: as readings, or the eager time beside a replayed one."""
     times: dict[str, dict[str, float]] = defaultdict(dict)
     for whole in wholes:
-        if whole.reading and whole.launch:
-            times[whole.reading.card_id or whole.card_id][whole.launch] = whole.reading.time_us
+        if whole.reading is None:
+            continue
+        both = times[whole.reading.card_id or whole.card_id]
+        if eager_us := whole.reading.details.get("eager_time_us"):
+            both["graph"] = whole.reading.time_us
+            both.setdefault("eager", eager_us)
+        if whole.launch:
+            both[whole.launch] = whole.reading.time_us
     gaps = [both["eager"] - both["graph"] for both in times.values() if {"eager", "graph"} <= both.keys()]
     return math.fsum(gaps) / len(gaps) if gaps else None

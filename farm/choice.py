@@ -14,6 +14,8 @@ from typing import Any
 
 from farm.verdict import Chosen, Figure, ReadingView
 
+BURST_THROTTLED_SHARE = 0.05  # of a burst reading's samples: from there on its clocks are not full
+
 
 def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
     """The figures of one call for the sum, given how the card ran the whole."""
@@ -38,10 +40,11 @@ def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chose
     burst_energy = None
     if burst.get("energy_mj") is not None:
         burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
-    if not any(whole.power_throttled for whole in wholes):
-        return Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
     clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
     low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
+    if not any(whole.power_throttled for whole in wholes):
+        chosen = Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
+        return _if_throttled(chosen, burst, high, sum(clocks) / len(clocks) if clocks else None)
     if not clocks or not low or not high or high <= low:
         return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
     clock = sum(clocks) / len(clocks)
@@ -51,6 +54,24 @@ def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chose
         energy = _between(steady.energy, burst_energy, share)
     why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
     return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
+
+
+def _if_throttled(chosen: Chosen, burst: Mapping[str, Any], clock_mhz: float | None, whole_mhz: float | None) -> Chosen:
+    """Bursts that hit the limit themselves, as passes longer than a burst do, are still too slow.
+
+    By how much is not known: at most by what the clocks differ, if all of the time goes with the clock.
+    """
+    limited = (burst.get("throttle_shares") or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
+    if not limited or not clock_mhz or not whole_mhz or clock_mhz >= whole_mhz:
+        return chosen
+    why = f"{chosen.why}; bursts do, at {clock_mhz:.0f} MHz where the whole has {whole_mhz:.0f}: too slow by an unknown part"
+    unsure = 1 - clock_mhz / whole_mhz
+    return dataclasses.replace(
+        chosen,
+        why=why,
+        unsure_us=unsure * chosen.time.value,
+        unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
+    )
 
 
 def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chosen:
@@ -84,8 +105,8 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
         energy=energy,
         context_us=shift.value,
         context_mj=added_mj,
-        unsure_us=abs(effect.value) / 2,
-        unsure_mj=unsure_mj,
+        unsure_us=chosen.unsure_us + abs(effect.value) / 2,
+        unsure_mj=chosen.unsure_mj + unsure_mj,
     )
 
 

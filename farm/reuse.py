@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sqlmodel import Session, col, select
 
-from farm.benchmark.protocol import Stopping
+from farm.benchmark.protocol import METHOD, Stopping
 from farm.request import Request
 from farm.store import tables
 from farm.store.batches import in_batches
@@ -62,12 +62,16 @@ def _best(
     return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
 
 
-def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
-    """Whether a reading is tight enough. One that did not converge serves who would not wait longer.
+DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}  # flags of what may be better the next time
 
-    A study's readings (`farm.study`) never are: they were taken under windows and conditions of its own.
+
+def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
+    """Whether a reading is tight enough. One that did not converge serves who would not wait longer than it was given.
+
+    Readings by another method than this code's never are, nor doubtful ones, nor those of a study (`farm.study`), which
+    were taken under windows and conditions of its own.
     """
-    if "study" in reading.flags:
+    if reading.details.get("method") != METHOD or {"study", *DOUBTFUL} & set(reading.flags):
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (
@@ -75,4 +79,5 @@ def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
         or reading.energy_mj is None
         or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
     )
-    return (time_ok and energy_ok) or reading.window_s >= 0.9 * wanted.maximum_s or "not_converged" in reading.flags
+    given_s = max(reading.window_s / 0.9, reading.details.get("ceiling_s", 0.0))  # a window ends on its last tick
+    return (time_ok and energy_ok) or given_s >= wanted.maximum_s

@@ -182,6 +182,14 @@ def test_the_other_launch_gives_only_the_launch_gap():
     assert verdict.time.whole.value == 100
 
 
+def test_a_replayed_whole_that_was_timed_eagerly_too_tells_its_launch_gap():
+    timed = reading(100, details={"eager_time_us": 140.0})
+    verdict = aggregate([part(read=reading(100))], [Whole("A", timed)], target=0.95, launch="graph")
+    assert verdict.launch_gap_us == 40
+    both = [Whole("A", timed, launch="graph"), Whole("A", reading(130), launch="eager")]
+    assert aggregate([part(read=reading(100))], both, target=0.95, launch="graph").launch_gap_us == 30
+
+
 def test_flags_are_counted():
     parts = [part(read=reading(flags=("not_converged",))), part("add", read=reading(flags=("not_converged", "x")))]
     assert judge(parts, reading(20)).flags == {"not_converged": 2, "x": 1}

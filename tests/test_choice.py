@@ -46,6 +46,17 @@ def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks()
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
 
 
+def test_bursts_that_hit_the_limit_themselves_are_unsure_by_what_their_clock_lacks():
+    burst = {"time_us": 90.0, "energy_mj": 50.0, "sm_clock_mhz": 1485.0, "throttle_shares": {"power_cap": 1.0}}
+    limited = reading(details={"burst": burst}, flags=("throttled_power",), sm_clock_mhz=1400.0)
+    chosen = choose(limited, [whole(0, sm_clock_mhz=1980.0)])
+    assert chosen.time.value == pytest.approx(90)
+    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(90 / 4), pytest.approx(50 / 4))
+    assert "too slow" in chosen.why
+    at_full = {**burst, "sm_clock_mhz": 1980.0}
+    assert choose(reading(details={"burst": at_full}), [whole(0, sm_clock_mhz=1980.0)]).unsure_us == 0
+
+
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
     assert choose(reading(details={"context": CONTEXT, "copies": 9}), [whole(0.4)]).time.value == pytest.approx(105 - 8)
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -24,8 +25,8 @@ from farm.benchmark.context import Others, read_context
 from farm.benchmark.levels import Levels
 from farm.benchmark.passes import grad_mode, numeric_flags
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
-from farm.benchmark.protocol import OnPhase, Protocol, Reading, Stopping, Subject
-from farm.benchmark.rounds import Clock, TimedRound, pass_times_us, starved_share
+from farm.benchmark.protocol import METHOD, OnPhase, Protocol, Reading, Stopping, Subject
+from farm.benchmark.rounds import Clock, TimedRound, eager_time_us, pass_times_us, starved_share
 from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
@@ -59,6 +60,8 @@ class Gate:
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
 WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling allows it
 
+# What a card should tell so that a reading is known to be good; power has sources and flags of its own.
+SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
 THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 
@@ -81,7 +84,16 @@ class Bench:
         idle_power_w: float | None = None,
         threads: int = 0,
         canary_every: int | None = None,
+        repeats: int | None = None,
     ) -> None:
+        """
+        Args:
+            idle_power_w: where it is known already.
+            threads: of a CPU; 0 for one per physical core that the process may use.
+            canary_every: tuples between two canaries, see `Canary`.
+            repeats: of a reading that was taken hot, shared, drifting or starved; without it two on a GPU and none on
+                a CPU, which others use as they please.
+        """
         self.device = device
         self.torch_device = torch.device(torch_device)
         self.cuda = self.torch_device.type == "cuda"
@@ -98,6 +110,7 @@ class Bench:
         after = device.compute_processes() or frozenset()
         self.own_processes = (after - before) | {os.getpid()}
         self._canary = Canary(self.torch_device, canary_every)
+        self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._others: Others | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
@@ -118,7 +131,7 @@ class Bench:
 
             def read_canary(reference: Workload, wanted: Stopping) -> Reading:
                 reading = self._steady(reference, wanted, GATES["operator"], silent)
-                cost_s["canary_window"] = math.fsum(reading.cost_s.values())
+                cost_s["canary_window"] = cost_s.get("canary_window", 0.0) + math.fsum(reading.cost_s.values())
                 return reading
 
             try:
@@ -141,6 +154,10 @@ class Bench:
                         burst = read_bursts(workload, self.device)
                         if burst is not None:
                             reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
+                with _charged(cost_s, "eager"):
+                    if self.cuda and subject.kind == "variant" and workload.replayed:
+                        on_phase("eager", {})
+                        reading = _with_eager_time(reading, workload)
                 with _charged(cost_s, "context"):
                     if self.cuda and subject.kind == "operator" and protocol.measures_context:
                         on_phase("context", {})
@@ -165,14 +182,14 @@ class Bench:
 
     def _steady_until_good(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         spent = {"warm_up": 0.0, "window": 0.0}
-        for attempt in range(REPEATS + 1):
+        for attempt in itertools.count():
             reading = self._steady(workload, stopping, gate, on_phase)
             for name in spent:
                 spent[name] += reading.cost_s[name]
             poor = {"throttled_thermal", "shared", "drifting", "starved"} & set(reading.flags)
-            if not poor or not self.cuda:
+            if not poor or attempt == self._repeats:
                 break
-            if "throttled_thermal" in poor and attempt < REPEATS:
+            if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let it cool a little
         details = {**reading.details, "attempts": attempt + 1} if attempt else reading.details
         return dataclasses.replace(reading, cost_s=spent, details=details)
@@ -181,7 +198,7 @@ class Bench:
         foreign_before = self._foreign_processes()
         clock = Clock(workload)
         on_phase("warm-up", {})
-        with Sampler(self.device) as sampler:
+        with Sampler(self.device, self.own_processes) as sampler:
             start_s = time.perf_counter()
             clock.step()
             while time.perf_counter() - start_s < stopping.warm_up_s:
@@ -195,17 +212,20 @@ class Bench:
         power = window_power(sampler, begin_s, end_s)
         window = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
-        foreign = foreign_before | self._foreign_processes()
-        reading = self._reading(workload, rounds, power, window, sampler, converged, foreign, begin_s - start_s)
+        foreign = foreign_before | window.foreign_processes | self._foreign_processes()
+        reading = self._reading(
+            workload, rounds, power, window, sampler, converged, foreign, begin_s - start_s, stopping.maximum_s
+        )
+        if "temperature_c" not in self.device.capabilities:
+            return reading
+        if settled is None or abs(settled) > gate.slope_c_per_s:
+            reading = dataclasses.replace(reading, flags=tuple(sorted({*reading.flags, "unsettled"})))
         if settled is None:
             return reading
-        flags = reading.flags if abs(settled) <= gate.slope_c_per_s else tuple(sorted({*reading.flags, "unsettled"}))
-        return dataclasses.replace(
-            reading, flags=flags, details={**reading.details, "warm_up_slope_c_per_s": round(settled, 2)}
-        )
+        return dataclasses.replace(reading, details={**reading.details, "warm_up_slope_c_per_s": round(settled, 2)})
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
-        """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended."""
+        """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended, None if unknown."""
         if "temperature_c" not in self.device.capabilities:
             return None
         next_check_s = 0.0
@@ -216,8 +236,10 @@ class Bench:
                 next_check_s = now_s + 0.05
                 if now_s - start_s >= gate.span_s:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
-                if (slope is not None and abs(slope) <= gate.slope_c_per_s) or now_s >= until_s:
+                if slope is not None and abs(slope) <= gate.slope_c_per_s:
                     return slope
+                if now_s >= until_s:  # a wait that is shorter than the span: by what there is
+                    return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
             clock.step()
 
     def _window_begin(self, clock: Clock, sampler: Sampler) -> float:
@@ -275,6 +297,7 @@ class Bench:
         converged: bool,
         foreign: frozenset[int],
         warm_up_s: float,
+        ceiling_s: float,
     ) -> Reading:
         values = pass_times_us(rounds)
         passes = sum(entry.passes for entry in rounds)
@@ -288,11 +311,13 @@ class Bench:
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
         details: dict[str, Any] = {
+            "method": METHOD,
             **workload.details,
             **power.details,
             "rounds": len(rounds),
             "time_figure": "median" if power.power_w is None else "mean",
             "time_mean_us": statistics.mean(values),
+            "time_mean_half_width_us": statistics.finite(statistics.batch_half_width(values), time_us),
             "time_median_half_width_us": statistics.finite(
                 statistics.batch_half_width(values, statistics.median), time_us
             ),
@@ -300,8 +325,15 @@ class Bench:
                 statistics.batch_half_width(values, statistics.trimmed_mean), time_us
             ),
         }
+        if not converged:
+            details["ceiling_s"] = ceiling_s
         if len(values) < 3:
             flags.add("few_passes")
+        if workload.not_cold:
+            flags.add("not_cold")
+        if self.device.card.kind == "cuda" and (lacking := sorted(SENSORS - self.device.capabilities)):
+            flags.add("lacks_sensors")
+            details["lacks"] = lacking
         if workload.replayed and (starved := starved_share(rounds)) > STARVED:
             flags.add("starved")
             details["starved_share"] = round(starved, 4)
@@ -389,6 +421,14 @@ def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
         yield
     finally:
         cost_s[name] = time.perf_counter() - started_s
+
+
+def _with_eager_time(reading: Reading, workload: Workload) -> Reading:
+    """The reading of a replayed whole with the time of one eager pass: what launching adds is in no other figure."""
+    assert workload.single is not None
+    eager_us, half_width_us = eager_time_us(workload.single, workload.device)
+    found = {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
+    return dataclasses.replace(reading, details={**reading.details, **found})
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:

@@ -83,11 +83,8 @@ def _chain(rebuilt: Rebuilt) -> Passes:
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
-        raise Unmeasurable(
-            "not_available",
-            "This operator cannot be chained: what it returns is not what it takes.",
-            "Use --residency resident.",
-        )
+        why = "it writes its input" if rebuilt.in_place else "what it returns is not what it takes"
+        raise Unmeasurable("not_available", f"This operator cannot be chained: {why}.", "Use --residency resident.")
     passed_on = [start]
 
     def layer(number: int) -> Pass:

@@ -13,7 +13,8 @@ input ends, also in the middle of a measurement, and when its parent dies.
          {"request": "verify", "id", "subject", "protocol", "predicted"}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
-         {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | context, "details"}
+         {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | context,
+          "details"}
          {"event": "reading", "id", "reading"}
          {"event": "verified", "id", "observed": capture | null, "verification": {...}}
          {"event": "fingerprint", "id", "fingerprint"}

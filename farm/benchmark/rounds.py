@@ -15,9 +15,12 @@ from typing import NamedTuple
 import torch
 
 from farm.benchmark import statistics
-from farm.benchmark.workload import Workload
+from farm.benchmark.passes import Pass
+from farm.benchmark.workload import Round, Workload
 
 QUEUED_S = 0.024  # work kept in flight on a GPU, so that a busy host never starves it
+EAGER_S = 0.3  # of eager passes, for what launching costs
+EAGER_LEAST = 4
 
 
 class TimedRound(NamedTuple):
@@ -98,3 +101,19 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     usual_s = statistics.median([entry.took_s / entry.passes for entry in rounds])
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in rounds if entry.late)
     return lost_s / math.fsum(entry.took_s for entry in rounds)
+
+
+def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
+    """What one pass takes when it is launched eagerly, one after the other: the median, and its half-width."""
+
+    def launch() -> None:
+        run()
+
+    clock = Clock(Workload([Round(launch, 1)], device, round_s=EAGER_S))
+    begin_s = time.perf_counter()
+    while time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST:
+        clock.step()
+    clock.finish()
+    values = pass_times_us(clock.done[1:])  # the first waits for what was queued before it
+    half_width_us = statistics.batch_half_width(values, statistics.median)
+    return statistics.median(values), statistics.finite(half_width_us, statistics.median(values))

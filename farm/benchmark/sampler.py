@@ -23,6 +23,7 @@ from farm.devices.device import Device
 BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
+PROCESS_PAUSE_S = 0.25
 TICK_GUARD_S = 0.008  # how long before a tick is due the counter is asked often
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
@@ -61,6 +62,7 @@ class Window:
     temperature_slope_c_per_s: float | None
     memory_temperature_c: float | None
     throttle_shares: dict[str, float]  # reason -> share of the samples that named it
+    foreign_processes: frozenset[int]  # seen on the card, and not the benchmark's own
     samples: int
 
 
@@ -68,9 +70,12 @@ class Sampler:
     """Reads one device's sensors in a thread of its own between `start` and `stop`; a context manager too.
 
     Without any capability no thread is started, and windows are empty.
+
+    Args:
+        own_processes: ids that belong on the card; without them nobody looks who else is there.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, own_processes: frozenset[int] | None = None) -> None:
         self.device = device
         capabilities = device.capabilities
         self._power_field = next((name for name in POWER_FIELDS if name in capabilities), "")
@@ -81,12 +86,14 @@ class Sampler:
             name: _Series() for name in ("energy_mj", self._power_field, *self._slow_fields) if name
         }
         self._reasons: list[tuple[float, tuple[str, ...]]] = []
+        self._own_processes = own_processes if "compute_processes" in capabilities else None
+        self._foreign: list[tuple[float, frozenset[int]]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.began_s = 0.0
         self._last_mj: float | None = None
         self._asked_s = 0.0
-        self._power_due_s = self._slow_due_s = 0.0
+        self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
         self.busy_s = 0.0  # time the thread spent in the driver, for showing what it costs
 
     @property
@@ -169,6 +176,9 @@ class Sampler:
             temperature_slope_c_per_s=self.temperature_slope_c_per_s(begin_s, end_s),
             memory_temperature_c=means.get("memory_temperature_c"),
             throttle_shares=_shares(reasons),
+            foreign_processes=frozenset().union(
+                *(found for time_s, found in list(self._foreign) if begin_s - PROCESS_PAUSE_S <= time_s <= end_s)
+            ),
             samples=sum(len(series.span(begin_s, end_s)[0]) for series in self._series.values()),
         )
 
@@ -181,6 +191,14 @@ class Sampler:
                 series[name] = ([round(moment - self.began_s, 4) for moment in times], values)
         if not series:
             return None
+        if reasons := list(self._reasons):
+            times = [round(moment - self.began_s, 4) for moment, _ in reasons]
+            series["throttle_reasons"] = (times, [len(words) for _, words in reasons])
+            for word in sorted({word for _, words in reasons for word in words}):
+                series[f"throttle_{word}"] = (times, [int(word in words) for _, words in reasons])
+        if foreign := list(self._foreign):
+            times = [round(moment - self.began_s, 4) for moment, _ in foreign]
+            series["foreign_processes"] = (times, [len(found) for _, found in foreign])
         return Trace((window_s[0] - self.began_s, window_s[1] - self.began_s), series)
 
     def _poll(self) -> None:
@@ -209,6 +227,10 @@ class Sampler:
                 self._add(name)
             if self._throttles and (words := self.device.throttle_reasons()) is not None:
                 self._reasons.append((time.perf_counter(), words))
+        if self._own_processes is not None and now_s >= self._process_due_s:
+            self._process_due_s = now_s + PROCESS_PAUSE_S
+            if (found := self.device.compute_processes()) is not None:
+                self._foreign.append((time.perf_counter(), found - self._own_processes))
         self.busy_s += time.perf_counter() - begin_s
         return self._pause_s(energy)
 

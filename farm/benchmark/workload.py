@@ -54,6 +54,7 @@ class Workload:
     details: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     replayed: bool = False  # rounds are replays of graphs, in which the host has no part
+    not_cold: bool = False  # everything was to be cold, and there are too few copies for that
     _next: int = 0
 
     def next_round(self) -> Round:
@@ -200,7 +201,8 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     else:
         rounds = [Round(_loop(group), len(group)) for group in groups]
     round_s = pass_s * len(groups[0])
-    return Workload(rounds, device, round_s, passes.first, list(passes.inputs), details, keep, replayed=graph)
+    not_cold = protocol.residency == "stream" and not reached
+    return Workload(rounds, device, round_s, passes.first, list(passes.inputs), details, keep, graph, not_cold)
 
 
 def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:

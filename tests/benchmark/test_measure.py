@@ -37,7 +37,7 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
     assert reading.energy_half_width_mj is not None
     assert reading.idle_power_w == 80.0
     assert reading.sm_clock_mhz == 1980
-    parts = {"canary", "rebuild", "warm_up", "window", "around", "burst", "context", "close"}
+    parts = {"canary", "rebuild", "warm_up", "window", "around", "burst", "eager", "context", "close"}
     assert set(reading.cost_s) == parts | {"total"}
     assert sum(reading.cost_s[part] for part in parts) == pytest.approx(reading.cost_s["total"], rel=0.05)
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()
@@ -108,6 +108,14 @@ def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: V
     assert "unsettled" not in read(FakeDevice(lacks=frozenset({"temperature_c"}))).flags
 
 
+def test_a_wait_too_short_to_tell_the_slope_by_its_span_goes_by_what_there_is(virtual_time: VirtualTime) -> None:
+    device = FakeDevice()
+    device.temperature_c = lambda: 40 + 30 * virtual_time.now_s  # type: ignore[method-assign]
+    reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 0.15}))  # a wait of 0.225 s
+    assert "unsettled" in reading.flags
+    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.01)
+
+
 def test_a_power_on_its_way_somewhere_has_a_wide_interval() -> None:
     still, rising = FakeDevice(), FakeDevice(power_w=lambda now_s: 300 * (1 + 0.2 * now_s))
     narrow, wide = read(still), read(rising)
@@ -176,6 +184,55 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
     reading = read(device)
     assert "shared" in reading.flags
     assert reading.details["foreign_processes"] == [99]
+
+
+def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:
+    device = FakeDevice()
+    begin_s = virtual_time.now_s
+    # The window is open from a tenth of a second on, for half a second.
+    inside = lambda: frozenset({99}) if 0.25 < virtual_time.now_s - begin_s < 0.55 else frozenset()  # noqa: E731
+    device.compute_processes = inside  # type: ignore[method-assign]
+    reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "minimum_s": 0.8, "maximum_s": 1.0}))
+    assert "shared" in reading.flags
+    assert reading.trace is not None
+    assert max(reading.trace.series["foreign_processes"][1]) == 1
+
+
+def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> None:
+    device = FakeDevice()
+    calls = 0
+
+    def processes() -> frozenset[int]:
+        nonlocal calls
+        calls += 1
+        return frozenset({99}) if calls in (3, 4) else frozenset()  # before and within the first window
+
+    device.compute_processes = processes  # type: ignore[method-assign]
+    bench = Bench(device, "cpu", idle_power_w=80.0, repeats=2)
+    reading = bench.measure(linear(16, 64, 64), EAGER, SHORT)
+    assert reading.details["attempts"] == 2
+    assert "shared" not in reading.flags
+    device.compute_processes = lambda: frozenset({99})  # type: ignore[method-assign]
+    reading = bench.measure(linear(16, 64, 64), EAGER, SHORT)
+    assert reading.details["attempts"] == 3
+    assert "shared" in reading.flags
+
+
+@pytest.mark.parametrize(
+    "lacks", ["compute_processes", "throttle_reasons", "temperature_c", "sm_clock_mhz", "power_instant_w"]
+)
+def test_a_card_that_lacks_a_sensor_for_judging_a_reading_gives_a_flag_that_says_so(lacks: str) -> None:
+    reading = read(FakeDevice(lacks=frozenset({lacks})))
+    assert "lacks_sensors" in reading.flags
+    assert reading.details["lacks"] == [lacks]
+    assert "lacks_sensors" not in read(FakeDevice()).flags
+
+
+def test_copies_that_do_not_exceed_the_cache_are_not_cold_and_said_not_to_be() -> None:
+    stream = Protocol(launch="eager", residency="stream")
+    reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(4, 8, 8), stream, SHORT)
+    assert "not_cold" in reading.flags
+    assert "not_cold" not in read(FakeDevice()).flags
 
 
 def test_an_operator_that_writes_its_input_stays_tame() -> None:

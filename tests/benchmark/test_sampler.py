@@ -74,7 +74,13 @@ def test_the_trace_survives_storage_with_its_window_marked(virtual_time: Virtual
     assert trace is not None
     again = Trace.unpack(trace.pack())
     assert again.window_s == pytest.approx((0.05, 0.1))
-    assert set(again.series) == {"energy_mj", "power_instant_w", "sm_clock_mhz", "temperature_c"}
+    assert set(again.series) == {
+        "energy_mj",
+        "power_instant_w",
+        "sm_clock_mhz",
+        "temperature_c",
+        "throttle_reasons",
+    }
     times, values = again.series["power_instant_w"]
     assert len(times) == len(values) > 5
 

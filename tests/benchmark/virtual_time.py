@@ -59,9 +59,9 @@ class VirtualTime:
 
         return run
 
-    def sampler(self, device: Device) -> SteppedSampler:
+    def sampler(self, device: Device, own_processes: frozenset[int] | None = None) -> SteppedSampler:
         """A sampler on this clock."""
-        return SteppedSampler(device, self)
+        return SteppedSampler(device, self, own_processes)
 
     def working(self, moment_s: float) -> bool:
         """Whether a pass ran at that moment."""
@@ -97,8 +97,8 @@ class VirtualTime:
 class SteppedSampler(sampler.Sampler):
     """A sampler without a thread: the clock calls it when it would have woken up."""
 
-    def __init__(self, device: Device, clock: VirtualTime) -> None:
-        super().__init__(device)
+    def __init__(self, device: Device, clock: VirtualTime, own_processes: frozenset[int] | None = None) -> None:
+        super().__init__(device, own_processes)
         self.clock = clock
 
     def start(self) -> Self:
