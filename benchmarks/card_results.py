@@ -9,13 +9,15 @@ The farm does the work: an embedded one on all cards of the host. A variant's tu
 whichever has the least before it; two jobs a card are open at a time, so that the next model is taken apart while the
 card measures. What a card has read already it does not read again for another model. Whatever was read stays in the
 database, so the list may be completed in several goes; on another host, with its own database, `--also` takes in the
-tables of the first. Traces are removed from the database at the end.
+tables of the first. A second is from the claim of an item to its written result.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
+import itertools
 import json
 import os
 import re
@@ -54,6 +56,7 @@ LIST = [
     "densenet121:32",
 ]
 EXTRAS = ("repeatability", "outside")
+IDLE_S = 1.0  # a longer pause between two items is not the card's, but a wait for work
 EXPECTED_TUPLE_S = 1.15  # on an H200: rebuild, warm-up, window, write, and its part of canaries and repetitions
 EXPECTED_WHOLE_S = 8.0
 
@@ -74,6 +77,7 @@ def main() -> None:
     parser.add_argument("--reuse", default="card", choices=("model", "card", "none"))
     parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="read N tuples five times each")
     parser.add_argument("--outside", action="store_true", help="compare with meters that are not ours")
+    parser.add_argument("--without-traces", action="store_true", help="remove the traces: most of a database's size")
     parser.add_argument("--only-extras", action="store_true", help="run only the two above, no model")
     options = parser.parse_args()
     began_s = time.monotonic()
@@ -114,7 +118,8 @@ def main() -> None:
         there = {row["title"] for row in rows}
         rows += [row for row in before["variants"] if row["title"] not in there]
         extras = {name: extras.get(name) or before.get(name) for name in EXTRAS}
-    without_traces(options.database)
+    if options.without_traces:
+        without_traces(options.database)
     write(options, card, database, rows, extras)
     print(f"all in {time.monotonic() - began_s:.0f} s")
 
@@ -294,9 +299,13 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     rows = list(by_id.values())
     whole = [row for row in rows if row.subject_kind == "variant"]
     tuples = [row for row in rows if row.subject_kind == "operator"]
-    # Whichever job had them read: of the time that the card was held for them, verification and writing included.
+    # Whichever job had them read: from claim to written result, verification included.
     query = select(tables.Item).where(col(tables.Item.reading_id).in_(list(by_id)), col(tables.Item.reused).is_(False))
-    held_s = sum((item.ended_at_s or 0.0) - (item.started_at_s or 0.0) for item in session.exec(query))
+    spans = sorted((item.started_at_s or 0.0, item.ended_at_s or 0.0, item.role) for item in session.exec(query))
+    held_s = [ended_s - started_s for started_s, ended_s, role in spans if role == "tuple"]
+    between_s = [later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)]
+    wall_s = sum(ended_s - started_s for started_s, ended_s, _ in spans)
+    wall_s += sum(gap_s for gap_s in between_s if 0 < gap_s < IDLE_S)
     busy_s = sum(inside_s(row.cost_s) for row in rows)
     parts = sorted({name for row in tuples for name in row.cost_s})
     temperatures = [row.temperature_c for row in tuples if row.temperature_c]
@@ -338,19 +347,18 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "read_for_this_job": readings.measured,
         "reused": readings.reused,
         "failed": readings.failed,
-        "card_s_per_tuple": statistics.median(row.cost_s.get("total", 0.0) for row in tuples) if tuples else None,
+        "card_s_per_tuple": statistics.median(held_s) if held_s else None,
         "card_s": readings.card_time_s,
         "cost_s": {name: statistics.median(row.cost_s.get(name, 0.0) for row in tuples) for name in parts},
-        "in_windows": busy_s / held_s if held_s else None,
+        "in_windows": busy_s / wall_s if wall_s else None,
+        "read_within_s": max(row.created_at_s for row in rows) - min(row.created_at_s for row in rows),
+        "launch_gap_us": verdict.launch_gap_us,
         "flags": verdict.flags,
         "adjusted": len(verdict.adjustments),
         "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],
         "reasons": list(verdict.reasons),
-        "observed": {
-            name: built.verification.get(name)
-            for name in ("matches", "difference_count", "explained_time_share")
-            if name in built.verification
-        },
+        "observed": {name: built.verification.get(name) for name in ("matches", "difference_count")},
+        "kernels": dataclasses.asdict(verdict.kernels) if verdict.kernels else None,
         "types": [
             {
                 "operator": one.short_name,
@@ -402,6 +410,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if values:
             found[name] = {"median": statistics.median(values), "most": max(values), "above_3_percent": []}
             found[name]["above_3_percent"] = [row["title"] for row in rows if row[name] and abs(row[name][0]) > 0.03]
+    explained = [row["kernels"]["explained"] for row in rows if row.get("kernels")]
+    found["least_explained"] = min(explained, default=None)
+    found["read_within_s"] = max((row.get("read_within_s", 0.0) for row in rows), default=None)
     found["least_coverage"] = min((row["coverage"] for row in rows if row["coverage"]), default=None)
     for name in ("card_s_per_tuple", "in_windows"):
         values = [row[name] for row in rows if row[name]]
@@ -446,12 +457,17 @@ def markdown(data: dict[str, Any]) -> str:
                 f"{', '.join(one['above_3_percent']) or 'none'}"
             )
     lines.append(
-        f"- least coverage {percent(summary['least_coverage'])}; card seconds per tuple {number(summary['card_s_per_tuple'])}"
+        f"- least coverage {percent(summary['least_coverage'])}; kernels of the tuples account for at least "
+        f"{percent(summary['least_explained'])} of a whole's kernel time; the readings of a variant were taken within "
+        f"{(summary['read_within_s'] or 0.0) / 60:.0f} min at most"
+    )
+    lines.append(
+        f"- card seconds per tuple {number(summary['card_s_per_tuple'])}"
         f" (median of medians); share of the card's time in warm-ups, windows and bursts, everything included, {percent(summary['in_windows'])}"
     )
     if one := data.get("repeatability"):
         lines.append(
-            f"- repeatability: {one['tuples']} tuples read {one['times']} times, (most - least) / median: time median "
+            f"- repeatability: {one['time']['of']} tuples read {one['times']} times, (most - least) / median: time median "
             f"{one['time']['median']:.2%}, most {one['time']['most']:.2%}"
             + (
                 f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"
@@ -484,7 +500,7 @@ def number(value: float | None) -> str:
 
 
 def without_traces(path: Path) -> None:
-    """Traces are most of a database's size and no part of a table."""
+    """Traces are no part of a table."""
     import sqlite3
 
     with sqlite3.connect(path) as connection:
