@@ -121,16 +121,16 @@ def outside(card: Any) -> list[dict[str, Any]]:
 
 
 def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
-    """Power of one 10 s loop: by another meter around it, and by the farm in the middle of the same kind of loop."""
+    """Power of one 10 s loop by another meter around it and by the farm's sampler within: the same loop."""
     import torch
 
     from farm.benchmark.passes import grad_mode, numeric_flags
+    from farm.benchmark.power import window_power
+    from farm.benchmark.sampler import Sampler
     from farm.benchmark.workload import prepare
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
-    long = Stopping(warm_up_s=2.0, minimum_s=LOOP_S / 2, maximum_s=LOOP_S / 2)
-    ours_before = bench.measure(subject, protocol, long)
     with numeric_flags(protocol), grad_mode(protocol), torch.cuda.stream(stream):
         workload = prepare(subject, protocol, bench.torch_device)
 
@@ -142,10 +142,12 @@ def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
                 torch.cuda.synchronize()
 
         loop(2.0)
-        name, power_w = _other_power_w(lambda: loop(LOOP_S))
+        with Sampler(bench.device, bench.own_processes) as sampler:
+            begin_s = time.perf_counter()
+            name, power_w = _other_power_w(lambda: loop(LOOP_S))
+            end_s = time.perf_counter()
+        ours_w = window_power(sampler, begin_s, end_s).power_w or 0.0
         workload.close()
-    ours_after = bench.measure(subject, protocol, long)
-    ours_w = ((ours_before.power_w or 0.0) + (ours_after.power_w or 0.0)) / 2
     return {"what": f"power of {variant}", "meter": name, "unit": "W", "theirs": power_w, "ours": ours_w}
 
 
