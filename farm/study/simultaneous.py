@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import statistics
 import threading
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.client import START_TIMEOUT_S, BenchmarkProcess
 from farm.benchmark.protocol import Protocol, Stopping
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
@@ -20,33 +20,44 @@ from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require
 
-START_S = 180.0
-
 
 def run(laboratory: Laboratory, plan: Plan) -> Findings:
     """Alone, then beside the busy neighbours; a full go does both twice, in the order A B B A, against drift.
 
     Raises:
         UsageError: the host has one card.
+        CardBusy: a worker serves a neighbour, or somebody else measures on it.
+        FarmError: a neighbour measures nothing, or stopped.
     """
     if not plan.neighbours:
         raise UsageError(
             f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
         )
+    with contextlib.ExitStack() as held:
+        # First of all and to the end: a worker that serves one is met before anything is read, and none comes to one
+        # that should rest.
+        for card in plan.neighbours:
+            held.enter_context(CardLock(card.id, settings().lock_dir))
+        return _alone_and_beside(laboratory, plan)
+
+
+def _alone_and_beside(laboratory: Laboratory, plan: Plan) -> Findings:
     stopping = laboratory.stopping(quick=plan.quick)
     protocol = laboratory.protocol()
     samples = laboratory.samples(plan.variant, plan.tuples or (12 if plan.quick else None))
     samples = [laboratory.whole(plan.variant), *samples]
     read: dict[tuple[str, bool], list[tables.Reading]] = defaultdict(list)
+    taken: Counter[str] = Counter()
     for beside in (False, True) if plan.quick else (False, True, True, False):
-        company = _busy(plan.neighbours, samples, protocol, stopping) if beside else contextlib.nullcontext(_nothing)
-        with company as check:
+        busy = _busy(plan.neighbours, samples, protocol, stopping, taken) if beside else None
+        with busy or contextlib.nullcontext(_nothing) as check:
             for sample in samples:
                 check()
                 neighbours = len(plan.neighbours) if beside else 0
                 row = laboratory.read(sample, protocol, stopping, busy_neighbours=neighbours)
                 if row is not None:
                     read[sample.subject.id, beside].append(row)
+            check()
     require([row for rows in read.values() for row in rows], laboratory)
     table = [compared for sample in samples if (compared := _compare(sample, read))]
     columns = (
@@ -60,7 +71,11 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("alone_temperature_c", "°C, alone", "count"),
         Column("beside_temperature_c", "°C, beside", "count"),
     )
-    notes = [f"Beside means: {len(plan.neighbours)} other cards of the host measured the same list at the same time."]
+    counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in plan.neighbours)
+    notes = [
+        f"Beside means: {len(plan.neighbours)} other cards of the host measured the same list at the same time.",
+        f"Readings that they took: {counts}.",
+    ]
     for key, what in (("time", "Time"), ("energy", "Energy")):
         values = known([row[f"change_{key}"] for row in table])
         if values:
@@ -110,32 +125,40 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def _busy(cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, stopping: Stopping) -> Iterator[Any]:
-    """Have the cards measure the list over and over; gives a function that raises if one of them has stopped."""
+def _busy(
+    cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, stopping: Stopping, taken: Counter[str]
+) -> Iterator[Callable[[], None]]:
+    """Have the cards, whose locks are held, measure the list over and over.
+
+    Begins when each has taken a reading, counts them in `taken` by the card's id, and gives a function that raises if
+    one of them has stopped. A card that can measure nothing of the list has.
+    """
     stop = threading.Event()
     working = [threading.Event() for _ in cards]
     problems: list[str] = []
 
     def work(card: Card, begun: threading.Event, first: int) -> None:
         # The process is tied to the thread that starts it, so it lives and ends here.
+        failed = 0  # one after the other
         try:
-            with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
+            with BenchmarkProcess(card.id) as process:
                 process.wait_ready()
                 number = first
                 while not stop.is_set():
                     subject = samples[number % len(samples)].subject
                     number += 1
-                    with contextlib.suppress(Unmeasurable):
-                        process.measure(
-                            subject,
-                            protocol,
-                            stopping,
-                            verify=False,
-                            timeout_s=settings().item_timeout_s,
-                            on_phase=lambda phase, _: begun.set() if phase == "window" else None,
-                        )
-        except FarmError as error:
-            problems.append(f"{card}: {error.message}")
+                    try:
+                        process.measure(subject, protocol, stopping, verify=False, timeout_s=settings().item_timeout_s)
+                    except Unmeasurable:
+                        failed += 1
+                        if failed == len(samples):
+                            raise
+                    else:
+                        failed = 0
+                        taken[card.id] += 1
+                        begun.set()
+        except (FarmError, OSError) as error:
+            problems.append(f"{card}: {error}")
         finally:
             begun.set()
 
@@ -151,8 +174,10 @@ def _busy(cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, 
     try:
         for thread in threads:
             thread.start()
-        for begun in working:
-            begun.wait(START_S)
+        patience_s = START_TIMEOUT_S + settings().item_timeout_s
+        for card, begun in zip(cards, working, strict=True):
+            if not begun.wait(patience_s):
+                problems.append(f"{card}: no reading within {patience_s:g} s")
         check()
         yield check
     finally:

@@ -10,12 +10,12 @@ from cli.main import app
 from farm.benchmark.protocol import Stopping, Subject, Variant
 from farm.devices.lock import CardLock
 from farm.devices.simulated import simulated_cards
-from farm.errors import CardBusy, UsageError
+from farm.errors import CardBusy, FarmError, UsageError
 from farm.reuse import satisfies
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.study import STUDIES, data, find, performing, windows
+from farm.study import STUDIES, data, find, performing, simultaneous, windows
 from farm.study.laboratory import Laboratory, Plan, Sample
 from farm.study.summing import against_whole
 
@@ -184,6 +184,58 @@ def test_simultaneous_reads_the_same_list_alone_and_beside_its_neighbours(databa
     assert len(made.findings.rows) == 4  # the whole as well
     assert all(row["change_time"] == pytest.approx(0) for row in made.findings.rows)
     assert {row.card_id for row in rows_of(database)} == {cards[0].id}
+    for card in cards:
+        CardLock(card.id, settings().lock_dir).acquire().release()
+
+
+def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
+    held = []
+
+    def say(line):
+        if "busy_neighbours 0" in line:
+            with pytest.raises(CardBusy):
+                CardLock(cards[1].id, settings().lock_dir).acquire()
+            held.append(line)
+
+    plan = Plan(VARIANT, True, 1, (cards[1],))
+    made = performing.perform(find("simultaneous"), database, cards[0], plan, say)
+    assert len(held) == 2  # the whole and a tuple
+    (count,) = [int(note.split()[4]) for note in made.findings.notes if note.endswith("on card 1.")]
+    assert count >= 1
+
+
+def test_a_neighbour_that_a_worker_holds_is_noticed_before_anything_is_read(database, cards, perform):
+    with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
+        perform("simultaneous", tuples=1, neighbours=(cards[1],))
+    assert rows_of(database) == []
+    CardLock(cards[0].id, settings().lock_dir).acquire().release()
+
+
+class Refusing(Laboratory):
+    """Its tuples do not fit on any card; the whole does unless said otherwise."""
+
+    whole_fits = True
+
+    def samples(self, variant, most=None, *, values=False):
+        return [Sample(Subject("operator", "big", {"parameters": {"simulate": "oom"}}), "big", "big")]
+
+    def whole(self, variant):
+        return super().whole(variant) if self.whole_fits else self.samples(variant)[0]
+
+
+def test_a_neighbour_that_measures_some_of_the_list_is_busy(database, cards):
+    with Refusing(database, cards[0], "simultaneous") as laboratory:
+        findings = simultaneous.run(laboratory, Plan(VARIANT, True, 1, (cards[1],)))
+    assert [row["subject"] for row in findings.rows] == [f"{VARIANT}, whole"]
+
+
+def test_a_neighbour_that_measures_nothing_is_not_busy(database, cards, monkeypatch):
+    monkeypatch.setattr(Refusing, "whole_fits", False)
+    with (
+        Refusing(database, cards[0], "simultaneous") as laboratory,
+        pytest.raises(FarmError, match=f"does not measure: .*{cards[1].id}.*does not fit"),
+    ):
+        simultaneous.run(laboratory, Plan(VARIANT, True, 1, (cards[1],)))
     for card in cards:
         CardLock(card.id, settings().lock_dir).acquire().release()
 
