@@ -114,7 +114,7 @@ def window_power_w(trace: Trace) -> float | None:
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
-    """Power, clocks and temperatures over one reading, its window shaded.
+    """Power, clocks and temperatures over one reading, its window shaded; bands where it was throttled or shared.
 
     Args:
         levels_w: powers to draw as dotted lines, by name: idle, base.
@@ -140,6 +140,8 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
                 linewidth=0.8 if dense else 1.2,
                 label=label,
             )
+        if axis is axes[0]:
+            _draw_bands(axis, trace)
         if unit == "W":
             for name, value in (levels_w or {}).items():
                 axis.axhline(value, color="#7f7f7f", linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
@@ -164,6 +166,21 @@ def _draw_counter(axis: Any, trace: Trace) -> None:
         axis.stairs(powers, [ticks[0], *times], color=SECOND, linewidth=1.2, baseline=None, label="counter, by step")
     if (power_w := window_power_w(trace)) is not None:
         axis.plot(trace.window_s, [power_w, power_w], color=THIRD, linewidth=2, label=f"slope: {power_w:.1f} W")
+
+
+def _draw_bands(axis: Any, trace: Trace) -> None:
+    """What lowered the clocks, and when others were on the card, as bands at the foot of a panel."""
+    bands = [name for name in sorted(trace.series) if name.startswith("throttle_") and name != "throttle_reasons"]
+    bands += [name for name in ("foreign_processes",) if any(trace.series.get(name, ([], []))[1])]
+    for number, name in enumerate(bands):
+        times, values = trace.series[name]
+        ends = [*times[1:], times[-1] + 0.1]
+        label: str | None = name.removeprefix("throttle_").replace("_", " ")
+        for begin_s, end_s, value in zip(times, ends, values, strict=True):
+            if value:
+                colour = COLOURS[(number + 2) % len(COLOURS)]
+                axis.axvspan(begin_s, end_s, 0.05 * number, 0.05 * number + 0.04, color=colour, lw=0, label=label)
+                label = None  # once in the legend
 
 
 def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:

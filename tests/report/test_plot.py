@@ -44,6 +44,17 @@ def test_a_trace_is_drawn(tmp_path, suffix):
     assert path.stat().st_size > 5_000
 
 
+def test_a_trace_shows_when_the_card_was_throttled_and_who_else_was_on_it(tmp_path):
+    trace = sampled()
+    times = trace.series["sm_clock_mhz"][0]
+    trace.series["throttle_reasons"] = trace.series["throttle_power_cap"] = (times, [int(5 < t < 9) for t in range(15)])
+    trace.series["foreign_processes"] = (times, [int(t == 11) for t in range(15)])
+    plot.draw_trace(trace, tmp_path / "trace.svg", "")
+    drawn = (tmp_path / "trace.svg").read_text()
+    assert "power cap" in drawn
+    assert "foreign processes" in drawn
+
+
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as raised:
