@@ -21,11 +21,15 @@ def render(row: Mapping[str, Any]) -> Table:
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is known of the card, each with its unit."""
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
+    if row.get("state") == "refused":
+        found.append(("left out", str(row.get("state_reason"))))
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
     if row.get("capabilities"):
         found.append(("sensors", ", ".join(row["capabilities"])))
     taken = row.get("fingerprint") or {}
+    if not taken and row.get("state") == "refused":
+        return found
     if not taken:
         return [*found, ("fingerprint", "not taken yet; the card's next worker takes it")]
     if rate := taken.get("copy_bytes_per_s"):

@@ -38,7 +38,7 @@ def cards(
 
     rows = {row["id"]: row for row in listing.local_cards(opening.all_own_cards())}
     if not local:
-        rows.update({row["id"]: row for row in _registered()})
+        rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
     if card is not None:
         from farm.defaults import matching_rows
         from farm.errors import NoSuchCard
@@ -72,6 +72,13 @@ def _registered() -> list[dict[str, Any]]:
         # This host's cards can be listed without the farm; say what is missing and go on.
         say(f"Only this host's cards: {error.message}")
         return []
+
+
+def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """A registered card that nobody serves, with the reason where this host's driver tells one."""
+    if here.get("state") == "refused" and registered["state"] in ("lost", "stopped"):
+        return {**registered, "state": here["state"], "state_reason": here["state_reason"]}
+    return registered
 
 
 def _drain(name: str) -> str:

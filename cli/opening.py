@@ -38,13 +38,14 @@ def all_own_cards() -> list[Card]:
 
 
 def own_cards() -> list[Card]:
-    """Every card of this host that can be measured on; says which cannot."""
-    usable = []
-    for card in all_own_cards():
+    """Every card of this host that can be measured on; says which cannot, and where only the CPU is left for it."""
+    own = all_own_cards()
+    usable = [card for card in own if not card.refusal]
+    for card in own:
         if card.refusal:
             say(f"Left out: {card}: {card.refusal}")
-        else:
-            usable.append(card)
+    if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
+        say("No GPU of this host can be measured on; its CPU is the card that is left.")
     return usable
 
 

@@ -8,7 +8,6 @@ No torch here: workers and the command line list cards without it.
 from __future__ import annotations
 
 import dataclasses
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,9 @@ class Card:
     """One physical card, known by its id wherever it is talked about.
 
     `id` is the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". `refusal` says why
-    the card cannot be measured on; empty when it can.
+    the card cannot be measured on, and what to do; empty when it can. Only refused cards have other ids: "MIG-..." is
+    an instance of a GPU, "NVIDIA-<host>-<n>" a GPU that does not tell its UUID, "NVIDIA-<host>" all that the driver
+    does not count.
     """
 
     id: str
@@ -110,7 +111,7 @@ def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
 
     GPUs hidden by CUDA_VISIBLE_DEVICES (as Slurm does) are left out. A card that is there but cannot be measured
-    on (a GPU in MIG mode) is listed with its `refusal`.
+    on (a GPU in MIG mode, or one that does not answer) is listed with its `refusal`; the CPU is no card in its place.
     """
     if settings.simulated_cards:
         from farm.devices import simulated
@@ -118,7 +119,7 @@ def discover(settings: Settings) -> list[Card]:
         return simulated.simulated_cards(settings)
     from farm.devices import nvidia
 
-    return _visible(nvidia.nvidia_cards(settings)) or [cpu_card(settings)]
+    return nvidia.visible_cards(nvidia.nvidia_cards(settings), settings) or [cpu_card(settings)]
 
 
 def cpu_card(settings: Settings) -> Card:
@@ -147,6 +148,9 @@ def find_card(card_id: str, settings: Settings) -> Card:
             if card.refusal:
                 raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
             return card
+    if silent := [card for card in candidates if card.id.startswith(nvidia.WITHOUT_UUID)]:
+        told = "; ".join(f"{card}: {card.refusal}" for card in silent)
+        raise NoSuchCard(f"No card of this host ({settings.host}) that answers is '{card_id}'. {told}", "Mend that.")
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
 
 
@@ -169,18 +173,3 @@ def open_device(card: Card) -> Device:
     from farm.devices.simulated import SimulatedDevice
 
     return SimulatedDevice(card)
-
-
-def _visible(cards: list[Card]) -> list[Card]:
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return cards
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    return [
-        card
-        for card in cards
-        if any(
-            (name.isdigit() and int(name) == card.index) or (name.startswith("GPU-") and card.id.startswith(name))
-            for name in names
-        )
-    ]

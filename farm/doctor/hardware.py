@@ -23,7 +23,8 @@ def hardware_checks(current: Settings) -> Iterator[Check]:
     if torch is None:
         yield Check("torch", "problem", "torch is not installed", "Install the project with its dependencies.")
     driver, cuda, trouble = _driver()
-    gpus = has_nvidia_hardware()
+    cards = discover(current)
+    gpus = has_nvidia_hardware() or any(card.kind == "cuda" for card in cards)
     if driver:
         yield ok("driver", f"{driver}, for CUDA up to {cuda[0]}.{cuda[1]}")
     elif gpus:
@@ -37,8 +38,11 @@ def hardware_checks(current: Settings) -> Iterator[Check]:
         yield ok("driver", "no NVIDIA card here; this host measures on its CPU")
     if torch is not None:
         yield torch_against_driver(torch, cuda if driver else None)
-    for card in discover(current):
-        yield from _card_here(card, current)
+    for card in cards:
+        if card.refusal:
+            yield _left_out(card, only_refused=all(other.refusal for other in cards))
+        else:
+            yield from _card_here(card, current)
 
 
 def _driver() -> tuple[str, tuple[int, int], str]:
@@ -97,11 +101,19 @@ def torch_against_driver(torch: Installed, driver_cuda: tuple[int, int] | None) 
     return ok("torch", told)
 
 
+def _left_out(card: Card, *, only_refused: bool) -> Check:
+    told = f"{card} is left out: {card.refusal}"
+    if only_refused:
+        return Check(_name(card), "problem", told, "Mend that; `--card cpu` measures on the CPU meanwhile.")
+    return Check(_name(card), "warning", told, "Mend that, or leave it as it is: the other cards work.")
+
+
+def _name(card: Card) -> str:
+    return f"card {card.index} here" if card.kind != "cpu" else "cpu here"
+
+
 def _card_here(card: Card, current: Settings) -> Iterator[Check]:
-    name = f"card {card.index} here" if card.kind != "cpu" else "cpu here"
-    if card.refusal:
-        yield Check(name, "warning", f"{card} is left out: {card.refusal}", "Turn that off, or leave it as it is.")
-        return
+    name = _name(card)
     try:
         device = open_device(card)
     except FarmError as error:

@@ -29,6 +29,12 @@ def test_a_fingerprint_is_shown_with_its_units() -> None:
     assert "not taken yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
 
 
+def test_a_card_that_is_left_out_says_why_in_full() -> None:
+    assert "left out" not in dict(lines(ROW))
+    reason = "the driver says 'GPU is lost'; reset the card or restart the host"
+    assert dict(lines({**ROW, "state": "refused", "state_reason": reason}))["left out"] == reason
+
+
 def test_a_card_is_named_by_index_id_or_model() -> None:
     other = {**ROW, "id": "CPU-9", "index": 1, "model": "AMD EPYC"}
     for word, found in (("0", ROW), ("gpu-1", ROW), ("epyc", other), ("CPU-", other)):

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from farm import cards
@@ -18,7 +19,7 @@ from farm.doctor import folders, hardware
 from farm.doctor.hardware import torch_against_driver
 from farm.installed import Installed, installed_torch
 from farm.settings import Settings, settings
-from tests.devices.fake_nvml import UUID, behind_pynvml
+from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 
 
 @pytest.fixture
@@ -146,6 +147,31 @@ def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
     here = levels(checks, "card 0 here")
     assert [level for level, _ in here] == ["ok", "warning"]
     assert "other processes compute on it: 1 (" in here[1][1]
+
+
+def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_alone(examined, monkeypatch):
+    with behind_pynvml(monkeypatch) as library:
+        library.uuids = [UUID, OTHER_UUID]
+        library.faults["nvmlDeviceGetHandleByIndex_v2", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+        checks = examined()
+        assert levels(checks, "card 0 here")[0][0] == "ok"
+        ((level, told),) = levels(checks, "card 1 here")
+        assert level == "warning"
+        assert "GPU is lost" in told
+        library.uuids = [UUID]
+        library.faults["nvmlDeviceGetHandleByIndex_v2", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
+        assert [level for level, _ in levels(examined(), "card 0 here")] == ["problem"]
+
+
+def test_a_driver_that_refuses_is_no_host_without_a_card(examined, monkeypatch):
+    monkeypatch.setattr(hardware, "has_nvidia_hardware", lambda: False)
+    with behind_pynvml(monkeypatch) as library:
+        library.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        checks = examined()
+    assert [level for level, _ in levels(checks, "driver")] == ["problem"]
+    ((level, told),) = levels(checks, "card 0 here")
+    assert level == "problem"
+    assert "restart the host" in told
 
 
 def test_the_installed_torch_is_known_without_importing_it():

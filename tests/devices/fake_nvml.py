@@ -1,10 +1,11 @@
-"""A card that exists only as an NVML library: it stands behind the real `pynvml`, in place of libnvidia-ml.so.1.
+"""Cards that exist only as an NVML library: it stands behind the real `pynvml`, in place of libnvidia-ml.so.1.
 
 Only the C functions are replaced, so everything that `pynvml` does with pointers, structures and error codes is real.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,14 +14,20 @@ import pynvml
 import pytest
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER_UUID = "GPU-99999999-8888-7777-6666-555555555555"
 
 Function = Callable[..., int]
 
 
 class FakeNvml:
-    """Set the attributes; give `lacks` the C functions (and `lacking_fields` the field ids) that answer an error."""
+    """Set the attributes; give `lacks` the C functions (and `lacking_fields` the field ids) that answer an error.
+
+    One card unless `uuids` holds more; in `faults` are the functions that answer an error for the card of an index.
+    """
 
     def __init__(self) -> None:
+        self.uuids = [UUID]
+        self.faults: dict[tuple[str, int], int] = {}
         self.name = b"NVIDIA H200"
         self.energy_mj = 123_456_789
         self.power_instant_mw = 345_678
@@ -48,6 +55,8 @@ class FakeNvml:
                 self.calls.append(name)
                 if name in self.lacks:
                     return self.lacks[name]
+                if fault := self._fault(name, arguments):
+                    return fault
                 answer = getattr(self, f"_{name}", None)
                 if answer is None:
                     return pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -56,6 +65,12 @@ class FakeNvml:
 
             self._functions[name] = call
         return self._functions[name]
+
+    def _fault(self, name: str, arguments: tuple[Any, ...]) -> int:
+        if not any(name == function for function, _ in self.faults):
+            return 0
+        by_index = name == "nvmlDeviceGetHandleByIndex_v2"
+        return self.faults.get((name, arguments[0].value if by_index else _index(arguments[0])), 0)
 
     def _nvmlInitWithFlags(self, flags: int) -> None: ...
     def _nvmlShutdown(self) -> None: ...
@@ -70,15 +85,19 @@ class FakeNvml:
         version._obj.value = 13_000
 
     def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
-        count._obj.value = 1
+        count._obj.value = len(self.uuids)
 
-    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None: ...
+    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
+        _point(handle, index.value)
 
     def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int | None:
-        return None if uuid.value == UUID.encode() else pynvml.NVML_ERROR_NOT_FOUND
+        if uuid.value.decode() not in self.uuids:
+            return pynvml.NVML_ERROR_NOT_FOUND
+        _point(handle, self.uuids.index(uuid.value.decode()))
+        return None
 
     def _nvmlDeviceGetUUID(self, handle: Any, text: Any, size: Any) -> None:
-        text.value = UUID.encode()
+        text.value = self.uuids[_index(handle)].encode()
 
     def _nvmlDeviceGetName(self, handle: Any, text: Any, size: Any) -> None:
         text.value = self.name
@@ -127,6 +146,15 @@ class FakeNvml:
         for entry, pid in zip(entries, self.processes, strict=False):
             entry.pid = pid
         return None
+
+
+def _point(handle: Any, index: int) -> None:
+    """Make a handle one of the card of that index: never a null pointer."""
+    ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = index + 1
+
+
+def _index(handle: Any) -> int:
+    return (ctypes.cast(handle, ctypes.c_void_p).value or 0) - 1
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 from farm.devices.device import Card, Device, discover, find_card, open_device
 from farm.errors import NoSuchCard
 from farm.settings import settings
-from tests.devices.fake_nvml import UUID, FakeNvml, behind_pynvml
+from tests.devices.fake_nvml import OTHER_UUID, UUID, FakeNvml, behind_pynvml
 
 
 @pytest.fixture
@@ -137,8 +137,142 @@ def test_a_card_in_mig_mode_is_listed_and_refused_with_the_reason(nvml: FakeNvml
         open_device(card)
 
 
-def test_without_a_driver_the_cpu_is_the_card(nvml: FakeNvml) -> None:
-    nvml.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+TELLING = [
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "next_step"),
+    [
+        (pynvml.NVML_ERROR_GPU_IS_LOST, "GPU is lost", "restart the host"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions", "/dev/nvidia"),
+        (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error", "nvidia-smi"),
+    ],
+)
+@pytest.mark.parametrize("function", TELLING)
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_card_that_does_not_answer_is_refused_and_the_other_works(
+    nvml: FakeNvml, silent: int, function: str, code: int, said: str, next_step: str
+) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults[function, silent] = code
+    cards = discover(settings())
+    assert [card.kind for card in cards] == ["cuda", "cuda"]
+    assert [card.index for card in cards] == [0, 1]
+    refused, well = cards[silent], cards[1 - silent]
+    assert said in refused.refusal
+    assert next_step in refused.refusal
+    for ask in (lambda: find_card(refused.id, settings()), lambda: open_device(refused)):
+        with pytest.raises(NoSuchCard, match=said):
+            ask()
+    assert (well.id, well.refusal) == (nvml.uuids[1 - silent], "")
+    assert find_card(well.id, settings()) == well
+    assert open_device(well).temperature_c() == 41
+
+
+def test_a_card_keeps_what_it_told_before_it_failed(nvml: FakeNvml) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetHandleByIndex_v2", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
+    nvml.faults["nvmlDeviceGetName", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+    first, second = discover(settings())
+    assert (first.id, first.model) == (f"NVIDIA-{settings().host}-0", "NVIDIA card")
+    assert (second.id, second.model) == (OTHER_UUID, "NVIDIA card")
+
+
+def test_a_lost_card_that_still_tells_its_name_is_refused(nvml: FakeNvml) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetMemoryInfo", 0] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    nvml.faults["nvmlDeviceGetMemoryInfo", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+    shared, lost = discover(settings())
+    assert (shared.refusal, shared.memory_bytes) == ("", 0), "memory that is the host's is not told"
+    assert (lost.id, lost.model) == (OTHER_UUID, "NVIDIA H200")
+    assert "GPU is lost" in lost.refusal
+
+
+def test_whoever_looks_for_a_lost_card_is_told_which_does_not_answer(nvml: FakeNvml) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetHandleByIndex_v2", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(NoSuchCard, match="GPU is lost"):
+        find_card(OTHER_UUID, settings())
+
+
+@pytest.mark.parametrize(
+    ("visible", "indexes"),
+    [("0", [0]), ("1", [1]), ("0,1", [0, 1]), (UUID, [0]), (OTHER_UUID, [1]), (f"{UUID},{OTHER_UUID}", [0, 1])],
+)
+def test_a_card_without_a_uuid_is_hidden_unless_it_may_be_meant(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, indexes: list[int]
+) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetHandleByIndex_v2", 1] = pynvml.NVML_ERROR_GPU_IS_LOST
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    cards = discover(settings())
+    assert [card.index for card in cards] == indexes
+    assert [bool(card.refusal) for card in cards] == [index == 1 for index in indexes]
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "version mismatch'; restart the host"),
+    ],
+)
+@pytest.mark.parametrize("visible", [None, "0", "1", UUID])
+def test_a_driver_that_counts_no_cards_is_refused_as_one(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, function: str, code: int, said: str
+) -> None:
+    nvml.lacks[function] = code
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (card,) = discover(settings())
+    assert (card.kind, card.id) == ("cuda", f"NVIDIA-{settings().host}")
+    assert said in card.refusal
+    with pytest.raises(NoSuchCard, match=said):
+        find_card(UUID, settings())
+
+
+def test_where_all_gpus_are_hidden_the_cpu_is_the_card_whatever_the_driver_says(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.lacks["nvmlDeviceGetCount_v2"] = pynvml.NVML_ERROR_NO_PERMISSION
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [card.kind for card in discover(settings())] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        ("MIG-aaaa", ["MIG-aaaa"]),
+        (f"MIG-{UUID}/1/0,MIG-bbbb", [f"MIG-{UUID}/1/0", "MIG-bbbb"]),
+        ("1,MIG-aaaa", [OTHER_UUID, "MIG-aaaa"]),
+    ],
+)
+def test_a_mig_instance_that_is_named_is_refused_with_the_reason(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, ids: list[str]
+) -> None:
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.mig = 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    cards = discover(settings())
+    assert [card.id for card in cards] == ids
+    for card in cards:
+        with pytest.raises(NoSuchCard, match="MIG mode"):
+            open_device(card)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND])
+@pytest.mark.parametrize("visible", [None, "0", "MIG-aaaa"])
+def test_without_a_driver_the_cpu_is_the_card(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, code: int
+) -> None:
+    nvml.lacks["nvmlInitWithFlags"] = code
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     (card,) = discover(settings())
     assert (card.kind, card.id) == ("cpu", settings().cpu_card_id)
 

@@ -1,0 +1,88 @@
+"""A GPU that is there and cannot be measured on: never silently the CPU in its place."""
+
+import json
+
+import pynvml
+import pytest
+
+from farm import cards
+from farm.benchmark.protocol import Software
+from farm.devices.device import Card
+from farm.settings import settings
+from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
+
+NO_GRAPHS = ("run", "resnet18", "--launch", "graph")  # a CPU refuses that, so nothing is measured
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with behind_pynvml(monkeypatch) as library:
+        yield library
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"faults": {("nvmlDeviceGetHandleByIndex_v2", 0): pynvml.NVML_ERROR_GPU_IS_LOST}}, "GPU is lost"),
+        ({"lacks": {"nvmlDeviceGetCount_v2": pynvml.NVML_ERROR_NO_PERMISSION}}, "Insufficient Permissions"),
+        ({"mig": 1}, "MIG mode"),
+    ],
+)
+def test_a_run_says_why_the_cpu_is_left(farm, nvml, fault, said):
+    vars(nvml).update(fault)
+    told = farm(*NO_GRAPHS)
+    assert told.code == 2
+    first, second, *_, last = told.stderr.splitlines()
+    assert first.startswith("Left out: ")
+    assert said in first
+    assert second == "No GPU of this host can be measured on; its CPU is the card that is left."
+    assert "--launch eager" in last
+
+
+def test_a_run_that_was_told_to_take_the_gpu_does_not_take_the_cpu(farm, nvml):
+    nvml.lacks["nvmlDeviceGetCount_v2"] = pynvml.NVML_ERROR_NO_PERMISSION
+    told = farm("run", "resnet18", "--card", "gpu")
+    assert told.code == 2
+    assert "Insufficient Permissions" in told.stderr
+    assert "There is no card 'gpu' here." in told.stderr
+
+
+def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
+    nvml.mig = 1
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aaaa")
+    assert "Left out: MIG instance (MIG-aaaa): it is an instance of a card in MIG mode" in farm(*NO_GRAPHS).stderr
+
+
+def test_nothing_is_said_where_the_cpu_is_all_there_is(farm, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "Left out" not in farm(*NO_GRAPHS).stderr
+    assert "No GPU" not in farm(*NO_GRAPHS).stderr
+
+
+def test_cards_lists_what_does_not_answer_beside_what_does(farm, nvml):
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetUUID", 1] = pynvml.NVML_ERROR_NO_PERMISSION
+    rows = json.loads(farm("cards", "--local", "--json").stdout)["cards"]
+    assert [(row["kind"], row["state"]) for row in rows] == [("cuda", "here"), ("cuda", "refused"), ("cpu", "here")]
+    assert "Insufficient Permissions" in rows[1]["state_reason"]
+    shown = " ".join(farm("cards", "NVIDIA-", "--local").stdout.split())
+    assert f"left out {rows[1]['state_reason']}" in shown
+
+
+def test_a_card_that_joined_once_is_shown_with_what_its_driver_says_now(farm, nvml, any_database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
+    settings.cache_clear()
+    card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1, host=settings().host)
+    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h", queue="q")
+    nvml.faults["nvmlDeviceGetName", 0] = pynvml.NVML_ERROR_NO_PERMISSION
+
+    def shown():
+        rows = json.loads(farm("cards", "--json").stdout)["cards"]
+        return next((row["state"], row["state_reason"]) for row in rows if row["id"] == UUID)
+
+    assert shown() == ("idle", ""), "its worker may ask what this user may not"
+    cards.stopped(any_database, "h")
+    state, reason = shown()
+    assert state == "refused"
+    assert "Insufficient Permissions" in reason
