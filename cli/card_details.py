@@ -54,5 +54,8 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
                 )
             )
     if warm := taken.get("w_per_c"):
-        found.append(("power for a degree more", f"{warm['value']:.1f} ± {warm['half_width']:.1f} W"))
+        told = f"{warm['value']:.1f} ± {warm['half_width']:.1f} W"
+        if warm["half_width"] >= abs(warm["value"]):
+            told = f"not told apart from none ({told})"
+        found.append(("power for a degree more", told))
     return found

@@ -29,6 +29,14 @@ def test_a_fingerprint_is_shown_with_its_units() -> None:
     assert "not taken yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
 
 
+def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
+    for value, half_width in ((1.9, 28.9), (-0.3, 0.4)):
+        shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}}))
+        assert shown["power for a degree more"] == f"not told apart from none ({value} ± {half_width} W)"
+    shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": -1.5, "half_width": 0.4}}}))
+    assert shown["power for a degree more"] == "-1.5 ± 0.4 W"
+
+
 def test_a_card_that_is_left_out_says_why_in_full() -> None:
     assert "left out" not in dict(lines(ROW))
     reason = "the driver says 'GPU is lost'; reset the card or restart the host"
