@@ -1,9 +1,16 @@
 #!/usr/bin/env bash
-# Runs once, when the database is first made: a role for Grafana that can only read.
+# A role for Grafana that can only read: made when the database is first made, or given its password anew when this runs
+# again. The image's entry point runs it as the user postgres, who cannot read the secrets as the host has them:
+# compose.yml gives it a copy beforehand.
 set -euo pipefail
-psql --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" --set ON_ERROR_STOP=1 \
-    --set password="$(cat /run/secrets/grafana_database_password)" <<'END'
-CREATE ROLE grafana LOGIN PASSWORD :'password' CONNECTION LIMIT 10;
+# On a line of its own: where a command fails in an argument a script goes on, and the role would have no password.
+GRAFANA_PASSWORD=$(cat "${GRAFANA_PASSWORD_FILE:-/etc/farm-database/grafana_database_password}")
+: "${GRAFANA_PASSWORD:?is empty: look at the file that it is read from}"
+export GRAFANA_PASSWORD  # by the environment, where process listings do not show it
+psql --no-psqlrc --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" --set ON_ERROR_STOP=1 <<'END'
+\getenv password GRAFANA_PASSWORD
+SELECT 'CREATE ROLE grafana' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'grafana') \gexec
+ALTER ROLE grafana LOGIN PASSWORD :'password' CONNECTION LIMIT 10;
 ALTER ROLE grafana SET default_transaction_read_only = on;
 ALTER ROLE grafana SET statement_timeout = '30s';
 GRANT pg_read_all_data TO grafana;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -269,24 +272,94 @@ def test_scripts_are_well_formed(script):
     checked("shellcheck", DEPLOY / script)
 
 
-def test_the_read_only_role_can_read_and_nothing_else(postgres_server, tmp_path):
-    statements = (DEPLOY / "postgres/10-roles.sh").read_text().partition("<<'END'\n")[2].partition("END\n")[0]
+@pytest.fixture
+def role_maker(postgres_server):
+    """Run 10-roles.sh as the image does, once: as the server's own user, with the password of a file."""
+    folder = postgres_server.folder / "init"
+    folder.mkdir()
+    server = (postgres_server.data / "base").stat()
     url = postgres_server.new_database()
-    database = Database(url)
+
+    def make(password_file):
+        script = shutil.copy(DEPLOY / "postgres/10-roles.sh", folder)
+        environment = {
+            "PATH": f"{postgres_server.programs}{os.pathsep}{os.environ['PATH']}",
+            "PGHOST": str(postgres_server.folder),
+            "POSTGRES_USER": "postgres",
+            "POSTGRES_DB": url.rpartition("/")[2].partition("?")[0],
+            "GRAFANA_PASSWORD_FILE": str(password_file),
+        }
+        who = {"user": server.st_uid, "group": server.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+        return subprocess.run(["bash", script], env=environment, cwd=folder, capture_output=True, text=True, **who)
+
+    make.url, make.folder, make.user, make.group = url, folder, server.st_uid, server.st_gid
+    yield make
+    shutil.rmtree(folder)
+    postgres_server.drop_database(url)
+    with postgres_server.connect() as connection:
+        connection.execute("DROP ROLE IF EXISTS grafana")
+
+
+def stored_password(postgres_server):
+    """What the server keeps of the password of Grafana's role, or None without such a role."""
+    with postgres_server.connect() as connection:
+        found = connection.execute("SELECT coalesce(rolpassword, '') FROM pg_authid WHERE rolname = 'grafana'")
+        return next((password for (password,) in found), None)
+
+
+def opens(password, stored):
+    """Whether a password is the one of which PostgreSQL stored this."""
+    _, iterations, salt, key, _ = re.split(r"[$:]", stored)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), base64.b64decode(salt), int(iterations))
+    return hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest() == base64.b64decode(key)
+
+
+def test_the_read_only_role_can_read_and_nothing_else(role_maker, postgres_server, secrets):
+    """With the secrets as the host has them, for root alone, and with the step of compose.yml that runs as root."""
+    there = role_maker.folder / "farm-database"
+    command = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]["postgres"]["command"][0]
+    for before, after in {
+        "$$": "$",
+        "/run/secrets": str(secrets),
+        "/etc/farm-database": str(there),
+        "-o postgres -g postgres": f"-o {role_maker.user} -g {role_maker.group}",
+        "exec docker-entrypoint.sh": "exec true",
+    }.items():
+        assert before in command
+        command = command.replace(before, after)
+    subprocess.run(["bash", "-ec", command], check=True)
+    there.chmod(0o755)  # as it is in the image, whatever the umask of the tests
+    for _ in range(2):
+        made = role_maker(there / "grafana_database_password")
+        assert made.returncode == 0, made.stderr
+    assert opens((secrets / "grafana_database_password").read_text().strip(), stored_password(postgres_server))
+
+    database = Database(role_maker.url)
     database.upgrade()
     database.close()
-    with postgres_server.connect() as connection:
-        for statement in statements.replace(":'password'", "'secret'").strip().rstrip(";").split(";\n"):
-            connection.execute(statement)
-    reader = Database(url.replace("postgres@", "grafana@"))
+    reader = Database(role_maker.url.replace("postgres@", "grafana@"))
     with reader.engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM item")).scalar() == 0
         with pytest.raises(Exception, match="read-only"):
             connection.execute(text("DELETE FROM item"))
     reader.close()
-    postgres_server.drop_database(url)
-    with postgres_server.connect() as connection:
-        connection.execute("DROP ROLE grafana")
+
+
+@pytest.mark.parametrize("unusable", ["for root alone", "empty"])
+def test_the_read_only_role_is_not_made_without_its_password(role_maker, postgres_server, unusable):
+    file = role_maker.folder / "password"
+    file.write_text("" if unusable == "empty" else "secret")
+    file.chmod(0o644 if unusable == "empty" else 0)
+    made = role_maker(file)
+    assert made.returncode != 0
+    assert ("is empty" if unusable == "empty" else "Permission denied") in made.stderr
+    assert stored_password(postgres_server) is None
+
+
+def test_no_password_is_given_to_psql_as_an_argument():
+    script = (DEPLOY / "postgres/10-roles.sh").read_text()
+    (command,) = re.findall(r"^psql .*$", script, re.M)
+    assert "PASSWORD" not in command
 
 
 def test_every_query_of_the_dashboard_runs_on_the_schema(postgres_url):
