@@ -8,7 +8,7 @@ from typing import Any
 from sqlmodel import select
 
 from farm import cards, items, jobs
-from farm.benchmark.protocol import Protocol, Reading, Stopping, Variant
+from farm.benchmark.protocol import METHOD, Protocol, Reading, Stopping, Variant
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.request import Request, Sweep
@@ -27,6 +27,7 @@ READING = Reading(
     power_w=100.0,
     energy_mj=1.0,
     energy_half_width_mj=0.001,
+    details={"method": METHOD},
 )
 
 

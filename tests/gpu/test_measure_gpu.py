@@ -75,6 +75,20 @@ def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(ben
     assert 0 <= details["found_again"] <= 1
 
 
+def test_a_replayed_whole_is_also_launched_eagerly_and_that_takes_longer(bench: Bench) -> None:
+    variant = Variant("resnet18", 1, 224)
+    reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
+    assert reading.details["eager_time_us"] > 1.1 * reading.time_us
+    assert 0 < reading.details["eager_time_half_width_us"] < reading.details["eager_time_us"]
+
+
+def test_who_is_on_the_card_is_looked_up_during_the_window(bench: Bench) -> None:
+    reading = bench.measure(linear(256, 1024, 1024), Protocol(), Stopping())
+    assert reading.trace is not None
+    assert len(reading.trace.series["foreign_processes"][0]) >= 2
+    assert "shared" not in reading.flags
+
+
 def test_a_small_footprint_is_found_again_and_a_large_one_is_not(bench: Bench) -> None:
     device = bench.torch_device
     size = cache_bytes(device)
