@@ -6,6 +6,7 @@ database is the truth and the queue only transport, so nothing here tries to mak
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -13,7 +14,7 @@ import kombu.pools
 import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
-from kombu.utils.url import as_url, url_to_parts
+from kombu.utils.url import as_url, parse_url, url_to_parts
 
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings, settings
@@ -44,6 +45,8 @@ def configure(current: Settings) -> Celery:
     app.close()
     app.conf.update(
         broker_url=current.broker_url or "redis+socket:///nonexistent/no-broker-is-configured",
+        # Celery reads it from the URL itself; Flower only from here.
+        broker_use_ssl=tls_options(current.broker_url) or False,
         result_backend=current.broker_url or None,
         broker_connection_retry_on_startup=True,
         broker_transport_options={
@@ -87,6 +90,14 @@ def configure(current: Settings) -> Celery:
     app.__dict__.pop("events", None)
     kombu.pools.reset()
     return app
+
+
+def tls_options(url: str) -> dict[str, Any]:
+    """What a ``rediss://`` URL says about certificates; nothing of other URLs, nor of one that is none."""
+    if url.startswith("rediss://"):
+        with contextlib.suppress(ValueError, TypeError):  # told by who connects
+            return dict(parse_url(url).get("ssl", {}))
+    return {}
 
 
 def check_broker(current: Settings) -> None:

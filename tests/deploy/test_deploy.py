@@ -26,27 +26,14 @@ from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tasks.worker import stop_grace_s
+from tests.farms import running
+from tests.flowers import flower_of
 from tests.tls import TlsProxy
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = ["compose.yml", "compose.worker.yml"]
 SCRIPTS = ["make-secrets", "postgres/10-roles.sh", "slurm/farm-worker.sbatch"]
-WORKER = """
-import sys
-from celery import Celery, chord
-app = Celery("trial", broker=sys.argv[1], backend=sys.argv[1])
-app.conf.update(worker_pool="solo", task_acks_late=True)
-@app.task(name="one")
-def one(): return 1
-@app.task(name="total")
-def total(parts): return sum(parts)
-if sys.argv[2] == "work":
-    app.worker_main(["worker", "-l", "error", "--without-heartbeat"])
-print(chord([one.si() for _ in range(3)])(total.s()).get(timeout=90))
-print(sorted(app.control.ping(timeout=30, limit=1)[0].values())[0])
-app.control.shutdown()
-"""
 
 
 @pytest.fixture(scope="session")
@@ -90,25 +77,35 @@ def test_certificates_are_for_the_broker_host_alone(secrets, server):
     assert verify("other.example") != 0
 
 
-def a_worker_answers(url):
-    """A Celery worker and who asks it, both through that broker: results, chords and pings come back."""
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, url, "work"])
-    try:
-        asked = subprocess.run([sys.executable, "-c", WORKER, url, "ask"], capture_output=True, text=True)
-        assert asked.stdout.splitlines() == ["3", "{'ok': 'pong'}"], asked.stderr
-        worker.wait(60)
-    finally:
-        worker.kill()
-        worker.wait()
+def a_farm_works(tmp_path, current):
+    """Worker, `farm submit` and Flower with the settings that the hosts get: verdict, queues and workers are there."""
+    database_url = f"sqlite:///{tmp_path / 'farm.db'}"
+    with (
+        running(tmp_path, current.broker_url, database_url, FARM_SIMULATED_ITEM_S="0.02") as farm,
+        flower_of(farm, current.flower_basic_auth) as (_, page),
+    ):
+        submitted = farm.ask("submit", "resnet18", "--wait")
+        assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+
+        def queues():
+            status, told = page.get("/api/queues/length")
+            assert status == 200, farm.log.read_text()[-3000:]
+            found = {queue["name"]: queue["messages"] for queue in json.loads(told)["active_queues"]}
+            return found if len(found) == 2 else None  # it asks the workers for them every now and then
+
+        found = farm.wait_for(queues)
+        assert found == {"control": 0, f"card.{farm.alive()[0].id}": 0}
+        assert "Unable to get queues" not in page.get("/broker")[1] + farm.log.read_text()
+        assert {task["state"] for task in page.tasks().values()} == {"SUCCESS"}
 
 
-def test_celery_needs_no_more_than_the_broker_allows(secrets, farm_toml):
+@pytest.mark.serial
+def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_path):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
         TlsProxy(broker.socket, secrets / "redis.crt", secrets / "redis.key") as proxy,
     ):
-        url = farm_toml(proxy.port).broker_url
-        a_worker_answers(url)
+        a_farm_works(tmp_path, farm_toml(proxy.port))
 
 
 def test_strangers_get_nothing_from_the_broker(secrets, farm_toml):
@@ -134,6 +131,7 @@ def test_the_broker_accepts_its_configuration(secrets, tmp_path):
         assert broker.pid
 
 
+@pytest.mark.serial
 def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, tmp_path):
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if not program:
@@ -163,7 +161,7 @@ def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, t
             redis.Redis.from_url(stranger).ping()
         with pytest.raises(redis.RedisError):  # without TLS it does not even talk
             redis.Redis(port=port, socket_timeout=3).ping()
-        a_worker_answers(url)
+        a_farm_works(tmp_path, settings())
     finally:
         server.kill()
         server.wait()

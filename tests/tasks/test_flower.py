@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
-import signal
-import socket
-import urllib.error
-import urllib.request
-
 import psutil
 import pytest
 
 from tasks.telling import failure
 from tests.farms import running
+from tests.flowers import flower_of
 
 AUTH = "operator:a-secret-word"
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-@contextlib.contextmanager
-def flower_of(farm):
-    port = free_port()
-    process = farm.start("flower", "--port", str(port))
-    page = Page(port)
-    try:
-        farm.wait_for(page.answers)
-        yield process, page
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-
-
-class Page:
-    def __init__(self, port):
-        self.port = port
-
-    def get(self, path, auth=AUTH, method="GET"):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
-        if auth:
-            request.add_header("Authorization", "Basic " + base64.b64encode(auth.encode()).decode())
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, ""
-
-    def tasks(self):
-        status, text = self.get("/api/tasks")
-        return json.loads(text) if status == 200 else {}
-
-    def answers(self):
-        with contextlib.suppress(OSError):
-            return self.get("/", auth=None)[0] == 401
 
 
 @pytest.mark.serial
 def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqlite_url):
     with (
         running(tmp_path, broker.url, sqlite_url, FARM_FLOWER_BASIC_AUTH=AUTH) as farm,
-        flower_of(farm) as (process, page),
+        flower_of(farm, AUTH) as (process, page),
     ):
         job_id = farm.submit(["", "oom", "crash", "slow"], seconds=0.1)
         farm.wait_for(lambda: farm.ended(job_id))

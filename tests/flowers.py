@@ -1,0 +1,59 @@
+"""A real ``farm flower`` beside a test's farm, and its pages."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from tests.farms import Farm
+
+
+class Page:
+    """What Flower answers on ``port``; ``auth`` is the user:password that it was given."""
+
+    def __init__(self, port: int, auth: str) -> None:
+        self.port = port
+        self.auth = auth
+
+    def get(self, path: str, auth: str | None = "", method: str = "GET") -> tuple[int, str]:
+        """Status and text; by another ``user:password``, or without one (None)."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        if auth is not None:
+            request.add_header("Authorization", "Basic " + base64.b64encode((auth or self.auth).encode()).decode())
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    def tasks(self) -> dict[str, Any]:
+        status, text = self.get("/api/tasks")
+        return dict(json.loads(text)) if status == 200 else {}
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.get("/", auth=None)[0] == 401
+        return False
+
+
+@contextlib.contextmanager
+def flower_of(farm: Farm, auth: str) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
+    """``farm flower`` with a farm's settings, once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    process = farm.start("flower", "--port", str(port))
+    page = Page(port, auth)
+    try:
+        farm.wait_for(page.answers)
+        yield process, page
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
