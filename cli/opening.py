@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cli.output import say
@@ -46,6 +47,27 @@ def own_cards() -> list[Card]:
             say(f"Left out: {card}: {card.refusal}")
     if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
         say("No GPU of this host can be measured on; its CPU is the card that is left.")
+    return usable
+
+
+def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
+    """The cards of this host that ``--card`` options name; without any, all of the commonest model.
+
+    Raises:
+        NoSuchCard: nothing matches, or what matches cannot be measured on; says why.
+    """
+    from farm.defaults import choose_cards
+    from farm.errors import NoSuchCard
+
+    if not wanted:
+        return choose_cards(own_cards(), [])
+    chosen = choose_cards(all_own_cards(), wanted)
+    usable = [card for card in chosen if not card.refusal]
+    for card in chosen:
+        if card.refusal:
+            if not usable:
+                raise NoSuchCard(f"{card} cannot be measured on: {card.refusal}.", "`farm cards` lists the others.")
+            say(f"Left out: {card}: {card.refusal}")
     return usable
 
 

@@ -94,12 +94,11 @@ class _Ending:
 
 
 def _run(asked: Asked, ending: _Ending) -> None:
-    from farm.defaults import choose_cards
     from farm.settings import settings
     from farm.store.database import Database
 
     wishes = asked.wishes()
-    cards: list[Card] = choose_cards(opening.own_cards(), asked.card or [])
+    cards: list[Card] = opening.chosen_own_cards(asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
     database = Database(settings().database)
     outcome = following.Outcome()

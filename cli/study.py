@@ -13,10 +13,10 @@ from cli.output import emit_json, say, show
 from farm.study import STUDIES, Study
 
 if TYPE_CHECKING:
-    from farm.study.performing import Performed
+    from farm.study.performed import Performed
 
 app = typer.Typer(
-    help="Ask a card the questions that the method rests on; each study prints a table and keeps its readings.",
+    help="Ask a card the questions that the method rests on; each study prints a table and keeps it.",
     no_args_is_help=True,
 )
 
@@ -46,6 +46,38 @@ for _study in STUDIES:
     app.command(_study.name)(_verb(_study))
 
 
+@app.command("show")
+def show_kept(
+    study: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The study's id, or its beginning. Default: list all.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+) -> None:
+    """List the studies that were made on this host, or show one again."""
+    from farm.errors import UsageError
+    from farm.report import plot
+    from farm.study import performed
+
+    if png is not None:
+        if study is None:
+            raise UsageError("There is no study to draw.", "Name one: `farm study show ID --png FILE`.")
+        plot.check_path(png)
+    if study is not None:
+        _give(performed.find_kept(study), png, as_json)
+        return
+    found = performed.kept(say)
+    if as_json:
+        keys = ("id", "study", "variant", "card", "quick", "created_at_s")
+        emit_json({"studies": [{key: value for key, value in made.to_json().items() if key in keys} for made in found]})
+    else:
+        from cli import study_table
+
+        show(study_table.kept(found))
+
+
 def perform(
     study: Study,
     model: str,
@@ -59,7 +91,7 @@ def perform(
 ) -> None:
     """Choose the card, measure, show."""
     from farm.catalog import find
-    from farm.defaults import Wish, choose_cards, complete
+    from farm.defaults import Wish, complete
     from farm.report import plot
     from farm.settings import settings
     from farm.store.database import Database
@@ -69,11 +101,14 @@ def perform(
     find(model)
     if png is not None:
         plot.check_path(png)
-    own = opening.own_cards()
-    chosen = choose_cards(own, [card] if card else [])[0]
+    chosen = opening.chosen_own_cards([card] if card else [])[0]
     request = complete(Wish(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
     assert request.variant is not None
-    neighbours = tuple(other for other in own if other.kind == chosen.kind and other.id != chosen.id)
+    neighbours = tuple(
+        other
+        for other in opening.all_own_cards()
+        if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
+    )
     plan = Plan(request.variant, quick, tuples, neighbours)
     database = Database(settings().database)
     try:

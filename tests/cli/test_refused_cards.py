@@ -45,7 +45,7 @@ def test_a_run_that_was_told_to_take_the_gpu_does_not_take_the_cpu(farm, nvml):
     told = farm("run", "resnet18", "--card", "gpu")
     assert told.code == 2
     assert "Insufficient Permissions" in told.stderr
-    assert "There is no card 'gpu' here." in told.stderr
+    assert "cannot be measured on" in told.stderr
 
 
 def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
@@ -86,3 +86,20 @@ def test_a_card_that_joined_once_is_shown_with_what_its_driver_says_now(farm, nv
     state, reason = shown()
     assert state == "refused"
     assert "Insufficient Permissions" in reason
+
+
+def test_the_index_of_a_gpu_that_is_lost_does_not_mean_the_cpu(farm, nvml):
+    nvml.uuids = [UUID, OTHER_UUID]
+    nvml.faults["nvmlDeviceGetHandleByIndex_v2", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
+    told = farm("run", "resnet18", "--card", "0")
+    assert told.code == 2
+    assert "cannot be measured on" in told.stderr
+    assert "GPU is lost" in told.stderr
+
+
+def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
+    nvml.mig = 1
+    told = farm("worker")
+    assert told.code == 2
+    assert "No GPU of this host can be measured on" in told.stderr
+    assert "--card cpu" in told.stderr
