@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -12,7 +14,7 @@ from cli.figures import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
 if TYPE_CHECKING:
     from farm.study.findings import Column
-    from farm.study.performing import Performed
+    from farm.study.performed import Performed
 
 _MOST_FAILURES = 5
 
@@ -45,6 +47,18 @@ def table(made: Performed) -> RenderableType:
         parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
     kept = f"  {len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
     return Group(*parts, Text(kept, style="dim"))
+
+
+def kept(studies: Sequence[Performed]) -> RenderableType:
+    """The studies of this host."""
+    if not studies:
+        return Text("No studies yet. Start one with `farm study windows --quick`.")
+    found = tables.ruled("id", "study", "model", "card", "", ">age")
+    for made in studies:
+        quick = "quick" if made.quick else ""
+        age = span(time.time() - made.created_at_s)
+        tables.row(found, made.id, made.study.name, str(made.variant), made.card.model, quick, age)
+    return found
 
 
 def _cell(column: Column, value: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from farm.report.plot import Chart
+from farm.report.plot import Chart, Line
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
 
@@ -36,6 +36,18 @@ class Findings:
             "rows": [dict(row) for row in self.rows],
             "notes": list(self.notes),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """With `charts`, which are kept, but are no part of what is printed."""
+        return cls(
+            tuple(Column(**column) for column in data["columns"]),
+            tuple(data["rows"]),
+            tuple(data["notes"]),
+            tuple(
+                Chart(**{**chart, "lines": tuple(Line(**line) for line in chart["lines"])}) for chart in data["charts"]
+            ),
+        )
 
 
 def change(value: float | None, reference: float | None) -> float | None:

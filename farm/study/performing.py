@@ -3,57 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from farm.benchmark.protocol import Variant
 from farm.devices.device import Card
 from farm.store.database import Database
 from farm.study import STUDIES, Study
-from farm.study.findings import Findings
 from farm.study.laboratory import Laboratory, Plan
-
-
-@dataclass(frozen=True)
-class Performed:
-    """A study that was made: findings and provenance."""
-
-    study: Study
-    id: str
-    variant: Variant
-    card: Card
-    software: dict[str, Any]
-    quick: bool
-    findings: Findings
-    readings: tuple[str, ...]
-    failures: dict[str, str]
-    card_time_s: float
-
-    @property
-    def title(self) -> str:
-        return f"{self.study.name}: {self.variant} on {self.card.model}{' (quick)' if self.quick else ''}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "study": self.study.name,
-            "question": self.study.question,
-            "id": self.id,
-            "variant": self.variant.to_json(),
-            "card": self.card.to_json(),
-            "software": self.software,
-            "quick": self.quick,
-            **self.findings.to_json(),
-            "unmeasured": self.failures,
-            "card_time_s": round(self.card_time_s, 2),
-            "readings": list(self.readings),
-        }
+from farm.study.performed import Performed, keep
 
 
 def perform(
     study: Study, database: Database, card: Card, plan: Plan, say: Callable[[str], None] = lambda line: None
 ) -> Performed:
-    """Measure what the study asks; every reading is in the database when it was taken.
+    """Measure what the study asks; every reading is in the database when it was taken, the findings in a file at last.
 
     Raises:
         CardBusy: a worker serves the card.
@@ -63,9 +26,10 @@ def perform(
     module = importlib.import_module(f"farm.study.{STUDIES[STUDIES.index(study)].name}")
     with Laboratory(database, card, study.name, say) as laboratory:
         findings = module.run(laboratory, plan)
-        return Performed(
+        made = Performed(
             study,
             laboratory.id,
+            time.time(),
             plan.variant,
             card,
             laboratory.software.to_json(),
@@ -75,3 +39,8 @@ def perform(
             dict(laboratory.failures),
             laboratory.card_time_s,
         )
+    try:
+        keep(made)
+    except OSError as error:  # no reason to lose what was measured
+        say(f"These findings are not kept: {error}")
+    return made
