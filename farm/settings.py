@@ -119,11 +119,17 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
         if path := os.environ.get("FARM_CONFIG"):
-            if not Path(path).is_file():
+            try:
+                if not Path(path).is_file():
+                    raise SettingsError(
+                        f"FARM_CONFIG names '{path}', which is not a file.", "Correct or unset FARM_CONFIG."
+                    )
+                sources += (TomlConfigSettingsSource(settings_cls, path),)
+            except OSError as error:
                 raise SettingsError(
-                    f"FARM_CONFIG names '{path}', which is not a file.", "Correct or unset FARM_CONFIG."
-                )
-            sources += (TomlConfigSettingsSource(settings_cls, path),)
+                    f"FARM_CONFIG names '{path}', which cannot be read: {error.strerror}.",
+                    "It holds passwords: become a user or join the group whose file it is (docs/operate.md, Secrets).",
+                ) from error
         return sources
 
     @property

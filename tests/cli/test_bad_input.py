@@ -1,6 +1,7 @@
 """Bad input: one clear message, the next step, the fitting exit code and no traceback; nothing is begun."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,25 @@ def test_a_mistake_in_a_file_is_named_by_file_line_and_key(farm, tmp_path):
     # Only with the card does it show that the entry is impossible; its line is named even so.
     path.write_text("- model: resnet18\n  protocol: {launch: graph}\n")
     assert f"{path}:1: A CPU has no CUDA graphs" in farm("run", "-f", path, "--card", "cpu").stderr
+
+
+@pytest.mark.parametrize("verb", ["doctor", "worker", "flower", "settings"])
+def test_a_settings_file_of_somebody_else_is_named(tmp_path, verb):
+    config = tmp_path / "farm.toml"
+    config.write_text("target = 0.9\n")
+    config.chmod(0)
+    command = [sys.executable, "-m", "cli", verb]
+    if os.geteuid() == 0:  # who reads whatever there is, unless the right is taken away
+        if not shutil.which("setpriv"):
+            pytest.skip("needs setpriv, to be root without root's rights")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    said = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "FARM_CONFIG": str(config)}, capture_output=True, text=True
+    )
+    first, second = said.stderr.strip().splitlines()
+    assert (said.returncode, said.stdout) == (2, "")
+    assert first == f"error: FARM_CONFIG names '{config}', which cannot be read: Permission denied."
+    assert "join the group" in second
 
 
 def test_a_broker_that_does_not_answer_is_named_without_its_password(farm, monkeypatch):
