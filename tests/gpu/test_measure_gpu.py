@@ -64,6 +64,8 @@ def test_an_operator_among_others_is_timed_on_the_same_memory(bench: Bench) -> N
     assert 0 < context["alone_us"] < 1.5 * reading.time_us
     assert -0.1 * context["alone_us"] < context["effect_us"] < 20
     assert context["effect_half_width_us"] < 1
+    assert context["inserted_us"] == pytest.approx(context["effect_us"], abs=3)
+    assert context["inserted_half_width_us"] < 3
     assert "context" not in bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details
 
 
