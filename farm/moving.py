@@ -2,17 +2,21 @@
 
 A move is a reassignment in the database and a new message; the old message finds its claim gone. Everything here is a
 transaction that returns what wants publishing.
+
+Tuples move. A whole or a canary is about its very card: it waits for it, so that a card that was away for a moment or
+drained for an hour finds it, and is given up only when its job waits for nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
 from farm.placement import Queue, Work, balance
-from farm.planning import new_item, place_items
+from farm.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
@@ -22,10 +26,9 @@ from farm.store.tables import OPEN, Item, ItemState, JobState
 def move_items(
     database: Database, card_id: str, peers: Sequence[tables.Card], *, in_work: bool = True, farm: str = ""
 ) -> list[int]:
-    """Reassign a card's open items to its peers, where there are any; the ids of those that want publishing.
+    """Reassign a card's open tuples to its peers, where there are any; the ids of those that want publishing.
 
-    A tuple goes to the peer that is free first. A whole or a canary is about this very card and cannot move: it
-    closes as failed, and the verdict goes by the cards that are left. Late writes of the old card are fenced out.
+    Each goes to the peer that is free first. Late writes of the old card are fenced out.
 
     Args:
         in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
@@ -37,28 +40,109 @@ def move_items(
         held = (
             select(Item)
             .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-            .where(Item.card_id == card_id, col(Item.state).in_(OPEN), tables.Job.farm == farm)
+            .where(Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", tables.Job.farm == farm)
         )
         if not in_work:
             held = held.where(col(Item.lease_until_s) < database_now())
         if session.get_bind().dialect.name == "postgresql":
             held = held.with_for_update(of=Item)
-        stranded = list(session.exec(held))
-        movable = []
-        for item in stranded:
-            item.token, item.claim_key, item.lease_until_s = "", None, 0.0
-            if item.role == "tuple":
-                movable.append(item)
-                item.state, item.holder = ItemState.WAITING, ""
-            else:
-                item.state, item.reason = ItemState.FAILED, "not_available"
-                item.message = "The card left the farm before it could be measured on it."
-                item.ended_at_s = database_now()  # type: ignore[assignment]
+        movable = list(session.exec(held))
+        for item in movable:
+            item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+            item.state = ItemState.WAITING
         place_items(session, movable, peers)
-        session.add_all(stranded)
+        session.add_all(movable)
         session.flush()
         wholes = _whole_where_it_lacks(session, movable)
         return [item.id for item in [*wholes, *movable] if item.id is not None]
+
+
+def give_up(
+    database: Database,
+    away: Collection[str],
+    working: Sequence[tables.Card],
+    *,
+    for_now: Collection[str] = (),
+    farm: str = "",
+) -> list[int]:
+    """Close the wholes and canaries of absent cards in jobs that wait for nothing else; the ids that want publishing.
+
+    The verdict goes by the wholes that were read. Where that would be none, a working card reads one in their place.
+    A job with no working card of the kind waits, and says for what.
+
+    Args:
+        away: cards that take nothing.
+        working: cards that do.
+        for_now: those of `away` that may be back in a moment. They are waited for where they gave to the sum.
+        farm: whose jobs.
+    """
+    if not away or not working:
+        return []
+    with database.write() as session:
+        left = (
+            select(Item)
+            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            .where(
+                col(Item.card_id).in_(away),
+                Item.role != "tuple",
+                col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+                col(Item.lease_until_s) < database_now(),
+                tables.Job.state == JobState.OPEN,
+                tables.Job.farm == farm,
+            )
+            .order_by(col(Item.id))
+        )
+        if session.get_bind().dialect.name == "postgresql":
+            left = left.with_for_update(of=Item)
+        by_job: dict[str, list[Item]] = defaultdict(list)
+        for item in session.exec(left):
+            by_job[item.job_id].append(item)
+        wanted: list[Item] = []
+        for job_id, items in by_job.items():
+            open_items = select(func.count()).select_from(Item).where(Item.job_id == job_id, col(Item.state).in_(OPEN))
+            if session.exec(open_items).one() > len(items):
+                continue
+            if any(item.card_id in for_now for item in items):
+                gave = _gave(session, job_id)
+                if any(item.card_id in for_now and item.card_id in gave for item in items):
+                    continue
+            wanted += _give_up(session, session.get_one(tables.Job, job_id), items, working)
+        return [item.id for item in wanted if item.id is not None]
+
+
+def _give_up(
+    session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.Card]
+) -> Sequence[Item]:
+    """Close one job's last open items, all of absent cards; the whole that is to be read in their place, if any is."""
+    own = {card.id: card for item in items if (card := session.get(tables.Card, item.card_id)) is not None}
+    kinds = {(card.model, card.software_id) for card in own.values()}
+    peers = [card for card in working if (card.model, card.software_id) in kinds]
+    if not peers:
+        return ()
+    for item in items:
+        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+        item.state, item.reason, item.message = ItemState.FAILED, "not_available", LEFT
+        item.ended_at_s = database_now()  # type: ignore[assignment]
+        session.add(item)
+    session.flush()
+    wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
+    # One that was tried and failed says that there is none to be had.
+    if not wholes or any(item.message != LEFT for item in wholes):
+        return ()
+    gave = _gave(session, job.id)
+    stand_in = min(peers, key=lambda card: (card.id not in gave, card.id))
+    return bound_to(session, job, stand_in.id)
+
+
+def _gave(session: Session, job_id: str) -> set[str]:
+    """The cards whose readings of tuples the job's sum is made of."""
+    query = (
+        select(tables.Reading.card_id)
+        .join(Item, col(Item.reading_id) == col(tables.Reading.id))
+        .where(Item.job_id == job_id, Item.role == "tuple")
+        .distinct()
+    )
+    return set(session.exec(query))
 
 
 def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
@@ -150,17 +234,7 @@ def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.
 
 def _whole_where_it_lacks(session: Session, moved: Sequence[Item]) -> list[Item]:
     """A card that contributes tuples measures the whole as well: the verdict holds each card against itself."""
-    added = []
+    wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
-        job = session.get_one(tables.Job, job_id)
-        if job.variant_id is None:
-            continue
-        there = session.exec(select(Item).where(Item.job_id == job_id, Item.role == "whole")).all()
-        if not there or any(item.card_id == card_id for item in there):
-            continue
-        card = session.get_one(tables.Card, card_id)
-        whole = new_item(job, card, "whole", "variant", job.variant_id, there[0].protocol_id, there[0].expected_s)
-        session.add(whole)
-        added.append(whole)
-    session.flush()
-    return added
+        wanted += bound_to(session, session.get_one(tables.Job, job_id), card_id)
+    return wanted

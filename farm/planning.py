@@ -27,6 +27,9 @@ from farm.store.tables import OPEN, Item, ItemState
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3
 
+#: What stands in a whole or a canary that was given up. Such a row is taken up again when its card is needed after all.
+LEFT = "The card left the farm before it could be measured on it."
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -117,6 +120,10 @@ def add_round(
         if len(busy := {item.card_id for item in new}) > 1:
             heaviest = max(new, key=lambda item: item.expected_s)
             extra += [_canary(job, card, heaviest) for card in cards if card.id in busy]
+    elif request.variant is not None:
+        for card_id in sorted({item.card_id for item in new}):
+            extra += bound_to(session, job, card_id)
+        _reuse(session, extra, request, cards)
     items = tuples + extra
     session.add_all(items)
     session.flush()
@@ -150,6 +157,25 @@ def _wholes(
     if not wholes:
         wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
     return wholes
+
+
+def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
+    """A job's whole on a card, new where the card has none, and what of the card was given up: all that now waits."""
+    bound = session.exec(select(Item).where(Item.job_id == job.id, Item.role != "tuple").order_by(col(Item.id))).all()
+    wanted = [
+        item for item in bound if item.card_id == card_id and item.state == ItemState.FAILED and item.message == LEFT
+    ]
+    for item in wanted:  # a second row would have the same unique key
+        item.state, item.round, item.attempts, item.reason, item.message = ItemState.WAITING, job.round, 0, "", ""
+        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+        item.published_at_s = item.ended_at_s = None
+    wholes = [item for item in bound if item.role == "whole"]
+    if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
+        card, like = session.get_one(tables.Card, card_id), wholes[0]
+        wanted.append(new_item(job, card, "whole", "variant", job.variant_id, like.protocol_id, like.expected_s))
+    session.add_all(wanted)
+    session.flush()
+    return wanted
 
 
 def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sqlmodel import Session, col, func, select
 
 from farm import cards, items
-from farm.moving import move_items, rebalance
+from farm.moving import give_up, move_items, rebalance
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now
@@ -21,6 +21,10 @@ from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 from tasks.queues import publish_aggregate, publish_items, publish_round, queue_depth
 
 log = logging.getLogger("farm.control")
+
+#: A card that was lost may be back in a moment (a host that starts again, a network that was away). For this many times
+#: as long as it takes to call it lost, a job whose sum it gave to goes on waiting for its whole.
+PATIENCE = 4
 
 
 def lost_after_s(current: Settings) -> float:
@@ -63,12 +67,16 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
 
 
 def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
-    """Items of cards that are gone or take nothing new go to their peers."""
+    """Tuples of cards that are gone or take nothing new go to their peers; wholes wait for the end of their jobs."""
+    away, for_now = set(), set()
     for view in views:
         # A worker that stopped in order may come back at once, as in an upgrade: it is given the time of a lost one.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and view.seen_ago_s > lost_after_s(current)
         if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
             continue
+        away.add(view.card.id)
+        if gone and view.seen_ago_s <= PATIENCE * lost_after_s(current):
+            for_now.add(view.card.id)
         peers = [other.card for other in views if _peer(view, other)]
         # Who is not seen has not renewed its lease either, however long that was: only its token could still stand,
         # and the move takes it away.
@@ -77,6 +85,8 @@ def _move_stranded(store: Database, current: Settings, views: Sequence[cards.Car
         if moved:
             log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
             publish_items(store, moved)
+    working = [view.card for view in views if view.state in (CardState.IDLE, CardState.BUSY)]
+    publish_items(store, give_up(store, away, working, for_now=for_now, farm=farm))
 
 
 def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:

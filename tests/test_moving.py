@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlmodel import select
 
-from farm import jobs
-from farm.moving import move_items, rebalance
+from farm import items, jobs
+from farm.moving import give_up, move_items, rebalance
 from farm.placement import Queue, Work, balance, place
+from farm.planning import LEFT, add_round
+from farm.rounds import Closing, close_round
 from farm.store import tables
 from farm.store.tables import ItemState
 from tests.planned import claim, complete, items_of, plan, plan_model, register
@@ -39,13 +42,145 @@ def test_a_draining_card_finishes_what_it_has_in_work(any_database):
     assert complete(any_database, held, draining).accepted
 
 
-def test_a_whole_does_not_move_but_the_card_that_steps_in_measures_its_own(any_database):
+def measure(database, job_id, *, on=None):
+    """Everything that waits, or what waits on one card."""
+    for item in items_of(database, job_id):
+        if item.state == ItemState.WAITING and on in (None, item.card_id):
+            held = claim(database, item)
+            if isinstance(held, items.Claim):  # a canary's reading may be there by then
+                complete(database, held, item.card_id)
+
+
+def states(database, job_id, role="whole"):
+    return {item.card_id: item.state for item in items_of(database, job_id, role)}
+
+
+def verdict_of(database, job_id):
+    with database.read() as session:
+        return session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).one()
+
+
+def test_a_whole_does_not_move_but_waits_and_the_card_that_steps_in_measures_its_own(any_database):
     lost, peer = register(any_database, 0, 1)
     job_id = plan_model(any_database, [lost], ["Conv2d", "ReLU"])
     move_items(any_database, lost, cards_of(any_database, [peer]))
-    wholes = items_of(any_database, job_id, "whole")
-    assert {(item.card_id, item.state) for item in wholes} == {(lost, "failed"), (peer, "waiting")}
+    assert states(any_database, job_id) == {lost: "waiting", peer: "waiting"}
     assert {item.card_id for item in items_of(any_database, job_id, "tuple")} == {peer}
+
+
+def test_cards_that_are_away_for_a_moment_one_after_the_other_find_their_wholes(any_database):
+    pair = register(any_database, 0, 1)
+    job_id = plan_model(any_database, pair, ["Conv2d", "ReLU", "Linear", "Add"])
+    for away, there in (pair, reversed(pair)):
+        peers = cards_of(any_database, [there])
+        move_items(any_database, away, peers)
+        assert give_up(any_database, [away], peers) == []
+    assert set(states(any_database, job_id).values()) == set(states(any_database, job_id, "canary").values())
+    assert set(states(any_database, job_id).values()) == {"waiting"}
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert verdict_of(any_database, job_id).accuracy_time is not None
+
+
+def test_a_card_that_comes_back_from_a_drain_reads_the_whole_for_what_it_gives(any_database):
+    drained, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [drained, peer], [f"Type{number}" for number in range(12)])
+    move_items(any_database, drained, cards_of(any_database, [peer]), in_work=False)
+    assert give_up(any_database, [drained], cards_of(any_database, [peer])) == []
+    rebalance(any_database, cards_of(any_database, [drained, peer]), dry_within_s=10.0)
+    measure(any_database, job_id)
+    assert drained in {item.card_id for item in items_of(any_database, job_id, "tuple")}
+    assert states(any_database, job_id) == {drained: "done", peer: "done"}
+
+
+def test_the_whole_of_a_card_that_stays_away_is_given_up_when_its_job_waits_for_nothing_else(any_database):
+    lost, other, third = register(any_database, 0, 1, 2)
+    job_id = plan_model(any_database, [lost, other, third], ["Conv2d", "ReLU", "Linear"])
+    peers = cards_of(any_database, [third])
+    move_items(any_database, lost, peers)
+    move_items(any_database, other, peers)
+    for item in items_of(any_database, job_id, "tuple")[:-1]:
+        complete(any_database, claim(any_database, item), item.card_id)
+    assert give_up(any_database, [lost, other], peers) == [], "a tuple is open"
+    measure(any_database, job_id, on=third)
+    assert give_up(any_database, [lost, other], []) == [], "nobody else is there"
+    assert close_round(any_database, job_id, 1).closing is Closing.OPEN
+    assert give_up(any_database, [lost, other], peers) == []
+    assert states(any_database, job_id) == {lost: "failed", other: "failed", third: "done"}
+    assert {item.message for item in items_of(any_database, job_id) if item.state == "failed"} == {LEFT}
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert verdict_of(any_database, job_id).accuracy_time is not None
+
+
+def test_a_card_that_gave_to_the_sum_is_waited_for_longer_than_one_that_did_not(any_database):
+    gave, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [gave, peer], ["Conv2d", "ReLU"], reuse="none")
+    (of_it,) = [item for item in items_of(any_database, job_id, "tuple") if item.card_id == gave]
+    complete(any_database, claim(any_database, of_it), gave)
+    measure(any_database, job_id, on=peer)
+    peers = cards_of(any_database, [peer])
+    give_up(any_database, [gave], peers, for_now=[gave])
+    assert states(any_database, job_id) == {gave: "waiting", peer: "done"}
+    give_up(any_database, [gave], peers)
+    assert states(any_database, job_id) == {gave: "failed", peer: "done"}
+
+    job_id = plan_model(any_database, [gave, peer], ["Conv2d", "ReLU"], reuse="none")
+    move_items(any_database, gave, peers)
+    measure(any_database, job_id, on=peer)
+    give_up(any_database, [gave], peers, for_now=[gave])
+    assert states(any_database, job_id) == {gave: "failed", peer: "done"}
+
+
+def test_where_no_whole_would_be_left_a_card_that_is_there_reads_one(any_database):
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [lost], ["Conv2d", "ReLU"])
+    for item in items_of(any_database, job_id, "tuple"):
+        complete(any_database, claim(any_database, item), lost)
+    (asked,) = give_up(any_database, [lost], cards_of(any_database, [peer]))
+    assert [(item.id, item.card_id) for item in items_of(any_database, job_id, "whole")][1:] == [(asked, peer)]
+    # The other goes as well, and the first is back: the row that was given up is taken up again.
+    (again,) = give_up(any_database, [peer], cards_of(any_database, [lost]))
+    assert again == items_of(any_database, job_id, "whole")[0].id
+    measure(any_database, job_id)
+    assert states(any_database, job_id) == {lost: "done", peer: "failed"}
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert verdict_of(any_database, job_id).accuracy_time is not None
+
+
+def test_a_whole_that_cannot_be_read_is_not_tried_on_a_card_after_the_other(any_database):
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [lost, peer], ["Conv2d", "ReLU"])
+    move_items(any_database, lost, cards_of(any_database, [peer]))
+    (whole,) = [item for item in items_of(any_database, job_id, "whole") if item.card_id == peer]
+    items.fail(any_database, claim(any_database, whole), "out_of_memory", "no")
+    measure(any_database, job_id, on=peer)
+    assert give_up(any_database, [lost], cards_of(any_database, [peer])) == []
+    assert states(any_database, job_id) == {lost: "failed", peer: "failed"}
+
+
+def test_what_a_draining_card_has_in_work_is_not_given_up(any_database):
+    draining, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [draining], ["Conv2d"])
+    held = claim(any_database, items_of(any_database, job_id, "whole")[0])
+    move_items(any_database, draining, cards_of(any_database, [peer]), in_work=False)
+    measure(any_database, job_id, on=peer)
+    assert give_up(any_database, [draining], cards_of(any_database, [peer])) == []
+    assert complete(any_database, held, draining).accepted
+
+
+def test_a_card_that_first_gives_in_a_further_round_reads_the_whole_too(any_database):
+    first, second = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [first, second], ["Conv2d", "ReLU", "Linear"], scope=("Conv2d",))
+    measure(any_database, job_id)
+    (whole,) = items_of(any_database, job_id, "whole")
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
+        add_round(session, job, scope=("all",), capture_id=capture_id, reason="below the target")
+    assert {item.card_id for item in items_of(any_database, job_id, "tuple")} == {first, second}
+    wholes = items_of(any_database, job_id, "whole")
+    assert {(item.round, item.state) for item in wholes if item.id != whole.id} == {(2, "waiting")}
+    assert {item.card_id for item in wholes} == {first, second}
 
 
 def test_an_idle_card_takes_half_of_what_waits_on_the_fullest(any_database):
@@ -90,9 +225,6 @@ def test_a_job_says_what_it_waits_for(any_database):
 
 
 def test_retrying_failures_makes_the_newest_verdict_anew(any_database):
-    from farm import items
-    from farm.rounds import Closing, close_round
-
     (card,) = register(any_database, 0)
     job_id = plan(any_database, [card], number=2)
     good, bad = items_of(any_database, job_id)

@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+import pytest
+
+from farm import cards
+from farm.items import Claim
 from farm.planning import add_round
+from farm.settings import Settings
 from farm.store import tables
-from tasks.recovery import _unpublished
-from tests.planned import plan_model, register
+from tasks import recovery
+from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s
+from tests.planned import claim, complete, items_of, plan_model, register
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """The ids of items that were published, instead of a broker."""
+    ids = []
+    monkeypatch.setattr(recovery, "publish_items", lambda store, item_ids: ids.extend(item_ids))
+    return ids
+
+
+def unseen_for(database, card_id, seconds):
+    with database.write() as session:
+        card = session.get_one(tables.Card, card_id)
+        card.last_seen_at_s -= seconds
+        session.add(card)
+
+
+def move_stranded(database, current):
+    with database.read() as session:
+        views = cards.views(session, current.heartbeat_s)
+    _move_stranded(database, current, views, "")
+
+
+def test_a_lost_cards_tuples_move_at_once_and_its_whole_waits_some_more(any_database, published):
+    current = Settings(heartbeat_s=100)
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [lost, peer], ["Conv2d", "ReLU", "Linear"])
+    of_it = next(item for item in items_of(any_database, job_id, "tuple") if item.card_id == lost)
+    complete(any_database, claim(any_database, of_it), lost)
+    unseen_for(any_database, lost, lost_after_s(current) + 1)
+    move_stranded(any_database, current)
+    for item in items_of(any_database, job_id):
+        if item.card_id == peer and isinstance(held := claim(any_database, item), Claim):
+            complete(any_database, held, peer)
+    move_stranded(any_database, current)
+    assert {(item.card_id, item.state) for item in items_of(any_database, job_id, "whole")} == {
+        (lost, "waiting"),
+        (peer, "done"),
+    }
+    unseen_for(any_database, lost, PATIENCE * lost_after_s(current))
+    move_stranded(any_database, current)
+    assert {item.card_id for item in items_of(any_database, job_id) if item.state == "failed"} == {lost}
+    with any_database.read() as session:
+        assert _unfinished(session, "") == [(job_id, 1)]
 
 
 def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker(any_database):
