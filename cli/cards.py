@@ -120,7 +120,9 @@ def _release(name: str) -> str:
     with database.read() as session:
         card = cards.find(session, name)
     if cards.resume(database, card.id, quarantined=True):
-        return f"{card.id} is released and takes items again; its next health check decides anew."
+        if cards.written_state(database, card.id) == "starting":
+            return f"{card.id} is released: its worker checks it anew, and it takes items again if it is well."
+        return f"{card.id} is released; it takes items again when its worker is started and finds it well."
     return f"{card.id} was not in quarantine."
 
 

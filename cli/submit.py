@@ -72,9 +72,15 @@ def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     for want in wanted:
         known = matching_cards(list(states), want)
         if known and not any(card in serving for card in known):
+            state = states[known[0]]
+            mend = {
+                "starting": "Its worker gets ready: try again in a moment",
+                "draining": f"End that with `farm cards resume {known[0].id}`",
+                "quarantined": f"Look at it, then `farm cards release {known[0].id}`",
+            }.get(state, "Start it there with `farm worker`")
             raise NoWorker(
-                f"No worker listens on the card '{want}': {known[0]} is {states[known[0]]}.",
-                f"Start it there with `farm worker`{f', or choose: {names}' if names else ''}.",
+                f"No worker listens on the card '{want}': {known[0]} is {state}.",
+                f"{mend}{f', or choose: {names}' if names else ''}.",
             )
     if not serving:
         raise NoWorker("No worker listens on any card of this farm.", "Start `farm worker` on each host with cards.")

@@ -24,6 +24,7 @@ _STATES = {
     "open": "cyan",
     "done": "green",
     "cancelled": "dim",
+    "starting": "yellow",
     "idle": "green",
     "busy": "cyan",
     "draining": "yellow",

@@ -43,23 +43,48 @@ class CardView:
     """One card with what it is doing, for people and for placement."""
 
     card: tables.Card
-    state: str  # idle | busy | draining | quarantined | lost | stopped
+    state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the item in work, or ""
     waiting: int  # items in its queue
     done_last_hour: int
     seen_ago_s: float
 
 
+def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
+    """Write down that ``holder`` is the card's worker before it can measure: it is seen, and takes nothing yet.
+
+    Args:
+        card: what the host tells of the card; None where it does not find it now. Only a card that is known already is
+            then written.
+    """
+    with database.write() as session:
+        row = session.get(tables.Card, card_id)
+        if row is None:
+            if card is None:
+                return
+            row = tables.Card(id=card.id, kind=card.kind, model=card.model)
+            row.registered_at_s = database_now()  # type: ignore[assignment]
+        if card is not None:
+            _describe(row, card)
+        row.queue, row.worker = queue, holder
+        if row.state not in KEPT:
+            row.state, row.state_reason = CardState.STARTING, ""
+        row.last_seen_at_s = database_now()  # type: ignore[assignment]
+        session.add(row)
+
+
 def register(
     database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
 ) -> str:
-    """Write the card as served by ``holder`` and return its software id. A drain or a quarantine outlives its worker."""
+    """Write the card as served by ``holder``, ready to measure, and return its software id.
+
+    A drain or a quarantine outlives its worker.
+    """
     with database.write() as session:
         software_id = store_software(session, software)
         row = session.get(tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
-        row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
-        row.host, row.index, row.queue = card.host, card.index, queue
-        row.software_id, row.worker = software_id, holder
+        _describe(row, card)
+        row.queue, row.software_id, row.worker = queue, software_id, holder
         row.capabilities = sorted(capabilities)
         if row.state not in KEPT:
             row.state, row.state_reason = CardState.IDLE, ""
@@ -68,6 +93,18 @@ def register(
             row.registered_at_s = database_now()  # type: ignore[assignment]
         session.add(row)
     return software_id
+
+
+def _describe(row: tables.Card, card: Card) -> None:
+    row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
+    row.host, row.index = card.host, card.index
+
+
+def written_state(database: Database, card_id: str) -> str:
+    """The state as it was last written, whoever is seen or not; "" for a card that nobody announced."""
+    with database.read() as session:
+        row = session.get(tables.Card, card_id)
+        return row.state if row is not None else ""
 
 
 def seen(database: Database, holder: str) -> None:
@@ -80,12 +117,12 @@ def seen(database: Database, holder: str) -> None:
 
 def stopped(database: Database, holder: str) -> None:
     """The worker, named in full or as `holder_of_process`, left in order."""
+    own = col(tables.Card.worker).startswith(holder, autoescape=True)
     with database.write() as session:
         session.execute(
-            update(tables.Card)
-            .where(col(tables.Card.worker).startswith(holder, autoescape=True), col(tables.Card.state).not_in(KEPT))
-            .values(state=CardState.STOPPED, worker="")
+            update(tables.Card).where(own, col(tables.Card.state).not_in(KEPT)).values(state=CardState.STOPPED)
         )
+        session.execute(update(tables.Card).where(own).values(worker=""))
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
@@ -109,6 +146,8 @@ def quarantine(database: Database, card_id: str, reason: str) -> None:
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
     """End a drain (or, with ``quarantined``, a quarantine); False where there was none to end.
 
+    A card that comes out of quarantine takes items only when its worker has found it fit and registered it again.
+
     Raises:
         NoSuchCard
     """
@@ -117,7 +156,8 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
         row = _find(session, card_id)
         if row.state != wanted:
             return False
-        row.state, row.state_reason = CardState.IDLE if row.worker else CardState.STOPPED, ""
+        served = CardState.STARTING if quarantined else CardState.IDLE
+        row.state, row.state_reason = served if row.worker else CardState.STOPPED, ""
         session.add(row)
         return True
 
@@ -188,10 +228,12 @@ def alive(session: Session, heartbeat_s: float) -> list[tables.Card]:
 
 
 def _state(card: tables.Card, busy: bool, now_s: float, heartbeat_s: float) -> str:
-    if card.state != CardState.IDLE:
+    if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:
         return CardState.LOST
+    if card.state == CardState.STARTING:
+        return card.state
     return CardState.BUSY if busy else CardState.IDLE
 
 

@@ -116,7 +116,7 @@ class EmbeddedFarm:
 
         Raises:
             CardBusy, BrokerUnreachable: see `start`.
-            NoWorker: a worker ended, or took too long; with the end of its log.
+            NoWorker: a worker ended, or took too long, with the end of its log; or no card is fit to measure.
         """
         self.start()
         assert self.supervisor is not None
@@ -125,17 +125,25 @@ class EmbeddedFarm:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             with self.database.read() as session:
-                serving = {
-                    card.id: card.worker
-                    for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(wanted)))
+                rows = {
+                    card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(wanted)))
                 }
-            # By the process that registered it: a row of an earlier farm looks the same otherwise.
-            ready = {
-                child.name
+            # By the process that wrote it: a row of an earlier farm looks the same otherwise.
+            ours = {
+                child.name: rows[child.name]
                 for child in self.supervisor.children
-                if child.process is not None and f":{child.process.pid}:" in serving.get(child.name, "")
+                if child.process is not None
+                and child.name in rows
+                and f":{child.process.pid}:" in rows[child.name].worker
             }
+            ready = {card_id for card_id, row in ours.items() if row.state != CardState.STARTING}
             if ready == wanted:
+                unfit = [row for row in ours.values() if row.state == CardState.QUARANTINED]
+                if len(unfit) == len(wanted):
+                    raise NoWorker(
+                        f"No card can measure: {'; '.join(f'{row.id} is quarantined: {row.state_reason}' for row in unfit)}",
+                        f"Mend that, then `farm cards release {unfit[0].id}` and run again.",
+                    )
                 return
             for child in self.supervisor.tend():
                 raise NoWorker(
@@ -194,7 +202,7 @@ def _mark_stopped(database: Database, card_ids: Sequence[str]) -> None:
     with database.write() as session:
         for card_id in card_ids:
             card = session.get(tables.Card, card_id)
-            if card is not None and card.state == CardState.IDLE:
+            if card is not None and card.state in (CardState.IDLE, CardState.STARTING):
                 card.state, card.worker = CardState.STOPPED, ""
                 session.add(card)
 

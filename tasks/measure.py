@@ -32,6 +32,7 @@ from farm.settings import settings
 from farm.spool import Spool
 from farm.store import tables
 from farm.store.database import Database
+from farm.store.tables import CardState
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.process import die_with_parent
 from tasks.queues import card_queue, follow_up
@@ -51,7 +52,7 @@ class CardWorker:
     database: Database
     benchmark: BenchmarkProcess
     spool: Spool
-    software: Software | None = None
+    software: Software | None = None  # what the card is registered with; None while it is not
 
     def register(self) -> str:
         """Wait for the benchmark process and write the card down with its software; its software id.
@@ -60,6 +61,9 @@ class CardWorker:
             UnhealthyCard: it failed its check; the process is gone, and the next one checks again.
         """
         software = self.benchmark.wait_ready()
+        if reason := self.benchmark.unhealthy:
+            self.benchmark.kill()
+            raise UnhealthyCard(reason, f"Look at the card, then `farm cards release {self.card_id}`.")
         if software != self.software:
             card = self.benchmark.card
             capabilities: tuple[str, ...] = ()
@@ -74,11 +78,7 @@ class CardWorker:
                 capabilities=capabilities,
             )
             self.software = software
-            if not self.benchmark.unhealthy:
-                self._fingerprint(card.id, card.driver)
-        if reason := self.benchmark.unhealthy:
-            self.benchmark.kill()
-            raise UnhealthyCard(reason, f"Look at the card, then `farm cards release {self.card_id}`.")
+            self._fingerprint(card.id, card.driver)
         return software.id
 
     def _fingerprint(self, card_id: str, driver: str) -> None:
@@ -91,8 +91,9 @@ class CardWorker:
 
 
 _worker: CardWorker | None = None
-# The benchmark process is shared by the registration at start and the first task.
+# The benchmark process is shared by the thread that registers and the tasks.
 _lock = threading.Lock()
+_ended = threading.Event()
 
 
 @worker_process_init.connect(weak=False)
@@ -112,19 +113,38 @@ def begin(**_: Any) -> None:
         Spool(current.state_dir / "spool"),
     )
     _worker.benchmark.start()
-    threading.Thread(target=_register, args=(_worker,), name="register", daemon=True).start()
+    threading.Thread(target=_stay_registered, args=(_worker, current.heartbeat_s), name="register", daemon=True).start()
+
+
+def _stay_registered(worker: CardWorker, heartbeat_s: float) -> None:
+    """Register the card, and again whenever its row awaits that: after a release, or where it failed before.
+
+    The thread lives as long as its process, because a benchmark process that it starts ends with it.
+    """
+    _register(worker)
+    while not _ended.wait(heartbeat_s):
+        try:
+            state = cards.written_state(worker.database, worker.card_id)
+        except FarmError:
+            continue  # the worker's heartbeat says so
+        if state == CardState.STARTING or (worker.software is None and state != CardState.QUARANTINED):
+            _register(worker)
 
 
 def _register(worker: CardWorker) -> None:
     try:
         with _lock:
+            worker.software = None  # so that it is written down again
             _ready(worker)
     except FarmError as error:
         log.error("The card %s cannot be served: %s %s", worker.card_id, error.message, error.next_step)
+    except Exception:  # nobody else would register it later
+        log.exception("The card %s cannot be served", worker.card_id)
 
 
 @worker_process_shutdown.connect(weak=False)
 def end(**_: Any) -> None:
+    _ended.set()
     if _worker is not None:
         _worker.benchmark.close()
         _worker.database.close()
@@ -268,9 +288,13 @@ def _ready(worker: CardWorker) -> str | None:
             if last:
                 break
             log.warning("The benchmark process of %s did not get ready: %s", worker.card_id, error.message)
-    log.error("The card %s is put in quarantine: %s", worker.card_id, reason)
-    with contextlib.suppress(NoSuchCard):
+    worker.software = None
+    try:
         _when_there(partial(cards.quarantine, worker.database, worker.card_id, reason))
+    except NoSuchCard:
+        log.error("The card %s cannot be served: %s", worker.card_id, reason)
+    else:
+        log.error("The card %s is put in quarantine: %s", worker.card_id, reason)
     return None
 
 

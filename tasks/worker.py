@@ -29,9 +29,9 @@ from typing import IO, Any
 from celery.worker import state as worker_state
 
 from farm import cards, items
-from farm.devices.device import Card
+from farm.devices.device import Card, find_card
 from farm.devices.lock import CardLock
-from farm.errors import DatabaseUnreachable, FarmError
+from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.settings import Settings, settings
 from farm.spool import Spool
 from farm.store.database import Database
@@ -69,6 +69,7 @@ def serve_card(card_id: str) -> int:
     with CardLock(card_id, current.lock_dir):
         # Nobody else can be measuring on this card now: what an earlier worker held is free at once.
         items.release_card(database, card_id)
+        _announce(database, card_id, holder, current)
         ended = threading.Event()
         beat = threading.Thread(target=_heartbeat, args=(database, card_id, holder, current, ended), daemon=True)
         beat.start()
@@ -81,6 +82,21 @@ def serve_card(card_id: str) -> int:
             with contextlib.suppress(FarmError):
                 cards.stopped(database, holder)
             database.close()
+
+
+def _announce(database: Database, card_id: str, holder: str, current: Settings) -> None:
+    """Be seen as the card's worker from the start: importing torch takes long, and what fails then has a row to say so.
+
+    Raises:
+        NoSuchCard: this host has no such card now, and the database knows none.
+    """
+    try:
+        card: Card | None = find_card(card_id, current)
+    except NoSuchCard:
+        if not cards.written_state(database, card_id):
+            raise
+        card = None  # its benchmark process will say the same, and why it is in quarantine
+    cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
 
 
 def serve_control() -> int:

@@ -97,8 +97,10 @@ class Farm:
 
 
 @contextlib.contextmanager
-def running(folder: Path, broker_url: str, database_url: str, *, cards: int = 1, **settings: str) -> Iterator[Farm]:
-    """A farm of one host with that many simulated cards, ready to measure."""
+def running(
+    folder: Path, broker_url: str, database_url: str, *, cards: int = 1, fit: int | None = None, **settings: str
+) -> Iterator[Farm]:
+    """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit)."""
     environment = {
         **os.environ,
         "FARM_BROKER_URL": broker_url,
@@ -114,7 +116,7 @@ def running(folder: Path, broker_url: str, database_url: str, *, cards: int = 1,
     farm = Farm(database, environment, folder / "farm.log")
     worker = farm.start("worker")
     try:
-        farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == cards)
+        farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == (cards if fit is None else fit))
         assert worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:

@@ -49,6 +49,7 @@ class JobState(StrEnum):
 
 
 class CardState(StrEnum):
+    STARTING = "starting"  # its worker is there, its benchmark process is not ready yet
     IDLE = "idle"
     BUSY = "busy"
     DRAINING = "draining"

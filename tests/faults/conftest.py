@@ -179,9 +179,9 @@ def start(tmp_path: Path, private_broker: BrokerServer, sqlite_url: str) -> Iter
     """Start a farm: ``start(cards=2, FARM_MAX_ATTEMPTS="2")``."""
     with contextlib.ExitStack() as stack:
 
-        def begin(*, cards: int = 1, database_url: str = sqlite_url, **settings: str) -> Hurt:
+        def begin(*, cards: int = 1, fit: int | None = None, database_url: str = sqlite_url, **settings: str) -> Hurt:
             farm = stack.enter_context(
-                running(tmp_path, private_broker.url, database_url, cards=cards, **{**QUICK, **settings})
+                running(tmp_path, private_broker.url, database_url, cards=cards, fit=fit, **{**QUICK, **settings})
             )
             hurt = Hurt(farm, private_broker)
             stack.callback(hurt.close)

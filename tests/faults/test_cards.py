@@ -92,6 +92,35 @@ def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(s
     assert "release" in refused.stderr
     bad.write_text("")
     assert hurt.farm.ask("cards", "release", sick).returncode == 0
+    hurt.farm.wait_for(lambda: card_of(hurt, 0).state == "idle")
     job_id = hurt.submit(["slow"] * 4, 0.3)
     assert hurt.settled(job_id) == {"done": 4}
     assert sick in measured_on(hurt, job_id)
+
+
+def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when_released(start, tmp_path):
+    bad = tmp_path / "bad"
+    sick = f"SIM-{Settings().host}-0"
+    bad.write_text(sick)
+    hurt = start(fit=0, FARM_SIMULATED_UNHEALTHY=str(bad))
+    hurt.farm.wait_for(lambda: _row(hurt, sick) and _row(hurt, sick).state == "quarantined")
+    row = _row(hurt, sick)
+    assert "came out wrong" in row.state_reason
+    assert (row.model, row.host, row.software_id) == ("simulated card", Settings().host, None)
+    assert row.worker.startswith(f"{sick}@")
+    assert sick in hurt.farm.ask("doctor").stdout
+    job_id = hurt.submit_to([sick], ["", ""])
+
+    hurt.farm.ask("cards", "release", sick)
+    hurt.farm.wait_for(lambda: _row(hurt, sick).state == "quarantined")  # it is as unfit as before
+    assert all(item.attempts == 0 for item in hurt.farm.items(job_id))
+
+    bad.write_text("")
+    assert "if it is well" in hurt.farm.ask("cards", "release", sick).stderr
+    assert hurt.settled(job_id) == {"done": 2}
+    assert _row(hurt, sick).software_id
+
+
+def _row(hurt, card_id):
+    with hurt.farm.database.read() as session:
+        return session.get(tables.Card, card_id)

@@ -8,7 +8,8 @@ from sqlmodel import select
 from farm import cards, jobs, rounds
 from farm.benchmark.protocol import Protocol, Software
 from farm.captures import store_sweep
-from farm.devices.device import Card
+from farm.devices.device import Card, discover
+from farm.errors import NoWorker
 from farm.installed import installed_torch
 from farm.items import Claim
 from farm.request import Request, Sweep
@@ -68,3 +69,19 @@ def test_what_must_be_measured_afresh_is_no_known_answer(embedded, any_database)
 def test_after_an_upgrade_of_torch_nothing_is_known(embedded, any_database):
     measured(any_database, Software(torch="1.0"))
     assert not embedded.knows(REQUEST)
+
+
+def test_where_no_card_is_fit_the_reason_is_told_at_once(any_database_url, monkeypatch, tmp_path):
+    bad = tmp_path / "bad"
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
+    settings.cache_clear()
+    (card,) = discover(settings())
+    bad.write_text(card.id)
+    with (
+        EmbeddedFarm(settings(), [card]) as farm,
+        pytest.raises(NoWorker, match="quarantined: Simulated: a product came out wrong") as told,
+    ):
+        farm.wait_ready()
+    assert f"farm cards release {card.id}" in told.value.next_step
