@@ -57,7 +57,8 @@ class Settings(BaseSettings):
         "", description="SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."
     )
     state_dir: Path = Field(
-        default_factory=_state_dir, description="Where the default database, the spool and Flower's state live."
+        default_factory=_state_dir,
+        description="Where the default database, the spool, what studies found and Flower's state live.",
     )
     lock_dir: Path = Field(
         default_factory=_lock_dir,
