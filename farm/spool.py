@@ -5,16 +5,15 @@ A spooled reading is fenced like any other: it is accepted only if its claim sti
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.items import Claim, Closed, complete
+from farm.json_file import write_whole
 from farm.store.database import Database
 
 log = logging.getLogger("farm.worker")
@@ -32,7 +31,6 @@ class Spool:
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
         data = {
             "claim": {**dataclasses.asdict(claimed)},
@@ -40,17 +38,7 @@ class Spool:
             "card_id": card_id,
             "software_id": software_id,
         }
-        unfinished = path.with_suffix(".part")
-        try:
-            with unfinished.open("w") as file:
-                json.dump(data, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.rename(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        write_whole(path, data)
         return path
 
     def __len__(self) -> int:

@@ -6,10 +6,8 @@ across studies, and each kind of them has columns of its own.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, Self
 from farm.benchmark.protocol import Variant
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
+from farm.json_file import write_whole
 from farm.settings import settings
 from farm.study import Study
 from farm.study.findings import Findings
@@ -86,20 +85,8 @@ def keep(made: Performed) -> Path:
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
     """
-    folder().mkdir(parents=True, exist_ok=True)
     path = folder() / f"{made.id}.json"
-    data = {**made.to_json(), "charts": [dataclasses.asdict(chart) for chart in made.findings.charts]}
-    unfinished = path.with_suffix(".part")
-    try:
-        with unfinished.open("w") as file:
-            json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    write_whole(path, {**made.to_json(), "charts": [dataclasses.asdict(chart) for chart in made.findings.charts]})
     return path
 
 
