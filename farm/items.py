@@ -149,10 +149,7 @@ def _claim(
             return gone
         return Declined.REUSED, {(item.job_id, item.round)}, ()
     if item.attempts >= max_attempts:
-        message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
-        closed = session.execute(
-            update(Item).where(claimable).values(**_failing(item.reason or "attempts_exhausted", message))
-        )
+        closed = session.execute(update(Item).where(claimable).values(**_given_up(item)))
         if not closed.rowcount:  # type: ignore[attr-defined]
             return gone
         return Declined.EXHAUSTED, {(item.job_id, item.round)}, _wake(session, item.subject_key)
@@ -249,6 +246,11 @@ def _failing(reason: str, message: str) -> dict[str, Any]:
         "lease_until_s": 0.0,
         "ended_at_s": database_now(),
     }
+
+
+def _given_up(item: Item) -> dict[str, Any]:
+    message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
+    return _failing(item.reason or "attempts_exhausted", message)
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
@@ -384,6 +386,48 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
             attempts=col(Item.attempts) - 1,
         )
         return int(session.execute(waiting).rowcount)  # type: ignore[attr-defined]
+
+
+def close_exhausted(
+    database: Database, *, max_attempts: int, after_s: float, farm: str | None = None, job_id: str | None = None
+) -> Closed:
+    """Close as failed what nobody measures any more and nobody may begin again.
+
+    A claim would do so as well, but none comes where the card is gone.
+
+    Args:
+        after_s: how long the last lease must have ended: a reading that waits in a spool has this time to arrive. Unit: s.
+        farm: of this farm's jobs only; of all if None.
+        job_id: of this job only.
+    """
+    ended = (
+        col(Item.state) == ItemState.CLAIMED,
+        col(Item.attempts) >= max_attempts,
+        col(Item.lease_until_s) < database_now() - after_s,
+    )
+    with database.read() as session:  # most often there is none, and a write would keep others waiting
+        query = select(Item).join(tables.Job, col(tables.Job.id) == col(Item.job_id)).where(*ended)
+        query = query.where(tables.Job.state == tables.JobState.OPEN)
+        if farm is not None:
+            query = query.where(tables.Job.farm == farm)
+        if job_id is not None:
+            query = query.where(Item.job_id == job_id)
+        found = list(session.exec(query.order_by(col(Item.id))))
+    if not found:
+        return Closed(False)
+    rounds: set[tuple[str, int]] = set()
+    woken: list[int] = []
+    with database.write() as session:
+        for item in found:
+            closed = session.execute(
+                update(Item)
+                .where(col(Item.id) == item.id, col(Item.token) == item.token, *ended)
+                .values(**_given_up(item))
+            )
+            if closed.rowcount:  # type: ignore[attr-defined]
+                rounds.add((item.job_id, item.round))
+                woken += _wake(session, item.subject_key)
+    return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
 
 
 def wake_orphans(database: Database, item_id: int | None = None) -> tuple[int, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 
+from farm import items
 from farm.rounds import Closing, close_round
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.app import app
-from tasks.queues import publish_round
+from tasks.queues import follow_up, publish_round
 
 
 @functools.cache
@@ -19,11 +20,16 @@ def database() -> Database:
 
 @app.task(name="aggregate")
 def aggregate(round_id: str) -> dict[str, str]:
-    """Close round "job/number" if all its items are closed.
+    """Close round "job/number" if all its items are closed, or can only be closed as exhausted.
 
     One argument only: Celery runs errbacks of more arguments inside the worker that saw the failure.
     """
     job_id, _, number = round_id.partition("/")
+    current = settings()
+    follow_up(
+        database(),
+        items.close_exhausted(database(), max_attempts=current.max_attempts, after_s=current.lease_s, job_id=job_id),
+    )
     closed = close_round(database(), job_id, int(number))
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         publish_round(database(), job_id, closed.next_round)

@@ -18,7 +18,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-from tasks.queues import publish_aggregate, publish_items, publish_round, queue_depth
+from tasks.queues import follow_up, publish_aggregate, publish_items, publish_round, queue_depth
 
 log = logging.getLogger("farm.control")
 
@@ -45,6 +45,8 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         # Another embedded farm's cards listen to another broker: nothing of ours can be given to them.
         views = [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
     if may_move:
+        exhausted = items.close_exhausted(store, max_attempts=current.max_attempts, after_s=current.lease_s, farm=farm)
+        follow_up(store, exhausted)
         _move_stranded(store, current, views, farm)
         _balance(store, current, views, farm)
     idle_for_s = max(2 * current.heartbeat_s, 5.0)

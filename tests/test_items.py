@@ -80,6 +80,29 @@ def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
     assert (item.state, item.reason, item.message) == (ItemState.FAILED, "crashed", "signal SIGSEGV")
 
 
+def test_an_item_whose_last_attempt_nobody_ends_is_closed_without_a_card(any_database, card):
+    operators = store_operators(any_database, [""])
+    last, other = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    late = claim(any_database, last, "first", lease_s=-1, max_attempts=2)
+    assert not close_exhausted(any_database).accepted, "it may be begun once more"
+    late = claim(any_database, last, "second", max_attempts=2)
+    assert claim(any_database, other)[0] is Declined.DEFERRED
+    assert not close_exhausted(any_database).accepted, "it is being measured"
+    items.renew(any_database, "second", -30)
+    assert not close_exhausted(any_database, after_s=60).accepted, "its reading may wait in a spool"
+    assert not close_exhausted(any_database, farm="embedded:there:1:abc").accepted
+    closed = close_exhausted(any_database, farm="", job_id=last.job_id)
+    assert (closed.rounds, closed.woken) == (((last.job_id, 1),), (other.id,))
+    last = only(any_database, last.job_id)
+    assert (last.state, last.reason) == (ItemState.FAILED, "attempts_exhausted")
+    assert not complete(any_database, late, card).accepted
+    assert isinstance(claim(any_database, other), Claim)
+
+
+def close_exhausted(database, *, after_s=0.0, **of):
+    return items.close_exhausted(database, max_attempts=2, after_s=after_s, **of)
+
+
 def test_an_item_handed_back_waits_and_its_attempt_does_not_count(any_database, card):
     worker = holder_name(card, "here_1", 7, "ab")
     item, other, spooled = items_of(any_database, plan(any_database, [card], number=3))
