@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import psutil
 import pytest
+from flower.options import options
+from packaging.requirements import Requirement
 
 from tasks.telling import failure
-from tests.farms import running
+from tests.farms import ROOT, running
 from tests.flowers import flower_of
 
 AUTH = "operator:a-secret-word"
@@ -53,6 +57,13 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqli
         }
         assert listening == "127.0.0.1"
     assert list((tmp_path / "state").glob("flower*")), "what it knows outlives it"
+
+
+def test_no_flower_is_installed_that_knows_nothing_of_read_only():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = [one for one in map(Requirement, project["dependencies"]) if one.name == "flower"]
+    assert not wanted.specifier.contains("2.0.1"), "it has no such option, and ignores FLOWER_READ_ONLY"
+    assert "read_only" in options
 
 
 def process_titles(pid):
