@@ -5,8 +5,10 @@ Rich and traceback load only when something is printed with them, so that ``farm
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,9 +35,26 @@ def show(renderable: Any) -> None:
     console().print(renderable)
 
 
+_instead: Callable[[str], object] | None = None
+
+
 def say(line: str) -> None:
     """A line for the person, on stderr: never mixed into what a program reads."""
-    typer.echo(line, err=True)
+    if _instead is not None:
+        _instead(line)
+    else:
+        typer.echo(line, err=True)
+
+
+@contextlib.contextmanager
+def said_through(instead: Callable[[str], object]) -> Iterator[None]:
+    """Within, what is said goes there: into a log whose lines have a form of their own."""
+    global _instead
+    before, _instead = _instead, instead
+    try:
+        yield
+    finally:
+        _instead = before
 
 
 def console(*, stderr: bool = False) -> Console:

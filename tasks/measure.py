@@ -33,6 +33,7 @@ from farm.spool import Spool
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState
+from tasks import logs  # noqa: F401 - a pool process logs in its worker's form
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.process import die_with_parent
 from tasks.queues import card_queue, follow_up

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -24,7 +23,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from celery.worker import state as worker_state
 
@@ -35,6 +34,7 @@ from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.settings import Settings, settings
 from farm.spool import Spool
 from farm.store.database import Database
+from tasks import logs
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
 from tasks.metrics import serve as serve_metrics
 from tasks.process import die_with_parent
@@ -127,6 +127,7 @@ def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) ->
         loglevel=logging.INFO,
         optimization="fair",
     )
+    logs.keep_form()
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -314,14 +315,12 @@ def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
     for card in chosen:
         with CardLock(card.id, current.lock_dir):
             pass
-    _log_to_stderr(json_logs)
+    logs.set_up(json_logs)
     # A list, not an Event: its lock may be held by the very code that the signal interrupts.
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: asked.append(number))
-    supervisor = Supervisor(
-        [card.id for card in chosen], environment={"FARM_WORKER_JSON_LOGS": "1"} if json_logs else None
-    )
+    supervisor = Supervisor([card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None)
     supervisor.start()
     log.info("Serving %s", ", ".join(str(card) for card in chosen))
     try:
@@ -358,29 +357,6 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
         database.close()
 
 
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time_s": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if card := os.environ.get(CARD_VARIABLE):
-            line["card"] = card
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _log_to_stderr(json_logs: bool) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        _JsonLines() if json_logs else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
-    )
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tasks.worker")
     parser.add_argument("role", choices=("card", "control"))
@@ -390,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # An embedded farm's broker dies with the command too, and Celery would wait for it before it stops in order.
     embedded = bool(os.environ.get(EMBEDDED_VARIABLE))
     die_with_parent(signal.SIGKILL if embedded else signal.SIGTERM, options.parent or None)
-    _log_to_stderr(bool(os.environ.get("FARM_WORKER_JSON_LOGS")))
+    logs.set_up()
     role: Callable[[], int] = serve_control if options.role == "control" else lambda: serve_card(options.card)
     try:
         return role()

@@ -98,7 +98,14 @@ class Farm:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, broker_url: str, database_url: str, *, cards: int = 1, fit: int | None = None, **settings: str
+    folder: Path,
+    broker_url: str,
+    database_url: str,
+    *,
+    cards: int = 1,
+    fit: int | None = None,
+    options: Sequence[str] = (),
+    **settings: str,
 ) -> Iterator[Farm]:
     """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit)."""
     environment = {
@@ -114,7 +121,7 @@ def running(
     database = Database(database_url)
     database.upgrade()
     farm = Farm(database, environment, folder / "farm.log")
-    worker = farm.start("worker")
+    worker = farm.start("worker", *options)
     try:
         farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == (cards if fit is None else fit))
         assert worker.poll() is None, farm.log.read_text()[-3000:]

@@ -5,6 +5,8 @@ import json
 import pynvml
 import pytest
 
+from cli import opening
+from cli.output import said_through
 from farm import cards
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
@@ -52,6 +54,15 @@ def test_a_mig_instance_that_is_named_is_told(farm, nvml, monkeypatch):
     nvml.mig = 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aaaa")
     assert "Left out: MIG instance (MIG-aaaa): it is an instance of a card in MIG mode" in farm(*NO_GRAPHS).stderr
+
+
+def test_what_is_said_of_it_goes_into_the_log_where_lines_have_a_form(nvml, capsys):
+    nvml.mig = 1
+    lines = []
+    with said_through(lines.append):
+        opening.own_cards()
+    assert "MIG mode" in lines[0]
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_said_where_the_cpu_is_all_there_is(farm, monkeypatch):

@@ -1,0 +1,88 @@
+"""How the farm's processes log: one form of line in all of them, for people or, where it is asked for, as JSON.
+
+Celery would set its own form up in every pool process that it starts. It is told not to (`setup_logging`) by whatever
+process has imported this module, as all that measure have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from celery.signals import setup_logging
+
+from tasks.app import CARD_VARIABLE
+
+#: In the environment of a worker's processes: set, their lines are JSON. Not a setting: the supervisor's own.
+JSON_VARIABLE = "FARM_WORKER_JSON_LOGS"
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time_s, level, logger, message; card and traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = _line(record.created, record.levelname, record.name, record.getMessage())
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _line(time_s: float, level: str, logger: str, message: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"time_s": round(time_s, 3), "level": level.lower(), "logger": logger, "message": message}
+    if card := os.environ.get(CARD_VARIABLE):
+        line["card"] = card
+    return line
+
+
+def set_up(as_json: bool | None = None) -> None:
+    """Log to standard error: all loggers, Python's warnings, and what nobody caught.
+
+    Args:
+        as_json: None for what the environment says.
+    """
+    as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    if as_json:
+        sys.excepthook = _log_uncaught
+        threading.excepthook = _log_uncaught_in_thread
+        import celery.apps.worker  # only a worker's process needs it
+
+        celery.apps.worker.safe_say = _say
+
+
+@setup_logging.connect(weak=False)
+def _instead_of_celery(**_: Any) -> None:
+    set_up()
+
+
+def keep_form() -> None:
+    """Have the processes that this one starts begin in silence: billiard's own lines before `set_up` are plain text."""
+    os.environ.pop("_MP_FORK_LOGLEVEL_", None)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("farm").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_type is not SystemExit and arguments.exc_value is not None:
+        _log_uncaught(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+
+
+def _say(message: Any, _stream: Any = None) -> None:
+    """What Celery tells of its end: from within a signal's handler, where no lock may be waited for."""
+    line = json.dumps(_line(time.time(), "info", "celery.worker", str(message)))
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
