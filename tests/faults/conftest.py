@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +23,7 @@ from farm import jobs
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.tables import ItemState
-from tasks.app import configure
+from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import publish_round
 from tasks.servers import BrokerServer
 from tests.farms import TIMEOUT_S, Farm, running, store_operators
@@ -42,6 +45,7 @@ class Hurt:
         self.farm = farm
         self.broker = broker
         self.again: list[subprocess.Popen[bytes]] = []
+        self.delivered_again: list[tuple[str, Any]] = []  # task and id of messages that nobody had acknowledged
 
     # ------------------------------------------------------------------------------------------- processes
 
@@ -112,14 +116,20 @@ class Hurt:
     def settled(self, job_id: str, timeout_s: float = TIMEOUT_S) -> Counter[str]:
         """Wait for the job's end and check what must always hold; its items by state.
 
-        One terminal row per item, one accepted reading at most, one verdict per job and round, no live message for a
-        closed item.
+        One terminal row per item, one accepted reading at most, one verdict per job and round, no message that waits,
+        and none that comes back later and begins anything.
         """
         self.farm.wait_for(lambda: self.farm.ended(job_id), timeout_s)
         self.check(job_id)
         return Counter(item.state for item in self.farm.items(job_id))
 
     def check(self, job_id: str) -> None:
+        self._check_rows(job_id)
+        self.farm.wait_for(lambda: self.messages() == 0)
+        self._deliver_again(job_id)
+        self._check_rows(job_id)
+
+    def _check_rows(self, job_id: str) -> None:
         items = self.farm.items(job_id)
         with self.farm.database.read() as session:
             subjects = {item.subject_id for item in items}
@@ -136,13 +146,52 @@ class Hurt:
         )
         if job.state == "done":
             assert verdicts == {number: 1 for number in range(1, job.round + 1)}
-        self.farm.wait_for(lambda: self.messages() == 0)
 
     def messages(self) -> int:
-        """In all the cards' queues."""
+        """That wait, in all the queues."""
         with redis.Redis.from_url(self.broker.redis_url) as client, contextlib.suppress(redis.ConnectionError):
-            return sum(client.llen(key) for key in client.keys("card.*"))
+            return sum(client.llen(key) for key in [*client.keys("card.*"), CONTROL_QUEUE])
         return -1
+
+    def _deliver_again(self, job_id: str) -> None:
+        """Do at once what the broker does after the visibility timeout: give out again what was never acknowledged.
+
+        A worker that was killed leaves its message so. None may be of an open item or round, which would wait that long,
+        and none may begin an item again.
+        """
+        before = {item.id: item.attempts for item in self.farm.items(job_id)}
+        self.farm.wait_for(lambda: not self._awaited(job_id))
+        with redis.Redis.from_url(self.broker.redis_url) as client:
+            for tag, entry in self._unacknowledged(client, job_id).items():
+                message, _exchange, queue = json.loads(entry)
+                with client.pipeline() as together:
+                    together.hdel("unacked", tag).zrem("unacked_index", tag).rpush(queue, json.dumps(message)).execute()
+                self.delivered_again.append(_task(entry))
+            self.farm.wait_for(lambda: self.messages() == 0 and not self._unacknowledged(client, job_id))
+        assert {item.id: item.attempts for item in self.farm.items(job_id)} == before
+
+    def _unacknowledged(self, client: redis.Redis, job_id: str) -> dict[bytes, bytes]:
+        """The broker's list of messages that a worker took and is not through with, as far as they are of a job."""
+        items = {item.id for item in self.farm.items(job_id)}
+        found = {}
+        for tag, entry in client.hgetall("unacked").items():
+            name, about = _task(entry)
+            if about in items if name == "measure" else str(about).startswith(f"{job_id}/"):
+                found[tag] = entry
+        return found
+
+    def _awaited(self, job_id: str) -> list[tuple[str, Any]]:
+        """Messages out of those whose item or round is still open."""
+        with redis.Redis.from_url(self.broker.redis_url) as client:
+            entries = self._unacknowledged(client, job_id).values()
+        states = {item.id: ItemState(item.state) for item in self.farm.items(job_id)}
+        with self.farm.database.read() as session:
+            is_open = session.get_one(tables.Job, job_id).state == tables.JobState.OPEN
+        return [
+            (name, about)
+            for name, about in map(_task, entries)
+            if (not states[about].closed if name == "measure" else is_open)
+        ]
 
     def close(self) -> None:
         for process in self.again:
@@ -151,6 +200,12 @@ class Hurt:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
             process.kill()
+
+
+def _task(entry: bytes) -> tuple[str, Any]:
+    """The task of an entry in the broker's list of the unacknowledged, and the id that it carries."""
+    message = json.loads(entry)[0]
+    return message["headers"]["task"], json.loads(base64.b64decode(message["body"]))[0][0]
 
 
 def _of_this_farm(farm: Farm) -> list[psutil.Process]:

@@ -21,6 +21,8 @@ def test_kill_9_of_one_process_in_the_middle_of_an_item(start, victim):
     assert hurt.settled(job_id) == {"done": 3}
     (again,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
     assert again.attempts == 2
+    if victim == "worker":  # it held the item's message, which the broker gives out once more
+        assert hurt.delivered_again == [("measure", item.id)]
 
 
 def test_kill_9_of_everything_in_the_middle_of_an_item(start):
