@@ -430,17 +430,31 @@ def close_exhausted(
     return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
 
 
-def wake_orphans(database: Database, item_id: int | None = None) -> tuple[int, ...]:
-    """Set deferred items waiting again when nobody is measuring their subject any more."""
+def wake_orphans(
+    database: Database, item_id: int | None = None, *, farm: str | None = None, job_id: str | None = None
+) -> tuple[int, ...]:
+    """Set deferred items waiting again when nobody is measuring their subject any more.
+
+    Args:
+        item_id: this one only.
+        farm: of this farm's jobs only, whose messages go to its own broker; of all if None.
+        job_id: of this job only.
+    """
     with database.write() as session:
         measuring = select(col(Item.subject_key)).where(
             col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()
         )
-        orphans = select(col(Item.id)).where(
-            col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring)
+        orphans = (
+            select(col(Item.id))
+            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            .where(col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring))
         )
         if item_id is not None:
             orphans = orphans.where(col(Item.id) == item_id)
+        if farm is not None:
+            orphans = orphans.where(tables.Job.farm == farm)
+        if job_id is not None:
+            orphans = orphans.where(Item.job_id == job_id)
         found = tuple(item_id for item_id in session.scalars(orphans) if item_id is not None)
         if found:
             session.execute(update(Item).where(col(Item.id).in_(found)).values(state=ItemState.WAITING))

@@ -24,7 +24,13 @@ from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
 def move_items(
-    database: Database, card_id: str, peers: Sequence[tables.Card], *, in_work: bool = True, farm: str = ""
+    database: Database,
+    card_id: str,
+    peers: Sequence[tables.Card],
+    *,
+    in_work: bool = True,
+    farm: str = "",
+    job_id: str | None = None,
 ) -> list[int]:
     """Reassign a card's open tuples to its peers, where there are any; the ids of those that want publishing.
 
@@ -33,6 +39,7 @@ def move_items(
     Args:
         in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
         farm: whose jobs; a message goes to one farm's broker.
+        job_id: of this job only.
     """
     if not peers:
         return []
@@ -42,6 +49,8 @@ def move_items(
             .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
             .where(Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", tables.Job.farm == farm)
         )
+        if job_id is not None:
+            held = held.where(Item.job_id == job_id)
         if not in_work:
             held = held.where(col(Item.lease_until_s) < database_now())
         if session.get_bind().dialect.name == "postgresql":
@@ -64,6 +73,7 @@ def give_up(
     *,
     for_now: Collection[str] = (),
     farm: str = "",
+    job_id: str | None = None,
 ) -> list[int]:
     """Close the wholes and canaries of absent cards in jobs that wait for nothing else; the ids that want publishing.
 
@@ -75,6 +85,7 @@ def give_up(
         working: cards that do.
         for_now: those of `away` that may be back in a moment. They are waited for where they gave to the sum.
         farm: whose jobs.
+        job_id: of this job only.
     """
     if not away or not working:
         return []
@@ -92,21 +103,23 @@ def give_up(
             )
             .order_by(col(Item.id))
         )
+        if job_id is not None:
+            left = left.where(Item.job_id == job_id)
         if session.get_bind().dialect.name == "postgresql":
             left = left.with_for_update(of=Item)
         by_job: dict[str, list[Item]] = defaultdict(list)
         for item in session.exec(left):
             by_job[item.job_id].append(item)
         wanted: list[Item] = []
-        for job_id, items in by_job.items():
-            open_items = select(func.count()).select_from(Item).where(Item.job_id == job_id, col(Item.state).in_(OPEN))
+        for key, items in by_job.items():
+            open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))
             if session.exec(open_items).one() > len(items):
                 continue
             if any(item.card_id in for_now for item in items):
-                gave = _gave(session, job_id)
+                gave = _gave(session, key)
                 if any(item.card_id in for_now and item.card_id in gave for item in items):
                     continue
-            wanted += _give_up(session, session.get_one(tables.Job, job_id), items, working)
+            wanted += _give_up(session, session.get_one(tables.Job, key), items, working)
         return [item.id for item in wanted if item.id is not None]
 
 

@@ -16,7 +16,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
 from sqlalchemy import update
-from sqlmodel import Session, col, func
+from sqlmodel import Session, and_, col, func, or_
 
 from farm.errors import BrokerUnreachable
 from farm.items import Closed
@@ -34,9 +34,16 @@ def card_queue(card_id: str) -> str:
 
 
 def publish_round(database: Database, job_id: str, number: int) -> int:
-    """Publish a chord of the job's waiting items; how many. A round without any goes straight to aggregation."""
+    """Publish a chord of the job's items that wait, or that nobody holds any more; how many.
+
+    A round without any goes straight to aggregation.
+    """
+    # A lease that has ended lets another take the item; until then its late result still counts.
+    let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
     with database.read() as session:
-        rows = session.execute(_labelled().where(Item.job_id == job_id, Item.state == ItemState.WAITING)).all()
+        rows = session.execute(
+            _labelled().where(Item.job_id == job_id, or_(col(Item.state) == ItemState.WAITING, let_go))
+        ).all()
     # The whole first, since it may show that the prediction was wrong; the rest in random order, so that what
     # drifts on the card does not line up with what varies over the model.
     rows = sorted(rows, key=lambda row: row.id)

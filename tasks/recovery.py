@@ -40,14 +40,11 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         may_move: False while the database has not been there long enough for live workers to have been seen again:
             after an outage every card looks lost.
     """
-    publish_items(store, items.wake_orphans(store))
-    with store.read() as session:
-        # Another embedded farm's cards listen to another broker: nothing of ours can be given to them.
-        views = [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
+    publish_items(store, items.wake_orphans(store, farm=farm))
+    views = _views(store, current, farm)
     if may_move:
-        exhausted = items.close_exhausted(store, max_attempts=current.max_attempts, after_s=current.lease_s, farm=farm)
-        follow_up(store, exhausted)
-        _move_stranded(store, current, views, farm)
+        _close_exhausted(store, current, farm)
+        publish_items(store, _move_stranded(store, current, views, farm))
         _balance(store, current, views, farm)
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
@@ -68,9 +65,38 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         publish_aggregate(job_id, number)
 
 
-def _move_stranded(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
-    """Tuples of cards that are gone or take nothing new go to their peers; wholes wait for the end of their jobs."""
+def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:
+    """What `reconcile_now` does for a job's items before they are published again; its open items then wait.
+
+    Asked for by a person, at once and for one job only.
+    """
+    _close_exhausted(store, current, farm, job_id)
+    items.wake_orphans(store, farm=farm, job_id=job_id)
+    _move_stranded(store, current, _views(store, current, farm), farm, job_id)
+
+
+def _views(store: Database, current: Settings, farm: str) -> list[cards.CardView]:
+    """This farm's cards. Another embedded farm's listen to another broker: nothing of ours can be given to them."""
+    with store.read() as session:
+        return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
+
+
+def _close_exhausted(store: Database, current: Settings, farm: str, job_id: str | None = None) -> None:
+    closed = items.close_exhausted(
+        store, max_attempts=current.max_attempts, after_s=current.lease_s, farm=farm, job_id=job_id
+    )
+    follow_up(store, closed)
+
+
+def _move_stranded(
+    store: Database, current: Settings, views: Sequence[cards.CardView], farm: str, job_id: str | None = None
+) -> list[int]:
+    """Tuples of cards that are gone or take nothing new go to their peers; wholes wait for the end of their jobs.
+
+    The ids of those that want publishing.
+    """
     away, for_now = set(), set()
+    wanted: list[int] = []
     for view in views:
         # A worker that stopped in order may come back at once, as in an upgrade: it is given the time of a lost one.
         gone = view.state in (CardState.LOST, CardState.STOPPED) and view.seen_ago_s > lost_after_s(current)
@@ -83,12 +109,12 @@ def _move_stranded(store: Database, current: Settings, views: Sequence[cards.Car
         # Who is not seen has not renewed its lease either, however long that was: only its token could still stand,
         # and the move takes it away.
         absent = gone or view.seen_ago_s > lost_after_s(current)
-        moved = move_items(store, view.card.id, peers, in_work=absent, farm=farm)
+        moved = move_items(store, view.card.id, peers, in_work=absent, farm=farm, job_id=job_id)
         if moved:
             log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
-            publish_items(store, moved)
+            wanted += moved
     working = [view.card for view in views if view.state in (CardState.IDLE, CardState.BUSY)]
-    publish_items(store, give_up(store, away, working, for_now=for_now, farm=farm))
+    return wanted + give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
 
 
 def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:

@@ -16,11 +16,13 @@ from farm.installed import torch_version
 from farm.request import Request
 from farm.roofline import roofline_of
 from farm.rounds import close_known_rounds, remember_significant, significant
+from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
 from tasks.app import EMBEDDED_VARIABLE
 from tasks.queues import publish_aggregate, publish_round
+from tasks.recovery import put_right
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,17 @@ def submit(
 
 
 def resume(database: Database, job_id: str) -> int:
-    """Publish a new chord of the job's open items; how many. Harmless for a job that is under way."""
+    """Publish a new chord of the job's open items, and first what the reconciler would do for them; how many.
+
+    Harmless for a job that is under way.
+    """
     with database.read() as session:
         job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
     if job.state != JobState.OPEN:
         return 0
+    put_right(database, settings(), _farm(), job_id)
     if published := publish_round(database, job_id, job.round):
         return published
     publish_aggregate(job_id, job.round)

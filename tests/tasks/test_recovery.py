@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from farm import cards
 from farm.items import Claim
 from farm.planning import add_round
 from farm.settings import Settings
 from farm.store import tables
-from tasks import recovery
 from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s
 from tests.planned import claim, complete, items_of, plan_model, register
-
-
-@pytest.fixture
-def published(monkeypatch):
-    """The ids of items that were published, instead of a broker."""
-    ids = []
-    monkeypatch.setattr(recovery, "publish_items", lambda store, item_ids: ids.extend(item_ids))
-    return ids
 
 
 def unseen_for(database, card_id, seconds):
@@ -32,10 +21,10 @@ def unseen_for(database, card_id, seconds):
 def move_stranded(database, current):
     with database.read() as session:
         views = cards.views(session, current.heartbeat_s)
-    _move_stranded(database, current, views, "")
+    return _move_stranded(database, current, views, "")
 
 
-def test_a_lost_cards_tuples_move_at_once_and_its_whole_waits_some_more(any_database, published):
+def test_a_lost_cards_tuples_move_at_once_and_its_whole_waits_some_more(any_database):
     current = Settings(heartbeat_s=100)
     lost, peer = register(any_database, 0, 1)
     job_id = plan_model(any_database, [lost, peer], ["Conv2d", "ReLU", "Linear"])

@@ -1,13 +1,21 @@
 """Submitting, where it is interrupted."""
 
+from collections import Counter
+
 import pytest
+import redis
 from sqlmodel import select
 
+from farm import cards, items
 from farm.benchmark.protocol import Protocol, Stopping
+from farm.items import Claim, Declined
 from farm.request import Request, Sweep
+from farm.settings import settings
 from farm.store.tables import Item, Job
 from tasks import submit
-from tests.planned import register
+from tasks.app import configure
+from tests.farms import store_operators
+from tests.planned import claim, complete, items_of, plan, register
 
 
 def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch):
@@ -25,3 +33,47 @@ def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch)
     with database.read() as session:
         assert [job.state for job in session.exec(select(Job))] == ["cancelled"]
         assert [item.state for item in session.exec(select(Item))] == ["cancelled"]
+
+
+@pytest.fixture
+def at_broker(broker, monkeypatch):
+    """This process publishes to a real broker, and an item may be begun twice."""
+    with monkeypatch.context() as patched:
+        patched.setenv("FARM_BROKER_URL", broker.url)
+        patched.setenv("FARM_MAX_ATTEMPTS", "2")
+        settings.cache_clear()
+        configure(settings())
+        yield broker
+    settings.cache_clear()
+    configure(settings())
+
+
+def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(any_database, at_broker):
+    drained, peer = register(any_database, 0, 1)
+    shared, *others = store_operators(any_database, [""] * 5)
+    elsewhere = plan(any_database, [peer], operators=[shared])
+    assert isinstance(claim(any_database, items_of(any_database, elsewhere)[0], "elsewhere"), Claim)
+    job_id = plan(any_database, [drained], operators=[shared, *others])
+    deferred, exhausted, let_go, held, _ = items_of(any_database, job_id)
+    assert claim(any_database, deferred)[0] is Declined.DEFERRED
+    for holder in ("first", "second"):
+        claim(any_database, exhausted, holder, lease_s=-1000)
+    claim(any_database, let_go, lease_s=-1)
+    still = claim(any_database, held)
+    items.hand_back(any_database, "elsewhere")
+    cards.drain(any_database, drained)
+    assert submit.resume(any_database, job_id) == 3
+    now = items_of(any_database, job_id)
+    assert [item.state for item in now] == ["waiting", "failed", "waiting", "claimed", "waiting"]
+    assert [item.card_id for item in now] == [peer, drained, peer, drained, peer]
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        assert Counter({card: client.llen(f"card.{card}") for card in (drained, peer)}) == {drained: 0, peer: 3}
+    assert complete(any_database, still, drained).accepted
+
+
+def test_resuming_publishes_also_what_a_dead_worker_held(any_database, at_broker):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=2)
+    late = claim(any_database, items_of(any_database, job_id)[0], lease_s=-1)
+    assert submit.resume(any_database, job_id) == 2
+    assert complete(any_database, late, card).accepted, "nobody else has taken it"
