@@ -1,11 +1,14 @@
-"""Several hosts, each with an address of its own: one is cut off in the middle of its items, and comes back."""
+"""Several hosts, each with an address of its own: they share a job, and one is cut off in the middle of it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,43 +20,55 @@ from tests.servers import PostgresServer
 
 
 @pytest.fixture
-def hosts(network, tmp_path):
-    """(what is hurt, the farm of each of two worker hosts, those hosts); broker and database are on a third."""
-    middle, *workers = (network.host() for _ in range(3))
+def middle(network):
+    """The host of broker and database: (broker, a database, what every other host sets to reach both)."""
+    host = network.host()
     with contextlib.ExitStack() as stack:
-        with middle:
+        with host:
             broker = stack.enter_context(
-                BrokerServer(persistent=True, options={"port": "6379", "bind": middle.address, "protected-mode": "no"})
+                BrokerServer(persistent=True, options={"port": "6379", "bind": host.address, "protected-mode": "no"})
             )
-            postgres = stack.enter_context(PostgresServer(middle.address))
+            postgres = stack.enter_context(PostgresServer(host.address))
         url = postgres.new_database()
         database = Database(url)
         stack.callback(database.close)
         database.upgrade()
         name = url.rpartition("/")[2].partition("?")[0]
-        farms = []
-        for host in workers:
-            environment = {
-                **_environment(),
-                **host.environment(tmp_path),
-                **QUICK,
-                "FARM_BROKER_URL": f"redis://{middle.address}:6379/0",
-                "FARM_DATABASE_URL": postgres.url_over_tcp(name),
-                "FARM_SIMULATED_CARDS": "1",
-                "FARM_ITEM_TIMEOUT_S": "60",
-            }
+        reached = {
+            "FARM_BROKER_URL": f"redis://{host.address}:6379/0",
+            "FARM_DATABASE_URL": postgres.url_over_tcp(name),
+        }
+        yield broker, database, reached
+
+
+@pytest.fixture
+def new_host(network, middle, tmp_path):
+    """Plug in one more host: ``new_host("worker", FARM_SIMULATED_CARDS="1")`` is it and its farm, with that command."""
+    _, database, reached = middle
+    with contextlib.ExitStack() as stack:
+
+        def plug(*command, **settings):
+            host = network.host()
+            environment = {**_environment(), **host.environment(tmp_path), **reached, **settings}
             farm = Farm(database, environment, tmp_path / f"{host.name}.log")
-            with host:
-                process = farm.start("worker")
-            stack.callback(_stop, process)
-            farms.append(farm)
-        farms[0].wait_for(lambda: len(farms[0].alive()) == 2)
-        yield Hurt(farms[0], broker), workers
+            if command:
+                with host:
+                    stack.callback(_stop, farm.start(*command))
+            return host, farm
+
+        yield plug
+
+
+@pytest.fixture
+def hosts(middle, new_host):
+    """(what is hurt, two worker hosts)."""
+    settings = {**QUICK, "FARM_SIMULATED_CARDS": "1", "FARM_ITEM_TIMEOUT_S": "60"}
+    (one, farm), (other, _) = [new_host("worker", **settings) for _ in range(2)]
+    farm.wait_for(lambda: len(farm.alive()) == 2)
+    return Hurt(farm, middle[0]), [one, other]
 
 
 def _environment():
-    import os
-
     return {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
 
 
@@ -80,3 +95,22 @@ def test_a_host_that_is_cut_off_and_comes_back_is_fenced_out(hosts):
     hurt.farm.wait_for(lambda: len(hurt.farm.alive()) == 2)
     again = hurt.submit(["slow"] * 4, 0.5)
     assert hurt.settled(again) == {"done": 4}
+
+
+def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host):
+    hosts = [new_host("worker", "--card", "cpu", CUDA_VISIBLE_DEVICES="") for _ in range(2)]
+    desk, farm = new_host()
+    farm.wait_for(lambda: len(farm.alive()) == 2)
+    with desk:
+        command = ["submit", "alexnet", "-b", "1", "--quick", "--window", "0.1", "--wait", "--json"]
+        asked = farm.ask(*command)
+    assert asked.returncode == 0, asked.stderr + "".join(one.log.read_text()[-2000:] for _, one in hosts)
+    (report,) = json.loads(asked.stdout)["reports"]
+    assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
+    assert report["verdict"]["sum_time_us"] > 0
+    items = farm.items(report["job_id"])
+    assert {item.state for item in items} == {"done"}
+    measured_on = {card.host: card.id for card in farm.alive()}
+    assert set(measured_on) == {host.name for host, _ in hosts}
+    assert {item.card_id for item in items} == set(measured_on.values()), "each of the two had its share"
+    assert not (Path(farm.environment["FARM_STATE_DIR"]) / "farm.db").exists(), "the third asked, and measured nothing"
