@@ -8,9 +8,12 @@ where the database is more than half way to its limit (half of the items per sec
 done, half of a card's time spent in sessions, half of the time computed as SQLite's only writer, half a core of
 PostgreSQL's), or where an item is lost, begun twice or read twice.
 
-The simulation runs the farm's own `farm.placement`: 100 cards, 10,000 items, one card four times slower, one dying
-half-way. Cards work at their own pace, every five seconds a pass of the reconciler balances them, a dead card is
-noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by all the speed there is.
+The simulation runs the arithmetic of the farm's placement, `farm.placement`: 100 cards, 10,000 items, one card four times
+slower, one dying half-way. Cards work at their own pace, every five seconds a pass of the reconciler balances them, a
+dead card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by all the speed there is.
+The arithmetic is told more than in a farm: what exactly remains of an item in work (`farm.moving.rebalance` counts all of
+it), how slow a card was in all that it has done (there: in its last 15 minutes, from five items on), and that also where
+a dead card's items are given away (`farm.planning.place_items` takes the cards for equally fast).
 """
 
 from __future__ import annotations

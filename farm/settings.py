@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     item_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Longest time one item may take on a card, in seconds; past it the benchmark process is ended and the item is 'hung'.",
+        description="Longest time that measuring an item may take on a card, in seconds, and verifying a whole model as long again; past it the benchmark process is ended and the item is 'hung'.",
     )
     hard_limit_s: float = Field(
         0.0,

@@ -214,6 +214,13 @@ def test_compose_files_are_what_their_specification_allows(name):
     checked("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
 
 
+def test_the_broker_hosts_image_is_built_without_cuda_as_its_name_says():
+    for service in yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"].values():
+        if "build" in service:
+            assert service["image"] == "${FARM_IMAGE:-operator-farm:cpu}"
+            assert re.fullmatch(r"\$\{TORCH_INDEX-https://\S+/cpu\}", service["build"]["args"]["TORCH_INDEX"])
+
+
 def test_the_image_is_built_by_the_rules():
     checked("hadolint", DEPLOY / "Dockerfile")
 
