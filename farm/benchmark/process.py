@@ -39,6 +39,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from farm.benchmark.health import AGAIN_AFTER_S, HealthCheck
 from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
 from farm.devices.device import Card, Device, find_card, open_device
 from farm.errors import FarmError, Unmeasurable
@@ -79,7 +80,7 @@ def main() -> None:
     try:
         card = find_card(options.card, settings())
         runner = _make_runner(card, open_device(card), options.verifier)
-        unhealthy = "" if options.verifier else runner.unhealthy()
+        unhealthy = "" if options.verifier else runner.check()
     except FarmError as error:
         answers.send("failed", message=error.message, next_step=error.next_step)
         os._exit(2)
@@ -121,13 +122,16 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
             observed, verification = runner.verify(subject, protocol, predicted)
             answers.send("verified", id=item_id, observed=observed, verification=verification)
             return True
+        if runner.check_due and (unfit := runner.check()):
+            # As if it had died of it: the process that comes next begins with the same check, and that one decides.
+            raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
         reading = runner.measure(subject, protocol, Stopping.from_json(request["stopping"]), predicted, on_phase)
         answers.send("reading", id=item_id, reading=reading.to_json())
         return True
     except Unmeasurable as error:
         if error.reason == "raised":
             traceback.print_exc()  # for the worker's log; the row keeps one line
-        poisoned = error.reason in ("raised", "not_capturable") and runner.poisoned()
+        poisoned = error.reason == "crashed" or (error.reason in ("raised", "not_capturable") and runner.poisoned())
         reason, message, next_step = error.reason, error.message, error.next_step
     except FarmError as error:
         reason, message, next_step = "rejected", error.message, error.next_step
@@ -148,6 +152,18 @@ class Runner:
 
     device: Device
     software: Software
+    check_again_after_s = AGAIN_AFTER_S
+    _checked_s = float("-inf")
+
+    @property
+    def check_due(self) -> bool:
+        return time.monotonic() - self._checked_s >= self.check_again_after_s
+
+    def check(self) -> str:
+        """`unhealthy`, and note when that was."""
+        found = self.unhealthy()
+        self._checked_s = time.monotonic()
+        return found
 
     def measure(
         self,
@@ -179,6 +195,8 @@ class Runner:
 
 
 class SimulatedRunner(Runner):
+    check_again_after_s = 0.0
+
     def __init__(self, device: Device) -> None:
         from farm.benchmark import simulated
 
@@ -264,6 +282,7 @@ class TorchRunner(TorchVerifier):
 
         idle_power_w = idle.stop()
         cuda = device.card.kind == "cuda"
+        self._health: HealthCheck | None = None
         self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
         # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
         gc.collect()
@@ -280,9 +299,9 @@ class TorchRunner(TorchVerifier):
         return self._bench.measure(subject, protocol, stopping, on_phase)
 
     def unhealthy(self) -> str:
-        from farm.benchmark import health
-
-        return health.check(self._torch, self._torch_device)
+        if self._health is None:
+            self._health = HealthCheck(self._torch, self._torch_device)
+        return self._health.run()
 
     def fingerprint(self) -> dict[str, Any]:
         from farm.benchmark import fingerprint

@@ -1,8 +1,11 @@
 """A card is checked with a known product before it measures."""
 
+import time
+
+import pytest
 import torch
 
-from farm.benchmark import health
+from farm.benchmark import health, process
 
 
 def test_this_cpu_is_healthy():
@@ -26,6 +29,54 @@ def test_a_wrong_product_is_found(monkeypatch):
 
 
 def test_a_time_that_cannot_be_is_found():
-    assert health.implausible(0.01) == ""
-    assert "is plausible" in health.implausible(1e-9)
-    assert "is plausible" in health.implausible(60.0)
+    assert health.implausible(0.01, "cpu") == ""
+    assert "is plausible" in health.implausible(1e-9, "cpu")
+    assert "is plausible" in health.implausible(60.0, "cpu")
+
+
+def test_a_gpu_that_takes_as_long_as_a_cpu_crawls():
+    assert health.implausible(1e-5, "cuda") == ""
+    assert health.implausible(1e-3, "cuda") == "", "at the clock it rests at"
+    assert "is plausible" in health.implausible(0.01, "cuda")
+
+
+def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatch):
+    check = health.HealthCheck(torch, torch.device("cpu"))
+    assert check.run() == ""
+    product = torch.Tensor.__matmul__
+
+    def off_by_one(left, right):
+        found = product(left, right)
+        found[3, 4] += 1
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", off_by_one)
+    assert "came out wrong in 1 of" in check.run()
+
+
+def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
+    asked = []
+
+    class Watched(process.Runner):
+        def unhealthy(self):
+            asked.append(1)
+            return ""
+
+    runner = Watched()
+    assert runner.check_due
+    assert runner.check() == ""
+    assert not runner.check_due
+    later = process.time.monotonic() + health.AGAIN_AFTER_S
+    monkeypatch.setattr(process.time, "monotonic", lambda: later)
+    assert runner.check_due
+    assert asked == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_is_healthy_and_asking_it_again_costs_little():
+    check = health.HealthCheck(torch, torch.device("cuda:0"))
+    assert check.run() == ""
+    begin_s = time.perf_counter()
+    assert check.run() == ""
+    assert time.perf_counter() - begin_s < 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from sqlmodel import select
 
 from farm import cards
@@ -75,7 +76,8 @@ def test_the_defaults_move_a_lost_cards_items_within_30_s():
     assert lost_after_s(Settings()) + Settings().heartbeat_s + Settings().reconcile_s < 30
 
 
-def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(start, tmp_path):
+@pytest.mark.parametrize("noticed", ["by the next process", "before the next item"])
+def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(start, tmp_path, noticed):
     bad = tmp_path / "bad"
     bad.write_text("")
     hurt = start(cards=2, FARM_SIMULATED_UNHEALTHY=str(bad))
@@ -83,7 +85,8 @@ def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(s
     job_id = hurt.submit(["slow"] * 8, 0.4)
     hurt.in_work(job_id)
     bad.write_text(sick)
-    hurt.benchmark().kill()  # the next one begins with the check
+    if noticed == "by the next process":
+        hurt.benchmark().kill()
     assert hurt.settled(job_id) == {"done": 8}
     assert card_of(hurt, 0).state == "quarantined"
     assert "came out wrong" in card_of(hurt, 0).state_reason
