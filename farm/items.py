@@ -5,7 +5,7 @@ The rules that make "measured once, accepted once" hold whatever dies:
 * A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
   whether a result is accepted**, in the same transaction that writes the reading.
 * ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*, and closes with the
-  first one's reading, or wakes up when the first one fails.
+  first one's reading, or wakes up when the first one fails. An item that is cancelled in work keeps it until it ends.
 * Attempts are counted here and nowhere else; the claim after the last attempt closes the item as failed.
 """
 
@@ -248,6 +248,10 @@ def _failing(reason: str, message: str) -> dict[str, Any]:
     }
 
 
+#: Of an item that was cancelled while it was measured, once that has ended.
+LET_GO = {"token": "", "claim_key": None, "lease_until_s": 0.0}
+
+
 def _given_up(item: Item) -> dict[str, Any]:
     message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
     return _failing(item.reason or "attempts_exhausted", message)
@@ -286,7 +290,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         accepted = session.execute(
             update(Item)
             .where(col(Item.id) == item.id, col(Item.token) == claimed.token, col(Item.state) == item.state)
-            .values(**({"reading_id": reading_id, "token": ""} if cancelled else _closing(reading_id, reused=False)))
+            .values(**({"reading_id": reading_id, **LET_GO} if cancelled else _closing(reading_id, reused=False)))
             .execution_options(synchronize_session=False)
         )
         if not accepted.rowcount:  # type: ignore[attr-defined]
@@ -307,10 +311,11 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
 def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
     """Close the item without a reading; items deferred to it wake up and try for themselves."""
     with database.write() as session:
-        item = _held(session, claimed)
+        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
         if item is None:
             return Closed(False)
-        session.execute(update(Item).where(col(Item.id) == item.id).values(**_failing(reason, message)))
+        ended = LET_GO if item.state == ItemState.CANCELLED else _failing(reason, message)
+        session.execute(update(Item).where(col(Item.id) == item.id).values(**ended))
         woken = _wake(session, item.subject_key)
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
@@ -336,6 +341,12 @@ def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemStat
     return None
 
 
+def _in_work() -> ColumnElement[bool]:
+    """Claimed, or cancelled since and not ended."""
+    cancelled = and_(col(Item.state) == ItemState.CANCELLED, col(Item.claim_key).is_not(None))
+    return or_(col(Item.state) == ItemState.CLAIMED, cancelled)
+
+
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
     """Extend the leases of a holder that still runs; how many there were.
 
@@ -343,7 +354,7 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
         item_ids: what the holder is at work on; a claim on anything else ran out of its work (its process was killed
             and its message is gone) and must be allowed to end. None: all of them.
     """
-    held = (col(Item.holder) == holder, col(Item.state) == ItemState.CLAIMED)
+    held = (col(Item.holder) == holder, _in_work())
     with database.write() as session:
         query = update(Item).where(*held).values(lease_until_s=database_now() + lease_s)
         if item_ids is not None:
@@ -355,9 +366,7 @@ def release_card(database: Database, card_id: str) -> int:
     """End all leases on a card. Only for who holds the card's lock: nobody else can be measuring on it."""
     with database.write() as session:
         ended = session.execute(
-            update(Item)
-            .where(col(Item.card_id) == card_id, col(Item.state) == ItemState.CLAIMED)
-            .values(lease_until_s=0.0, claim_key=None)
+            update(Item).where(col(Item.card_id) == card_id, _in_work()).values(lease_until_s=0.0, claim_key=None)
         )
         return int(ended.rowcount)  # type: ignore[attr-defined]
 
@@ -372,18 +381,19 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
         spooled: items whose reading waits on this host's disk; their tokens must go on to stand.
     """
     with database.write() as session:
-        held = update(Item).where(
-            col(Item.holder).startswith(worker, autoescape=True),
-            col(Item.state) == ItemState.CLAIMED,
-            col(Item.id).not_in(sorted(spooled)),
-        )
-        waiting = held.values(
-            state=ItemState.WAITING,
-            claim_key=None,
-            token="",
-            holder="",
-            lease_until_s=0.0,
-            attempts=col(Item.attempts) - 1,
+        its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
+        session.execute(update(Item).where(*its, col(Item.state) == ItemState.CANCELLED).values(**LET_GO))
+        waiting = (
+            update(Item)
+            .where(*its, col(Item.state) == ItemState.CLAIMED)
+            .values(
+                state=ItemState.WAITING,
+                claim_key=None,
+                token="",
+                holder="",
+                lease_until_s=0.0,
+                attempts=col(Item.attempts) - 1,
+            )
         )
         return int(session.execute(waiting).rowcount)  # type: ignore[attr-defined]
 
@@ -441,9 +451,7 @@ def wake_orphans(
         job_id: of this job only.
     """
     with database.write() as session:
-        measuring = select(col(Item.subject_key)).where(
-            col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()
-        )
+        measuring = select(col(Item.subject_key)).where(_in_work(), col(Item.lease_until_s) >= database_now())
         orphans = (
             select(col(Item.id))
             .join(tables.Job, col(tables.Job.id) == col(Item.job_id))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy
-from sqlalchemy import update
-from sqlmodel import Session, col, func, select
+from sqlalchemy import case, update
+from sqlmodel import Session, and_, col, func, select
 
 from farm.cards import views as card_views
 from farm.errors import NoSuchJob, did_you_mean
@@ -175,8 +175,19 @@ def cancel(database: Database, job_id: str) -> int:
         ended = session.execute(
             update(Item)
             .where(col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
-            # The token stays: what is in work is finished, and its reading kept.
-            .values(state=ItemState.CANCELLED, claim_key=None, ended_at_s=database_now())
+            # The token stays: what is in work is finished, and its reading kept. So does its key while its lease lasts:
+            # another job's item of the same subject goes on waiting for that reading.
+            .values(
+                state=ItemState.CANCELLED,
+                claim_key=case(
+                    (
+                        and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()),
+                        col(Item.claim_key),
+                    ),
+                    else_=None,
+                ),
+                ended_at_s=database_now(),
+            )
         )
         return int(ended.rowcount)  # type: ignore[attr-defined]
 

@@ -184,3 +184,41 @@ def test_what_is_in_work_when_its_job_is_cancelled_is_kept(any_database, card):
     assert claim(any_database, waiting)[0] is Declined.GONE
     assert {item.state for item in items_of(any_database, in_work.job_id)} == {ItemState.CANCELLED}
     assert readings(any_database) == 1
+
+
+def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_beside_it(any_database, card):
+    operators = store_operators(any_database, [""])
+    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    held = claim(any_database, first)
+    jobs.cancel(any_database, first.job_id)
+    assert claim(any_database, second, "another")[0] is Declined.DEFERRED
+    assert items.renew(any_database, "somebody", 60, {first.id}) == 1
+    assert items.wake_orphans(any_database) == ()
+    assert set(complete(any_database, held, card).rounds) == {(first.job_id, 1), (second.job_id, 1)}
+    assert only(any_database, second.job_id).state == ItemState.DONE
+    assert readings(any_database) == 1
+
+
+@pytest.mark.parametrize("end", ["it fails", "its lease ends", "its worker comes anew", "its worker is told to stop"])
+def test_when_it_ends_without_a_reading_the_other_is_measured(any_database, card, end):
+    worker = holder_name(card, "here", 7, "ab")
+    operators = store_operators(any_database, [""])
+    first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
+    held = claim(any_database, first, worker)
+    claim(any_database, second, "another")
+    jobs.cancel(any_database, first.job_id)
+    assert claim(any_database, first, worker)[0] is Declined.GONE
+    if end == "it fails":
+        assert items.fail(any_database, held, "raised", "no").woken == (second.id,)
+    elif end == "its lease ends":
+        items.renew(any_database, worker, -1)
+        assert items.wake_orphans(any_database) == (second.id,)
+    elif end == "its worker comes anew":
+        items.release_card(any_database, card)
+    else:
+        items.hand_back(any_database, holder_of_process(card, "here", 7))
+    items.wake_orphans(any_database)
+    again = claim(any_database, second, "another")
+    assert isinstance(again, Claim)
+    assert complete(any_database, again, card).accepted
+    assert only(any_database, first.job_id).state == ItemState.CANCELLED
