@@ -18,6 +18,20 @@ def render(row: Mapping[str, Any]) -> Table:
     return table
 
 
+def _software(row: Mapping[str, Any]) -> str:
+    """Everything that is known of it, with the id under which readings are kept apart."""
+    named = (
+        ("torch", "torch"),
+        ("torchvision", "torchvision"),
+        ("CUDA", "cuda"),
+        ("cuDNN", "cudnn"),
+        ("driver", "driver"),
+        ("Python", "python"),
+    )
+    told = [f"{name} {row[key]}" for name, key in named if row.get(key)]
+    return f"{', '.join([*told, str(row.get('platform') or '')]).rstrip(', ')} ({row['id']})"
+
+
 def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is known of the card, each with its unit."""
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
@@ -25,6 +39,15 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("left out", str(row.get("state_reason"))))
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
+    if row.get("worker"):
+        found.append(("worker", str(row["worker"])))
+    if row.get("queue"):
+        found.append(("queue", str(row["queue"])))
+    if row.get("waiting") is not None:
+        told = f"{row['waiting']}, {row.get('deferred', 0)} of them for a reading that another item takes"
+        found += [("items waiting", told), ("items measured in the last hour", str(row.get("done_last_hour", 0)))]
+    if software := row.get("software"):
+        found.append(("software", _software(software)))
     if row.get("capabilities"):
         found.append(("sensors", ", ".join(row["capabilities"])))
     taken = row.get("fingerprint") or {}

@@ -40,10 +40,10 @@ def jobs(rows: Sequence[Row]) -> RenderableType:
 
 
 def cards(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, model, host, index, state, state_reason, measuring, waiting, last_seen_ago_s."""
+    """Keys: id, model, host, index, state, state_reason, measuring, waiting, done_last_hour, last_seen_ago_s."""
     if not rows:
         return Text("No cards yet. Start their workers with `farm worker`.")
-    table = tables.ruled("card", "model", "host", ">state", ">waiting", ">seen", "measuring")
+    table = tables.ruled("card", "model", "host", ">state", ">waiting", ">items/h", ">seen", "measuring")
     for row in rows:
         index = f":{row['index']}" if row.get("index") is not None else ""
         tables.row(
@@ -53,6 +53,7 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             tables.clipped(f"{row.get('host') or NOTHING}{index}", 16),
             tables.state(row.get("state")),
             tables.cell(row, "waiting"),
+            tables.cell(row, "done_last_hour"),
             span(row.get("last_seen_ago_s")),
             tables.clipped(str(row.get("measuring") or row.get("state_reason") or ""), 60),
         )

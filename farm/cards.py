@@ -45,9 +45,10 @@ class CardView:
     card: tables.Card
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the item in work, or ""
-    waiting: int  # items in its queue
+    waiting: int  # items that wait for it, the deferred among them
     done_last_hour: int
     seen_ago_s: float
+    deferred: int = 0  # of those that wait: their subject is being measured for another item
 
 
 def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
@@ -198,7 +199,7 @@ def _change(
 def views(session: Session, heartbeat_s: float) -> list[CardView]:
     """All cards that ever registered, with what they do now."""
     now = session.exec(select(database_now())).one()
-    waiting = _counts(session, ItemState.WAITING)
+    waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
     measuring = dict(
         session.execute(
@@ -214,9 +215,10 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
             card,
             _state(card, card.id in measuring, now, heartbeat_s),
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
-            waiting.get(card.id, 0),
+            waiting.get(card.id, 0) + deferred.get(card.id, 0),
             hourly.get(card.id, 0),
             now - card.last_seen_at_s,
+            deferred.get(card.id, 0),
         )
         for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
     ]

@@ -161,8 +161,12 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
     """Every card that ever joined the farm, with what it does now."""
-    from farm import cards
+    from sqlmodel import select
 
+    from farm import cards
+    from farm.store import tables
+
+    software = {row.id: row.model_dump() for row in session.exec(select(tables.Software))}
     return [
         {
             "id": view.card.id,
@@ -176,8 +180,12 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "state_reason": view.card.state_reason,
             "measuring": view.measuring,
             "waiting": view.waiting,
+            "deferred": view.deferred,
             "done_last_hour": view.done_last_hour,
             "last_seen_ago_s": view.seen_ago_s,
+            "software": software.get(view.card.software_id or ""),
+            "queue": view.card.queue,
+            "worker": view.card.worker,
             "capabilities": list(view.card.capabilities),
             "fingerprint": dict(view.card.fingerprint),
         }

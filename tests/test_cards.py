@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from farm import cards
+from farm import cards, listing
 from farm.benchmark.protocol import Software
+from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
+from farm.items import Declined
 from farm.store import tables
+from tests import planned
+from tests.farms import store_operators
 
 CARD = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=2**37, driver="580", index=3, host="gpu1")
 
@@ -33,6 +37,22 @@ def unseen(database):
         row = session.get_one(tables.Card, CARD.id)
         row.last_seen_at_s -= 3600
         session.add(row)
+
+
+def test_what_a_card_does_and_runs_is_listed(any_database):
+    ids = planned.register(any_database, 0)
+    operators = store_operators(any_database, ["", "", ""])
+    first, second = (planned.plan(any_database, ids, operators=operators) for _ in range(2))
+    done, held, _ = planned.items_of(any_database, first)
+    planned.complete(any_database, planned.claim(any_database, done), "SIM-0")
+    planned.claim(any_database, held)
+    same = next(item for item in planned.items_of(any_database, second) if item.subject_id == held.subject_id)
+    assert planned.claim(any_database, same)[0] is Declined.DEFERRED
+    with any_database.read() as session:
+        (row,) = listing.registered_cards(session, 10.0)
+    assert (row["waiting"], row["deferred"], row["done_last_hour"]) == (4, 1, 1)
+    assert (row["worker"], row["queue"]) == ("holder-0", "card.SIM-0")
+    assert row["software"] == {"id": SOFTWARE.id, **SOFTWARE.to_json()}
 
 
 def taking(database):

@@ -43,6 +43,21 @@ def test_a_card_that_is_left_out_says_why_in_full() -> None:
     assert dict(lines({**ROW, "state": "refused", "state_reason": reason}))["left out"] == reason
 
 
+def test_what_a_card_does_and_runs_is_shown() -> None:
+    software = {"id": "abcd", "torch": "2.11.0+cu130", "cuda": "13.0", "cudnn": "", "python": "3.11.2"}
+    shown = dict(
+        lines(
+            {**ROW, "waiting": 7, "deferred": 2, "done_last_hour": 1500, "queue": "card.GPU-1234", "software": software}
+        )
+    )
+    assert shown["software"] == "torch 2.11.0+cu130, CUDA 13.0, Python 3.11.2 (abcd)"
+    assert shown["queue"] == "card.GPU-1234"
+    assert shown["items waiting"] == "7, 2 of them for a reading that another item takes"
+    assert shown["items measured in the last hour"] == "1500"
+    assert "worker" not in shown
+    assert not {"items waiting", "software", "queue"} & set(dict(lines(ROW)))
+
+
 def test_a_card_is_named_by_index_id_or_model() -> None:
     other = {**ROW, "id": "CPU-9", "index": 1, "model": "AMD EPYC"}
     for word, found in (("0", ROW), ("gpu-1", ROW), ("epyc", other), ("CPU-", other)):

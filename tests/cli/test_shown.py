@@ -131,6 +131,11 @@ def test_progress_shows_items_cards_and_time_left():
 def test_lists_bear_what_is_missing_and_what_is_long():
     card = {"id": rows.CARD, "model": "A very long name of a card with 24 cores", "host": "h" * 40, "index": 3}
     assert "GPU-aaaa0000…" in text(lists.cards([card, {"id": "CPU-1", "state": "lost", "measuring": "x" * 200}]))
+    shown = text(
+        lists.cards([{**card, "state": "busy", "waiting": 12, "done_last_hour": 3456, "last_seen_ago_s": 2.0}])
+    )
+    assert "items/h" in shown
+    assert "3456" in shown
     assert "PASS" in text(lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}]))
     operators = [
         {"label": "getitem[0]", "count": 2, "flops_per_call": 0, "bytes_per_call": 10, "estimated_cost_share": 1.0}
