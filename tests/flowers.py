@@ -15,6 +15,13 @@ from typing import Any
 
 from tests.farms import Farm
 
+AUTH = "operator:a-secret-word"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
 
 class Page:
     """What Flower answers on ``port``; ``auth`` is the user:password that it was given."""
@@ -45,10 +52,9 @@ class Page:
 
 
 @contextlib.contextmanager
-def flower_of(farm: Farm, auth: str) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
-    """``farm flower`` with a farm's settings, once it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def flower_of(farm: Farm, auth: str = AUTH) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
+    """``farm flower`` with a farm's settings, once it answers; ``auth`` is what those have it ask for."""
+    port = free_port()
     process = farm.start("flower", "--port", str(port))
     page = Page(port, auth)
     try:

@@ -10,7 +10,7 @@ import redis
 
 from tasks.servers import BrokerServer
 from tests.farms import running
-from tests.tasks.test_flower import AUTH, flower_of, free_port
+from tests.flowers import AUTH, flower_of, free_port
 
 BROKER, DATABASE = "broker-pass-4711", "database-pass-0815"
 SECRETS = (BROKER, DATABASE, AUTH.split(":")[1])

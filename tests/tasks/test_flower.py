@@ -11,16 +11,14 @@ from packaging.requirements import Requirement
 
 from tasks.telling import failure
 from tests.farms import ROOT, running
-from tests.flowers import flower_of
-
-AUTH = "operator:a-secret-word"
+from tests.flowers import AUTH, flower_of
 
 
 @pytest.mark.serial
 def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqlite_url):
     with (
         running(tmp_path, broker.url, sqlite_url, FARM_FLOWER_BASIC_AUTH=AUTH) as farm,
-        flower_of(farm, AUTH) as (process, page),
+        flower_of(farm) as (process, page),
     ):
         job_id = farm.submit(["", "oom", "crash", "slow"], seconds=0.1)
         farm.wait_for(lambda: farm.ended(job_id))
