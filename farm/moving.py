@@ -3,6 +3,8 @@
 A move is a reassignment in the database and a new message; the old message finds its claim gone. Everything here is a
 transaction that returns what wants publishing.
 
+Of a job for which a person named cards, nothing moves to a card that was not named.
+
 Tuples move. A whole or a canary is about its very card: it waits for it, so that a card that was away for a moment or
 drained for an hour finds it, and is given up only when its job waits for nothing else.
 """
@@ -34,7 +36,7 @@ def move_items(
 ) -> list[int]:
     """Reassign a card's open tuples to its peers, where there are any; the ids of those that want publishing.
 
-    Each goes to the peer that is free first. Late writes of the old card are fenced out.
+    Each goes to the peer that is free first, of those that its job may use. Late writes of the old card are fenced out.
 
     Args:
         in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
@@ -55,12 +57,21 @@ def move_items(
             held = held.where(col(Item.lease_until_s) < database_now())
         if session.get_bind().dialect.name == "postgresql":
             held = held.with_for_update(of=Item)
-        movable = list(session.exec(held))
+        by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
+        may_take: dict[str, frozenset[str]] = {}
+        for item in session.exec(held):
+            if item.job_id not in may_take:
+                may_take[item.job_id] = _takers(session.get_one(tables.Job, item.job_id), peers)
+            if takers := may_take[item.job_id]:
+                by_peers[takers].append(item)
+        movable = [item for items in by_peers.values() for item in items]
         for item in movable:
             item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
             item.state = ItemState.WAITING
-        place_items(session, movable, peers)
-        session.add_all(movable)
+        for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
+            place_items(session, items, [card for card in peers if card.id in takers])
+            session.add_all(items)
+            session.flush()
         session.flush()
         wholes = _whole_where_it_lacks(session, movable)
         return [item.id for item in [*wholes, *movable] if item.id is not None]
@@ -129,7 +140,8 @@ def _give_up(
     """Close one job's last open items, all of absent cards; the whole that is to be read in their place, if any is."""
     own = {card.id: card for item in items if (card := session.get(tables.Card, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
-    peers = [card for card in working if (card.model, card.software_id) in kinds]
+    takers = _takers(job, working)
+    peers = [card for card in working if card.id in takers and (card.model, card.software_id) in kinds]
     if not peers:
         return ()
     for item in items:
@@ -181,7 +193,7 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
         if not dry or all(number <= 1 for _, number in open_s.values()):
             return []
         waiting = session.execute(
-            select(Item.id, Item.card_id, Item.expected_s)
+            select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
             .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
             .where(
                 col(Item.card_id).in_(ids),
@@ -189,15 +201,31 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
                 Item.role == "tuple",
                 tables.Job.state == JobState.OPEN,
                 tables.Job.farm == farm,
-                col(Item.job_id).not_in(_pinned_elsewhere(session, ids)),
             )
             .order_by(col(Item.id))
         ).all()
-    queues = {c: Queue(c, [], open_s.get(c, (0.0, 0))[0], slowness.get(c, 1.0)) for c in ids}
-    for item_id, card_id, expected_s in waiting:
-        queues[card_id].waiting.append(Work(item_id, expected_s))
-        queues[card_id].busy_s = max(0.0, queues[card_id].busy_s - expected_s)
-    moves = balance(list(queues.values()), dry_within_s=dry_within_s)
+        takers = {
+            job.id: _takers(job, cards)
+            for batch in in_batches({job_id for *_, job_id in waiting})
+            for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
+        }
+    ends_s = {c: open_s.get(c, (0.0, 0))[0] for c in ids}
+    moves: dict[int, str] = {}
+    # The jobs with the fewest cards to choose from come first; what they moved counts for the next.
+    for group in sorted(set(takers.values()), key=lambda group: (len(group), sorted(group))):
+        queues = {c: Queue(c, [], ends_s[c], slowness.get(c, 1.0)) for c in group}
+        expected = {}
+        for item_id, card_id, expected_s, job_id in waiting:
+            if takers[job_id] == group and card_id in group:
+                queues[card_id].waiting.append(Work(item_id, expected_s))
+                queues[card_id].busy_s = max(0.0, queues[card_id].busy_s - expected_s)
+                expected[item_id] = card_id, expected_s
+        found = balance(list(queues.values()), dry_within_s=dry_within_s)
+        for item_id, taker in found.items():
+            giver, expected_s = expected[item_id]
+            ends_s[giver] -= expected_s
+            ends_s[taker] += expected_s
+        moves.update(found)
     if not moves:
         return []
     moved = []
@@ -218,14 +246,10 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
         return [item.id for item in wholes if item.id is not None] + moved
 
 
-def _pinned_elsewhere(session: Session, card_ids: Sequence[str]) -> list[str]:
-    """Open jobs for which a person named cards, and not all of these: what waits for them stays where it is."""
-    query = select(tables.Job).where(tables.Job.state == JobState.OPEN)
-    return [
-        job.id
-        for job in session.exec(query)
-        if job.request.get("pinned") and not set(card_ids) <= set(job.request["cards"])
-    ]
+def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
+    """Those of the cards that may measure for a job: all, or those that a person named."""
+    ids = frozenset(card.id for card in cards)
+    return ids & set(job.request["cards"]) if job.request.get("pinned") else ids
 
 
 def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:

@@ -194,14 +194,54 @@ def test_an_idle_card_takes_half_of_what_waits_on_the_fullest(any_database):
     assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
 
 
-def test_an_idle_card_takes_nothing_of_a_job_for_which_a_person_named_another(any_database):
-    full, idle = register(any_database, 0, 1)
-    job_id = plan(any_database, [full], number=9)
-    with any_database.write() as session:
+def pin(database, job_id):
+    """As if its cards had been named by a person."""
+    with database.write() as session:
         job = session.get_one(tables.Job, job_id)
         job.request = {**job.request, "pinned": True}
         session.add(job)
+
+
+def test_an_idle_card_takes_nothing_of_a_job_for_which_a_person_named_another(any_database):
+    full, idle = register(any_database, 0, 1)
+    pin(any_database, plan(any_database, [full], number=9))
     assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
+
+
+def test_a_job_for_which_a_person_named_cards_is_balanced_among_those(any_database):
+    full, named, other = register(any_database, 0, 1, 2)
+    job_id = plan(any_database, [full], number=8)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        job.request = {**job.request, "cards": [full, named]}
+        session.add(job)
+    pin(any_database, job_id)
+    free = plan(any_database, [full], number=4)
+    assert rebalance(any_database, cards_of(any_database, [full, named, other]), dry_within_s=1.0)
+    assert {item.card_id for item in items_of(any_database, job_id)} == {full, named}
+    assert other in {item.card_id for item in items_of(any_database, free)}
+
+
+def test_a_lost_cards_items_stay_where_a_person_named_no_other(any_database):
+    lost, peer, third = register(any_database, 0, 1, 2)
+    alone, pair = plan(any_database, [lost], number=2), plan(any_database, [lost, peer], number=4)
+    pin(any_database, alone)
+    pin(any_database, pair)
+    anywhere = plan(any_database, [lost], number=9)
+    move_items(any_database, lost, cards_of(any_database, [peer, third]))
+    assert {item.card_id for item in items_of(any_database, alone)} == {lost}
+    assert {item.card_id for item in items_of(any_database, pair)} == {peer}
+    assert {item.card_id for item in items_of(any_database, anywhere)} == {peer, third}
+
+
+def test_no_card_that_nobody_named_reads_a_whole_in_anothers_place(any_database):
+    lost, peer = register(any_database, 0, 1)
+    job_id = plan_model(any_database, [lost], ["Conv2d"])
+    pin(any_database, job_id)
+    (item,) = items_of(any_database, job_id, "tuple")
+    complete(any_database, claim(any_database, item), lost)
+    assert give_up(any_database, [lost], cards_of(any_database, [peer])) == []
+    assert states(any_database, job_id) == {lost: "waiting"}
 
 
 def test_a_job_says_what_it_waits_for(any_database):
