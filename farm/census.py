@@ -24,10 +24,14 @@ BUSY_SPAN_S = 300.0
 
 @dataclass
 class CardCensus:
-    """One card. Counts are of all time; ``within`` goes with `DURATION_BOUNDS_S` and is cumulative."""
+    """One card. ``within`` goes with `DURATION_BOUNDS_S` and is cumulative.
+
+    What is done stays done, on the card that did it: these counts and durations only grow. The others are of items that
+    may be tried again, moved or handed back, and fall then.
+    """
 
     view: CardView
-    measured: int = 0
+    measured: int = 0  # grows, as does ``reused``
     reused: int = 0
     begun_again: int = 0
     repeated: int = 0
@@ -77,8 +81,10 @@ def _by_state(ids: Sequence[str]) -> Any:
 
 
 def _oldest(ids: Sequence[str]) -> Any:
+    # An item that is tried again days later waits since then.
+    waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
     return (
-        select(Item.card_id, database_now() - func.min(Item.created_at_s))
+        select(Item.card_id, database_now() - func.min(waiting_since_s))
         .where(col(Item.card_id).in_(ids), Item.state == ItemState.WAITING)
         .group_by(col(Item.card_id))
     )

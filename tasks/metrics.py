@@ -115,9 +115,10 @@ def _labels(entry: census.CardCensus) -> list[str]:
 def _items(entries: list[census.CardCensus]) -> Iterator[Metric]:
     measured = CounterMetricFamily("farm_items_measured", "Items with a reading taken for them", labels=CARD)
     reused = CounterMetricFamily("farm_items_reused", "Items closed with a reading that was there", labels=CARD)
-    failed = CounterMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
-    again = CounterMetricFamily("farm_items_begun_again", "Attempts after an item's first", labels=CARD)
-    repeated = CounterMetricFamily("farm_items_repeated", "Finished work that came too late", labels=CARD)
+    # No counters: these fall when items are tried again, moved or handed back, and rate() takes a fall for a restart.
+    failed = GaugeMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
+    again = GaugeMetricFamily("farm_items_begun_again", "Attempts after an item's first", labels=CARD)
+    repeated = GaugeMetricFamily("farm_items_repeated", "Finished work that came too late", labels=CARD)
     waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
     age = GaugeMetricFamily("farm_queue_age_seconds", "How long the oldest waiting item has waited", labels=CARD)
     busy = GaugeMetricFamily(

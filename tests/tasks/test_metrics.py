@@ -9,9 +9,10 @@ from collections import defaultdict
 
 import pytest
 import sqlalchemy
+import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm import census
+from farm import census, items, jobs
 from farm.benchmark.protocol import Software
 from farm.cards import register
 from farm.devices.device import Card
@@ -19,6 +20,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
 from tasks.metrics import FarmCollector, serve
+from tests import planned
 from tests.farms import ROOT, running
 
 
@@ -52,11 +54,11 @@ def test_the_figures_of_a_working_farm_move(tmp_path, broker, any_database_url):
         farm.wait_for(lambda: farm.ended(first))
         after = scrape(port)
         assert after["farm_items_measured_total",] == 2
-        assert after["farm_items_failed_total", "out_of_memory"] == 1
-        assert after["farm_items_failed_total", "raised"] == 1
-        assert after["farm_items_failed_total", "crashed"] == 1
-        assert after["farm_items_begun_again_total",] == 2
-        assert after["farm_items_repeated_total",] == 0
+        assert after["farm_items_failed", "out_of_memory"] == 1
+        assert after["farm_items_failed", "raised"] == 1
+        assert after["farm_items_failed", "crashed"] == 1
+        assert after["farm_items_begun_again",] == 2
+        assert after["farm_items_repeated",] == 0
         assert after["farm_item_seconds_count",] == after["farm_item_seconds_bucket", "+Inf"] == 2
         assert after["farm_item_seconds_sum",] > 0.3
         assert 0 < after["farm_card_busy_share",] < 1
@@ -110,6 +112,48 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     assert entry.measured == 3
     assert entry.within[-1] == 3
     assert entry.within[8] == 0
+
+
+def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_since_then(any_database):
+    ids = planned.register(any_database, 0, 1)
+    job_id = planned.plan(any_database, ids[:1], number=4)
+    given_up, moved, done, left = planned.items_of(any_database, job_id)
+    held = planned.claim(any_database, given_up)
+    items.fail(any_database, held, "raised", "it did")
+    for item in (moved, done, left):
+        planned.claim(any_database, item, lease_s=0.0)
+    planned.complete(any_database, planned.claim(any_database, done), "SIM-0")
+    planned.claim(any_database, moved)
+    collector = FarmCollector(
+        Settings(database_url=any_database.url.render_as_string(hide_password=False), host="here")
+    )
+
+    def figures():
+        return {
+            (sample.name, sample.labels["card"], sample.labels.get("reason", "")): (family.type, sample.value)
+            for family in collector.collect()
+            for sample in family.samples
+            if "card" in sample.labels and sample.name.startswith(("farm_items", "farm_item_", "farm_queue_age"))
+        }
+
+    before = figures()
+    assert before["farm_items_failed", "SIM-0", "raised"] == ("gauge", 1)
+    assert before["farm_items_begun_again", "SIM-0", ""] == ("gauge", 2)
+    with any_database.write() as session:
+        for item in session.exec(sqlmodel.select(tables.Item)):
+            item.created_at_s -= 2 * 24 * 3600
+            item.published_at_s = session.scalar(sqlalchemy.select(database_now())) - 100
+            if item.id == moved.id:
+                item.card_id = "SIM-1"
+    jobs.retry_failed(any_database, job_id)
+    items.hand_back(any_database, "somebody")
+    after = figures()
+    assert [key for key, (kind, value) in before.items() if kind != "gauge" and after[key][1] < value] == []
+    assert after["farm_items_measured_total", "SIM-0", ""] == ("counter", 1)
+    assert after["farm_items_begun_again", "SIM-0", ""][1] < 2
+    with any_database.write() as session:
+        session.execute(sqlalchemy.update(tables.Item).values(published_at_s=database_now() - 100))
+    assert 100 <= figures()["farm_queue_age_seconds", "SIM-0", ""][1] < 200
 
 
 def test_without_a_database_it_says_so(tmp_path):
