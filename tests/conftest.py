@@ -20,6 +20,7 @@ from tests.servers import PostgresServer
 # One thread of torch per test process: with one process per core, more of them only get into each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_SLOW_TESTS = bool(os.environ.get("FARM_SLOW_TESTS"))  # now: the tests' own environment has no FARM_* in it
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
 
 
@@ -37,6 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     company: pytest-xdist 3.8 does not see the groups of pytest 9.2 (its issue 1386), and all come as they may.
     """
     for item in items:
+        if item.get_closest_marker("slow") and not _SLOW_TESTS:
+            item.add_marker(
+                pytest.mark.skip("it waits for a minute or more; FARM_SLOW_TESTS=1 runs it, and so does .ci/run")
+            )
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("farms that are hurt"))
         elif item.get_closest_marker("serial"):

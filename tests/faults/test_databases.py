@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
@@ -44,16 +43,7 @@ def test_postgresql_is_restarted_and_crashes_during_a_job(start, postgres):
     assert hurt.settled(job_id) == {"done": 10}
 
 
-@pytest.mark.parametrize(
-    "away_s",
-    [
-        6.0,
-        pytest.param(
-            60.0,
-            marks=pytest.mark.skipif(not os.environ.get("FARM_SLOW_TESTS"), reason="set FARM_SLOW_TESTS=1"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("away_s", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_a_reading_that_ends_while_the_database_is_away_is_kept(start, postgres, away_s):
     hurt = start(cards=2, database_url=postgres.new_database())
     job_id = hurt.submit(["slow"] * 6, 1.0)

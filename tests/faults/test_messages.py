@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 import time
@@ -130,7 +129,7 @@ def test_an_aggregation_that_got_lost_is_made_up_for(start):
     assert hurt.settled(job_id) == {"failed": 2}
 
 
-@pytest.mark.skipif(not os.environ.get("FARM_SLOW_TESTS"), reason="takes minutes; set FARM_SLOW_TESTS=1")
+@pytest.mark.slow
 def test_a_broker_away_for_a_minute(start):
     hurt = start()
     job_id = hurt.submit(["slow"] * 4, 1.0)
