@@ -14,6 +14,7 @@ import sqlalchemy
 from sqlalchemy import case, update
 from sqlmodel import Session, and_, col, func, select
 
+from farm.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.cards import views as card_views
 from farm.errors import NoSuchJob, did_you_mean
 from farm.planning import Planned, add_round, chosen_cards
@@ -219,6 +220,27 @@ def retry_failed(database: Database, job_id: str) -> int:
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
         return int(again.rowcount)  # type: ignore[attr-defined]
+
+
+def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
+    """Give a job to the farm that is to go on with it; False where another has it.
+
+    A `farm run` has its jobs as long as one of its workers is seen. Afterwards nobody would look after them.
+
+    Args:
+        heartbeat_s: how often workers are seen.
+    """
+    with database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        if job.farm == farm or not job.farm:
+            return job.farm == farm
+        within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
+        for view in card_views(session, heartbeat_s):
+            if farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s:
+                return False
+        job.farm = farm
+        session.add(job)
+        return True
 
 
 def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:

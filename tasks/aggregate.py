@@ -7,9 +7,10 @@ import functools
 from farm import items
 from farm.rounds import Closing, close_round
 from farm.settings import settings
+from farm.store import tables
 from farm.store.database import Database
 from tasks.app import app
-from tasks.queues import follow_up, publish_round
+from tasks.queues import follow_up, own_farm, publish_round
 
 
 @functools.cache
@@ -26,6 +27,11 @@ def aggregate(round_id: str) -> dict[str, str]:
     """
     job_id, _, number = round_id.partition("/")
     current = settings()
+    with database().read() as session:
+        job = session.get(tables.Job, job_id)
+    if job is not None and job.farm != own_farm():
+        # Its next round would be published where nobody listens for it.
+        return {"round": round_id, "closing": str(Closing.OPEN), "outcome": ""}
     follow_up(
         database(),
         items.close_exhausted(database(), max_attempts=current.max_attempts, after_s=current.lease_s, job_id=job_id),

@@ -6,6 +6,7 @@ Messages carry ids only. A message too many is harmless (its claim is declined),
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
 from sqlalchemy import update
-from sqlmodel import Session, and_, col, func, or_
+from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import BrokerUnreachable
 from farm.items import Closed
@@ -25,12 +26,17 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
 from farm.store.tables import Item, ItemState
-from tasks.app import CONTROL_QUEUE, app, masked
+from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, masked
 
 
 def card_queue(card_id: str) -> str:
     """The name of a card's own queue."""
     return f"card.{card_id}"
+
+
+def own_farm() -> str:
+    """The embedded farm that this process belongs to, "" for the one that all hosts share."""
+    return os.environ.get(EMBEDDED_VARIABLE, "")
 
 
 def publish_round(database: Database, job_id: str, number: int) -> int:
@@ -86,10 +92,25 @@ def publish_aggregate(job_id: str, number: int) -> None:
 
 
 def follow_up(database: Database, closed: Closed) -> None:
-    """Publish what closing an item asks for."""
+    """Publish what closing an item asks for.
+
+    What it asks of another farm's jobs, that farm's reconciler finds: its workers hear of nothing on this broker.
+    """
+    if not closed.rounds and not closed.woken:
+        return
+    job, ids = tables.Job, {job_id for job_id, _ in closed.rounds}
+    with database.read() as session:
+        ours = set(session.exec(select(job.id).where(col(job.id).in_(ids), job.farm == own_farm())))
+        woken = session.exec(
+            select(Item.id)
+            .join(job, col(job.id) == col(Item.job_id))
+            .where(col(Item.id).in_(closed.woken), job.farm == own_farm())
+            .order_by(col(Item.id))
+        ).all()
     for job_id, number in closed.rounds:
-        publish_aggregate(job_id, number)
-    publish_items(database, closed.woken)
+        if job_id in ours:
+            publish_aggregate(job_id, number)
+    publish_items(database, [item_id for item_id in woken if item_id is not None])
 
 
 def queue_depth(card_id: str) -> int:

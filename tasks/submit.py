@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
-from tasks.app import EMBEDDED_VARIABLE
-from tasks.queues import publish_aggregate, publish_round
+from tasks.queues import own_farm, publish_aggregate, publish_round
 from tasks.recovery import put_right
 
 
@@ -72,7 +70,7 @@ def submit(
         operator_ids = store_sweep(database, request)
         if not known:
             ready()
-        planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=_farm(), pinned=pinned)
+        planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=own_farm(), pinned=pinned)
         tuples, calls = len(operator_ids), len(operator_ids)
     else:
         device_type, torch = _of_cards(database, card_ids)
@@ -83,7 +81,7 @@ def submit(
             scope = _scope(session, request, capture_id, card_ids)
             number = counts(session, capture_id)
         planned = jobs.create(
-            database, request, card_ids, scope=scope, capture_id=capture_id, farm=_farm(), pinned=pinned
+            database, request, card_ids, scope=scope, capture_id=capture_id, farm=own_farm(), pinned=pinned
         )
         tuples, calls = len(number), sum(number.values())
     try:
@@ -107,15 +105,14 @@ def resume(database: Database, job_id: str) -> int:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
     if job.state != JobState.OPEN:
         return 0
-    put_right(database, settings(), _farm(), job_id)
+    current = settings()
+    if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
+        return 0  # its own farm is there, and goes on with it
+    put_right(database, current, own_farm(), job_id)
     if published := publish_round(database, job_id, job.round):
         return published
     publish_aggregate(job_id, job.round)
     return 0
-
-
-def _farm() -> str:
-    return os.environ.get(EMBEDDED_VARIABLE, "")
 
 
 def _of_cards(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:

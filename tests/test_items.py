@@ -143,6 +143,7 @@ def test_a_deferred_item_wakes_when_the_other_is_lost(any_database, card):
     claim(any_database, first)
     claim(any_database, second)
     items.release_card(any_database, card)
+    assert items.wake_orphans(any_database, farm="embedded:there:1:abc") == ()
     assert items.wake_orphans(any_database) == (second.id,)
 
 

@@ -11,9 +11,10 @@ from farm.benchmark.protocol import Protocol, Stopping
 from farm.items import Claim, Declined
 from farm.request import Request, Sweep
 from farm.settings import settings
-from farm.store.tables import Item, Job
+from farm.store.tables import Card, Item, Job
 from tasks import submit
-from tasks.app import configure
+from tasks.app import CONTROL_QUEUE, configure
+from tasks.queues import follow_up
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, register
 
@@ -77,3 +78,48 @@ def test_resuming_publishes_also_what_a_dead_worker_held(any_database, at_broker
     late = claim(any_database, items_of(any_database, job_id)[0], lease_s=-1)
     assert submit.resume(any_database, job_id) == 2
     assert complete(any_database, late, card).accepted, "nobody else has taken it"
+
+
+def own(database, job_id, farm):
+    with database.write() as session:
+        job = session.get_one(Job, job_id)
+        job.farm = farm
+        session.add(job)
+
+
+def test_who_resumes_a_job_whose_own_farm_is_gone_looks_after_it(any_database, at_broker):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card])
+    own(any_database, job_id, "embedded:here:1:abc")
+    with any_database.write() as session:
+        row = session.get_one(Card, card)
+        row.worker = cards.holder_name(card, "here", 7, "ab", "embedded:here:1:abc")
+        session.add(row)
+    assert submit.resume(any_database, job_id) == 0
+    with any_database.write() as session:
+        assert session.get_one(Job, job_id).farm == "embedded:here:1:abc", "its farm is there"
+        row = session.get_one(Card, card)
+        row.last_seen_at_s -= 1000
+        session.add(row)
+    assert submit.resume(any_database, job_id) == 1
+    with any_database.read() as session:
+        assert session.get_one(Job, job_id).farm == ""
+
+
+def test_what_another_farm_waits_for_is_left_to_its_own_broker(any_database, at_broker):
+    (card,) = register(any_database, 0)
+    operators = store_operators(any_database, [""])
+    ours, theirs = (plan(any_database, [card], operators=operators) for _ in range(2))
+    own(any_database, theirs, "embedded:here:1:abc")
+    held = claim(any_database, items_of(any_database, ours)[0])
+    claim(any_database, items_of(any_database, theirs)[0])
+    closed = items.fail(any_database, held, "raised", "no")
+    assert closed.woken
+    follow_up(any_database, closed)
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        assert client.llen(f"card.{card}") == 0
+        assert client.llen(CONTROL_QUEUE) == 1
+    closed = complete(any_database, claim(any_database, items_of(any_database, theirs)[0]), card)
+    follow_up(any_database, closed)
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        assert client.llen(CONTROL_QUEUE) == 1
