@@ -6,6 +6,7 @@ and the next round's items are one transaction, so that a crash in between canno
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, select
 
 from farm.aggregate import aggregate, next_operators
-from farm.errors import UnknownOperator, did_you_mean
+from farm.errors import NoSuchCard, UnknownOperator, UsageError, did_you_mean
 from farm.items import open_items
 from farm.planning import add_round
 from farm.report.parts import parts_of, seen_on_card
@@ -82,15 +83,43 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         launch=request.protocol.launch,
         seen=seen,
     )
-    session.add(
-        tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
-    )
+    row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    session.add(row)
     session.flush()
-    if (following := _next_round(session, job, request, parts, verdict)) is not None:
+    try:
+        following = _next_round(session, job, request, parts, verdict)
+    except (NoSuchCard, UsageError) as error:  # the cards are not what they were; raised before anything is planned
+        following = None
+        why = f"No further round could be planned: {error.message}"
+        row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
+        session.add(row)
+    if following is not None:
         return ClosedRound(Closing.NEXT, following, verdict.outcome)
     job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
     session.add(job)
     return ClosedRound(Closing.DONE, None, verdict.outcome)
+
+
+def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
+    """End a job whose round cannot be judged, with the reason in the place of a verdict. What was read is kept."""
+    try:
+        with database.write() as session:
+            job = session.get(tables.Job, job_id)
+            if job is None or job.state != JobState.OPEN or number != job.round:
+                return ClosedRound(Closing.ALREADY)
+            wanted = job.request
+            verdict = aggregate(
+                (), target=wanted.get("target", 0.0), launch=wanted.get("protocol", {}).get("launch", "graph")
+            )
+            verdict = dataclasses.replace(verdict, reasons=(why,))
+            session.add(
+                tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+            )
+            job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
+            session.add(job)
+            return ClosedRound(Closing.DONE, None, verdict.outcome)
+    except IntegrityError:
+        return ClosedRound(Closing.ALREADY)
 
 
 def _next_round(session: Session, job: tables.Job, request: Request, parts: list[Part], verdict: Verdict) -> int | None:

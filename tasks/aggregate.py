@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections import Counter
 
 from farm import items
-from farm.rounds import Closing, close_round
+from farm.errors import FarmUnavailable
+from farm.rounds import Closing, close_round, end_without_sum
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from tasks.app import app
 from tasks.queues import follow_up, own_farm, publish_round
+
+log = logging.getLogger("farm.control")
+
+#: A round whose aggregation raises so often ends its job: the reason is then read in the report, and nothing waits for it.
+TRIES = 6
+_raised: Counter[str] = Counter()  # of this process
 
 
 @functools.cache
@@ -32,11 +41,22 @@ def aggregate(round_id: str) -> dict[str, str]:
     if job is not None and job.farm != own_farm():
         # Its next round would be published where nobody listens for it.
         return {"round": round_id, "closing": str(Closing.OPEN), "outcome": ""}
-    follow_up(
-        database(),
-        items.close_exhausted(database(), max_attempts=current.max_attempts, after_s=current.lease_s, job_id=job_id),
-    )
-    closed = close_round(database(), job_id, int(number))
+    try:
+        exhausted = items.close_exhausted(
+            database(), max_attempts=current.max_attempts, after_s=current.lease_s, job_id=job_id
+        )
+        follow_up(database(), exhausted)
+        closed = close_round(database(), job_id, int(number))
+    except FarmUnavailable:
+        raise
+    except Exception as error:
+        _raised[round_id] += 1
+        if _raised[round_id] < TRIES:
+            raise
+        log.exception("Job %s ends without a verdict: its round %s could not be judged", job_id, number)
+        why = f"The sum could not be made: {type(error).__name__}: {error}"
+        closed = end_without_sum(database(), job_id, int(number), why[:1000])
+    _raised.pop(round_id, None)
     if closed.closing is Closing.NEXT and closed.next_round is not None:
         publish_round(database(), job_id, closed.next_round)
     return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}

@@ -6,13 +6,16 @@ its claim declined and a round closes once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sqlmodel import Session, col, func, select
 
 from farm import cards, items
+from farm.errors import FarmUnavailable
 from farm.moving import give_up, move_items, rebalance
 from farm.settings import Settings
 from farm.store import tables
@@ -25,6 +28,10 @@ log = logging.getLogger("farm.control")
 #: A card that was lost may be back in a moment (a host that starts again, a network that was away). For this many times
 #: as long as it takes to call it lost, a job whose sum it gave to goes on waiting for its whole.
 PATIENCE = 4
+
+#: An aggregation that is asked for in vain is asked for ever more seldom, up to this. Unit: s.
+LONGEST_PAUSE_S = 300.0
+_asked: dict[tuple[str, int], tuple[int, float]] = {}  # how often by this process, and not before when again
 
 
 def lost_after_s(current: Settings) -> float:
@@ -40,12 +47,56 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         may_move: False while the database has not been there long enough for live workers to have been seen again:
             after an outage every card looks lost.
     """
-    publish_items(store, items.wake_orphans(store, farm=farm))
     views = _views(store, current, farm)
+    with _going_on("waking what was deferred"):
+        publish_items(store, items.wake_orphans(store, farm=farm))
     if may_move:
-        _close_exhausted(store, current, farm)
-        publish_items(store, _move_stranded(store, current, views, farm))
-        _balance(store, current, views, farm)
+        with _going_on("closing what was begun too often"):
+            _close_exhausted(store, current, farm)
+        with _going_on("moving what waits for cards that are away"):
+            publish_items(store, _move_stranded(store, current, views, farm))
+        with _going_on("balancing"):
+            _balance(store, current, views, farm)
+    with _going_on("finding what the broker lost"):
+        _publish_lost(store, current, views, farm)
+    with store.read() as session:
+        unpublished = _unpublished(session, farm, 6 * current.reconcile_s)
+        unfinished = _unfinished(session, farm)
+    for job_id, number in unpublished:
+        log.warning("Round %s of job %s was not published to its end; going on with it", number, job_id)
+        with _going_on(f"publishing job {job_id}"):
+            publish_round(store, job_id, number)
+    for job_id, number in _due(unfinished, current.reconcile_s):
+        publish_aggregate(job_id, number)
+
+
+@contextlib.contextmanager
+def _going_on(doing: str) -> Iterator[None]:
+    """What goes wrong with one step or job is logged, and the rest is done; without database or broker nothing is."""
+    try:
+        yield
+    except FarmUnavailable:
+        raise
+    except Exception:
+        log.exception("Reconciling went wrong at %s", doing)
+
+
+def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
+    """Those of the rounds whose aggregation is to be asked for now: each time after twice the pause."""
+    for key in _asked.keys() - set(unfinished):
+        del _asked[key]
+    due = []
+    now_s = time.monotonic()
+    for key in unfinished:
+        times, not_before_s = _asked.get(key, (0, 0.0))
+        if now_s >= not_before_s:
+            _asked[key] = times + 1, now_s + min(pause_s * 2**times, LONGEST_PAUSE_S)
+            due.append(key)
+    return due
+
+
+def _publish_lost(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
+    """Publish again what has no message left."""
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
         if view.state != CardState.IDLE or queue_depth(view.card.id):
@@ -55,14 +106,6 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         if lost:
             log.warning("%s items of card %s have no message left; publishing them again", len(lost), view.card.id)
         publish_items(store, lost)
-    with store.read() as session:
-        unpublished = _unpublished(session, farm, 6 * current.reconcile_s)
-        unfinished = _unfinished(session, farm)
-    for job_id, number in unpublished:
-        log.warning("Round %s of job %s was not published to its end; going on with it", number, job_id)
-        publish_round(store, job_id, number)
-    for job_id, number in unfinished:
-        publish_aggregate(job_id, number)
 
 
 def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sqlmodel import select
 
 from farm import captures
-from farm.rounds import Closing, close_round
+from farm.rounds import Closing, close_round, end_without_sum
 from farm.store import content, tables
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 
@@ -87,3 +87,27 @@ def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database
     with any_database.read() as session:
         assert session.get_one(tables.Job, job_id).state == "done"
         assert session.get(tables.SignificantOperator, "ReLU") is not None
+
+
+def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    measure(any_database, job_id)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        job.request = {**job.request, "cards": [card, "GPU-gone"]}
+        session.add(job)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    (verdict,) = verdicts(any_database, job_id)
+    assert verdict.outcome == "fail"
+    assert "No further round could be planned: No card 'GPU-gone'" in verdict.details["reasons"][-1]
+
+
+def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):
+    job_id = plan(any_database, register(any_database, 0))
+    measure(any_database, job_id)
+    assert end_without_sum(any_database, job_id, 1, "The sum could not be made: KeyError").closing is Closing.DONE
+    assert end_without_sum(any_database, job_id, 1, "again").closing is Closing.ALREADY
+    assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
+    (verdict,) = verdicts(any_database, job_id)
+    assert (verdict.outcome, verdict.details["reasons"]) == ("none", ["The sum could not be made: KeyError"])

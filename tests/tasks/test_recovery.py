@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+from sqlmodel import select
+
 from farm import cards
 from farm.items import Claim
 from farm.planning import add_round
 from farm.settings import Settings
 from farm.store import tables
-from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s
-from tests.planned import claim, complete, items_of, plan_model, register
+from tasks import aggregate, recovery
+from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
+from tests.planned import claim, complete, items_of, plan, plan_model, register
 
 
 def unseen_for(database, card_id, seconds):
@@ -55,3 +61,53 @@ def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker
         first = session.get_one(tables.Round, (job_id, 1))
         add_round(session, job, scope=("Conv2d", "ReLU"), capture_id=first.capture_id, reason="below the target")
         assert _unpublished(session, "", -1.0) == [(job_id, 2)]
+
+
+def test_an_aggregation_that_is_asked_for_in_vain_is_asked_for_ever_more_seldom(monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(recovery, "_asked", {})
+    monkeypatch.setattr(recovery.time, "monotonic", lambda: now_s[0])
+    asked = []
+    for _ in range(40):
+        asked += [now_s[0] - 1000.0 for _ in recovery._due([("job", 1)], 5.0)]
+        now_s[0] += 5.0
+    assert asked == [0.0, 5.0, 15.0, 35.0, 75.0, 155.0]
+    assert recovery._due([("other", 1)], 5.0) == [("other", 1)]
+    assert recovery._due([("job", 1)], 5.0) == [("job", 1)], "it was closed, and begins anew"
+
+
+def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, monkeypatch):
+    cards_there = register(any_database, 0)
+    bad, good = (plan(any_database, cards_there) for _ in range(2))
+    published = []
+
+    def publish(store, job_id, number):
+        published.append(job_id)
+        if job_id == bad:
+            raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr(recovery, "publish_round", publish)
+    monkeypatch.setattr(recovery, "queue_depth", lambda card_id: 1)
+    time.sleep(0.05)
+    reconcile_now(any_database, Settings(reconcile_s=0.001), "")
+    assert set(published) == {bad, good}
+
+
+def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_database, monkeypatch):
+    job_id = plan(any_database, register(any_database, 0))
+    (item,) = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, item), item.card_id)
+
+    def raising(*arguments):
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr(aggregate, "database", lambda: any_database)
+    monkeypatch.setattr(aggregate, "close_round", raising)
+    for _ in range(aggregate.TRIES - 1):
+        with pytest.raises(KeyError):
+            aggregate.aggregate(f"{job_id}/1")
+    assert aggregate.aggregate(f"{job_id}/1")["closing"] == "done"
+    with any_database.read() as session:
+        verdict = session.exec(select(tables.Verdict)).one()
+        assert session.get_one(tables.Job, job_id).state == "done"
+    assert verdict.details["reasons"] == ["The sum could not be made: KeyError: 'what nobody thought of'"]
