@@ -6,10 +6,12 @@ import ast
 import contextlib
 import importlib.metadata
 import importlib.util
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farm import __version__
 from farm.devices.device import Card
 from farm.store import tables
 
@@ -42,6 +44,16 @@ def torch_version() -> str:
     """
     torch = installed_torch()
     return torch.version if torch is not None else importlib.metadata.version("torch")
+
+
+def program_versions() -> dict[str, str]:
+    """The versions of what takes models apart and runs the farm on this host; what is missing here is left out."""
+    found = {"farm": __version__, "Python": platform.python_version()}
+    if (torch := installed_torch()) is not None:
+        found["torch"] = torch.version
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["torchvision"] = importlib.metadata.version("torchvision")
+    return found
 
 
 def _read_version(text: str) -> Installed:

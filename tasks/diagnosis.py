@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
@@ -12,10 +12,13 @@ from redis import RedisError
 
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable
+from farm.installed import program_versions
 from farm.settings import Settings
 from tasks.app import app, check_broker, masked
 from tasks.servers import broker_program
 
+#: The command of `tasks.versions`, which only a worker may load.
+QUESTION = "farm_versions"
 #: How often the workers are asked, a second each.
 PINGS = 3
 
@@ -48,7 +51,7 @@ def _transport(url: str) -> Check:
     local = (
         "+socket" in parts.scheme or parts.hostname in ("localhost", "::1") or str(parts.hostname).startswith("127.")
     )
-    if not local and (not parts.scheme.startswith("rediss") or "ssl_cert_reqs=none" in parts.query.lower()):
+    if not local and not (parts.scheme.startswith("rediss") and _checks_certificate(parts.query)):
         return Check(
             "broker",
             "warning",
@@ -63,6 +66,13 @@ def _transport(url: str) -> Check:
             "Give the broker the users of deploy/make-secrets.",
         )
     return ok("broker", masked(url))
+
+
+def _checks_certificate(query: str) -> bool:
+    """Whether a URL's query leaves the check on; it is named in Redis' own words (none) or in Celery's (CERT_NONE)."""
+    said = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
+    wanted = said.get("ssl_cert_reqs", "required").removeprefix("cert_")
+    return wanted == "required" and said.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
 
 
 def _memory(memory: dict[str, Any]) -> Check:
@@ -102,3 +112,41 @@ def _listeners() -> Iterator[Check]:
         )
     else:
         yield ok("workers", f"{len(names) - len(controls)} of cards and {len(controls)} of control listen")
+    if names:
+        yield from _versions()
+
+
+def _versions() -> Iterator[Check]:
+    """Whether all workers, and this host, run the same programs."""
+    found = {"this host": program_versions()}
+    try:
+        for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
+            found.update({name: told for name, told in answer.items() if isinstance(told, dict) and "farm" in told})
+    except (OperationalError, CeleryError, RedisError) as error:
+        yield Check("programs", "warning", f"the workers' versions could not be asked: {error}")
+        return
+    if len(found) > 1:
+        yield programs(found)
+
+
+def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
+    """Hold versions against each other.
+
+    Args:
+        found: by "this host" and by the names of workers; what one lacks (a broker's host has no torch) is no difference.
+    """
+    names = ("farm", "torch", "torchvision", "Python")
+    differing = [name for name in names if len({told[name] for told in found.values() if name in told}) > 1]
+    if not differing:
+        return ok("programs", f"the same versions of {', '.join(names)} here and on all workers that answer")
+    hosts: dict[str, set[str]] = {}
+    for worker, told in found.items():
+        versions = " ".join(f"{name} {told[name]}" for name in differing if name in told)
+        if versions:
+            hosts.setdefault(versions, set()).add(worker.rpartition("@")[2])
+    return Check(
+        "programs",
+        "warning",
+        "; ".join(f"{', '.join(sorted(where))}: {versions}" for versions, where in hosts.items()),
+        "Install the same on all hosts and restart their workers: another torchvision may build other models.",
+    )

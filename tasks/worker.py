@@ -34,7 +34,7 @@ from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.settings import Settings, settings
 from farm.spool import Spool
 from farm.store.database import Database
-from tasks import logs
+from tasks import logs, versions  # noqa: F401 - a worker answers what versions it runs
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
 from tasks.metrics import serve as serve_metrics
 from tasks.process import die_with_parent

@@ -80,7 +80,8 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
     from farm import cards
 
     views = cards.views(session, current.heartbeat_s)
-    serving = [view for view in views if view.state in ("idle", "busy", "starting")]
+    serving = [view for view in views if view.state in ("idle", "busy")]
+    starting = sum(view.state == "starting" for view in views)
     for view in views:
         name = f"card {view.card.host}:{view.card.index}"
         if view.state == "quarantined":
@@ -101,7 +102,10 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
             yield Check(name, "warning", f"{view.card.id} drains", f"`farm cards resume {view.card.id}` ends that.")
     if serving:
         hosts = len({view.card.host for view in serving})
-        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}")
+        told = f", {starting} more get ready" if starting else ""
+        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}{told}")
+    elif starting:
+        yield Check("cards", "warning", f"no card serves yet, {starting} get ready", "Ask again in a minute.")
     elif current.broker_url:
         yield Check("cards", "warning", "no card serves this farm", "Start `farm worker` on a host with cards.")
     yield from _software_checks(session, [view.card for view in serving])
@@ -118,7 +122,7 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         if len(groups) < 2:
             continue
         rows = {software_id: session.get(tables.Software, software_id) for software_id in groups}
-        fields = ("torch", "torchvision", "cuda", "cudnn", "driver", "python", "platform")
+        fields = ("torch", "cuda", "cudnn", "driver")  # the rest is whoever's wrote the row first
         differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
         told = "; ".join(
             f"{', '.join(sorted({card.host for card in cards}))}: "
@@ -132,7 +136,7 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
             "Readings of different software are never mixed, so each measures all anew: install the same on all hosts.",
         )
     if by_model and all(len(groups) == 1 for groups in by_model.values()):
-        yield ok("versions", "the same on all cards of a model")
+        yield ok("versions", "the same torch, CUDA, cuDNN and driver on all cards of a model")
 
 
 def _is_local(url: str) -> bool:

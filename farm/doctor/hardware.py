@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm.devices.device import Card, discover, open_device
@@ -24,6 +25,7 @@ def hardware_checks(current: Settings) -> Iterator[Check]:
         yield Check("torch", "problem", "torch is not installed", "Install the project with its dependencies.")
     driver, cuda, trouble = _driver()
     cards = discover(current)
+    yield from _all_listed(cards, current)
     gpus = has_nvidia_hardware() or any(card.kind == "cuda" for card in cards)
     if driver:
         yield ok("driver", f"{driver}, for CUDA up to {cuda[0]}.{cuda[1]}")
@@ -62,6 +64,27 @@ def _driver() -> tuple[str, tuple[int, int], str]:
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _all_listed(listed: Sequence[Card], current: Settings) -> Iterator[Check]:
+    """The GPUs that the driver counts against those that are listed: what is left out works for nobody."""
+    from farm.devices import nvidia
+
+    counted = [] if current.simulated_cards else nvidia.nvidia_cards(current)
+    if any(card.id == f"{nvidia.WITHOUT_UUID}{current.host}" for card in counted):
+        return  # the driver does not even count them, which is a finding of its own
+    left_out = [card for card in counted if card.id not in {other.id for other in listed}]
+    if left_out:
+        told = f"{len(counted) - len(left_out)} of the {len(counted)} that the driver counts are listed here"
+        yield Check(
+            "GPUs",
+            "warning",
+            f"{told}; CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')} leaves out "
+            + ", ".join(f"{card.index} ({card.id})" for card in left_out[:8]),
+            "Unset it where a worker is to serve them all; a scheduler that lends single cards sets it by itself.",
+        )
+    elif counted:
+        yield ok("GPUs", f"all {len(counted)} that the driver counts are listed")
 
 
 def has_nvidia_hardware(devices: Path = Path("/sys/bus/pci/devices")) -> bool:

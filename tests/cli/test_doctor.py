@@ -19,7 +19,9 @@ from farm.doctor import folders, hardware
 from farm.doctor.hardware import torch_against_driver
 from farm.installed import Installed, installed_torch
 from farm.settings import Settings, settings
+from tasks import diagnosis
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
+from tests.farms import running
 
 
 @pytest.fixture
@@ -83,6 +85,76 @@ def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     assert level == "warning"
     assert "gpu1: torch 2.11.0" in told
     assert "driver" not in told
+
+
+def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypatch, broker):
+    from tasks.app import configure
+
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    settings.cache_clear()
+    configure(settings())
+    for number in range(2):
+        card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1")
+        cards.announce(any_database, card.id, card, holder=f"h{number}", queue="q")
+    assert levels(examined(), "cards") == [("warning", "no card serves yet, 2 get ready")]
+    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q")
+    assert levels(examined(), "cards") == [("ok", "1 serve, on 1 host, 1 more get ready")]
+
+
+@pytest.mark.parametrize(
+    ("url", "level"),
+    [
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=required", "ok"),
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs=/a", "ok"),
+        ("rediss://:p@far:6379/0", "ok"),
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=none", "warning"),
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=CERT_NONE", "warning"),
+        ("rediss://:p@far:6379/0?ssl_ca_certs=/a&ssl_cert_reqs=CERT_OPTIONAL", "warning"),
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=optional", "warning"),
+        ("rediss://:p@far:6379/0?ssl_cert_reqs=required&ssl_check_hostname=False", "warning"),
+        ("redis://:p@far:6379/0?ssl_cert_reqs=required", "warning"),
+        ("redis://127.0.0.1:6379/0", "ok"),
+    ],
+)
+def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
+    check = diagnosis._transport(url)
+    assert check.level == level, check.message
+    assert ("without a checked certificate" in check.message) == (level == "warning")
+
+
+def test_versions_that_the_database_does_not_tell_are_compared_between_the_workers():
+    here = {"farm": "0.1.0", "Python": "3.11.2", "torch": "2.11.0", "torchvision": "0.26.0"}
+    without_torch = {"farm": "0.1.0", "Python": "3.11.2"}
+    same = diagnosis.programs({"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here})
+    assert same.level == "ok"
+    other = {**here, "torchvision": "0.25.0", "farm": "0.2.0"}
+    found = diagnosis.programs({"this host": without_torch, "control@gpu1": here, "control@gpu2": other})
+    assert found.level == "warning"
+    assert "gpu1: farm 0.1.0 torchvision 0.26.0" in found.message
+    assert "gpu2: farm 0.2.0 torchvision 0.25.0" in found.message
+    assert "Python" not in found.message
+
+
+@pytest.mark.serial
+def test_workers_tell_what_they_run(tmp_path, broker, sqlite_url):
+    with running(tmp_path, broker.url, sqlite_url) as running_farm:
+        checks = json.loads(running_farm.ask("doctor", "--json").stdout)["checks"]
+    assert levels(checks, "workers") == [("ok", "1 of cards and 1 of control listen")]
+    assert levels(checks, "programs") == [
+        ("ok", "the same versions of farm, torch, torchvision, Python here and on all workers that answer")
+    ]
+
+
+def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
+    with behind_pynvml(monkeypatch) as library:
+        library.uuids = [UUID, OTHER_UUID]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        assert levels(examined(), "GPUs") == [("ok", "all 2 that the driver counts are listed")]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        ((level, told),) = levels(examined(), "GPUs")
+        assert level == "warning"
+        assert told.startswith("1 of the 2 that the driver counts are listed here; CUDA_VISIBLE_DEVICES=0 leaves out 1")
 
 
 def test_a_clock_that_is_off_is_told(examined, postgres_url, monkeypatch):
