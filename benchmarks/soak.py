@@ -4,11 +4,15 @@
     python benchmarks/soak.py --faults 300 --every 0.5 --seed 2
 
 Real processes: a broker with an append-only file, a PostgreSQL, one supervisor with 8 card workers on simulated cards.
-The faults are drawn with a seed: kill -9 of a benchmark, pool, worker or control process or of a whole worker tree,
-the broker killed and started again or wiped, PostgreSQL crashed and started again, a worker frozen for longer than a
-card may be unseen, a message repeated, a card drained and put back, the supervisor ended and started again. With
---faults the job is made longer (round after round of items) until so many have been done. Prints items lost, items
-with two accepted readings, verdicts missing (all must be 0: exit code 1 otherwise) and, beside them, work repeated.
+The faults are drawn with a seed, each kind once before any comes again: kill -9 of a benchmark, pool, worker or control
+process or of a whole worker tree, the broker killed and started again or wiped, PostgreSQL crashed and started again, a
+worker frozen for longer than a card may be unseen, the process that supervises an item stopped for longer than the hard
+time limit, a message repeated, a card drained and put back, the supervisor ended and started again, a second one for
+the same cards, a job cancelled in the middle, a publisher killed half-way. One item in twenty of each job is a bad one: it
+poisons, ends or fails its process, or hangs; it shall end as failed, and harm no other. A card that a fault has put into
+quarantine is released, as a person would. With --faults the job is made longer (round after round of items) until so
+many have been done. Prints items lost, items with two accepted readings, verdicts missing, bad items that did not fail (all
+must be 0: exit code 1 otherwise) and, beside them, work repeated.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +36,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
 import redis
-from sqlmodel import select
+from sqlmodel import col, select
 
 from farm import cards, jobs
-from farm.errors import FarmError
+from farm.errors import CardBusy, FarmError
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.tables import ItemState
@@ -45,7 +50,31 @@ from tests.farms import Farm, running, store_operators
 from tests.planned import sweep
 from tests.servers import PostgresServer
 
-QUICK = {"FARM_LEASE_S": "4", "FARM_HEARTBEAT_S": "1", "FARM_RECONCILE_S": "1", "FARM_MAX_ATTEMPTS": "50"}
+FREEZE_S = 6.0  # at most; an item that is frozen with its worker is not to look hung
+QUICK = {
+    "FARM_LEASE_S": "4",
+    "FARM_HEARTBEAT_S": "1",
+    "FARM_RECONCILE_S": "1",
+    "FARM_MAX_ATTEMPTS": "15",
+    "FARM_ITEM_TIMEOUT_S": "8",
+    "FARM_HARD_LIMIT_S": "10",
+}
+BAD = ("poison", "oom", "raise", "exit", "crash", "hang")
+KILLED_HALF_WAY = """
+import os, signal
+from kombu import Producer
+from farm.settings import settings
+from farm.store.database import Database
+publish, sent = Producer.publish, []
+def count(self, *arguments, **options):
+    sent.append(1)
+    if len(sent) > 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return publish(self, *arguments, **options)
+Producer.publish = count
+from tasks.queues import publish_round
+publish_round(Database(settings().database), os.environ["JOB"], 1)
+"""
 WEIGHTS = {
     "benchmark": 6,
     "pool": 4,
@@ -59,6 +88,10 @@ WEIGHTS = {
     "database crashed": 1,
     "message repeated": 4,
     "drained": 2,
+    "stopped in an item": 2,
+    "second worker": 1,
+    "cancelled": 2,
+    "publisher killed": 2,
 }
 
 
@@ -69,15 +102,30 @@ class Soak:
         self.done: Counter[str] = Counter()
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.supervisors: list[Any] = []
+        self.seconds: list[subprocess.Popen[bytes]] = []
+        self.publishers: list[subprocess.Popen[bytes]] = []
+        self.jobs: list[str] = []  # all, those of the faults included
+        self.released = 0
+        self.first = self.chance.sample(list(WEIGHTS), len(WEIGHTS))
 
     def fault(self) -> None:
-        kind = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        kind = self.first.pop() if self.first else self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         with contextlib.suppress(psutil.Error, FarmError, redis.RedisError):
             if getattr(self, "_" + kind.replace(" ", "_"))() is not False:
                 self.done[kind] += 1
+                return
+        if not self.done[kind]:  # there was nothing to do it to
+            self.first.insert(0, kind)
 
     def tend(self, *, all_of_it: bool = False) -> None:
-        """Do what is due: thaw, start again."""
+        """Do what is due: thaw, start again, put cards back."""
+        with contextlib.suppress(FarmError):
+            with self.farm.database.read() as session:
+                found = session.exec(select(tables.Card.id).where(tables.Card.state == tables.CardState.QUARANTINED))
+                sick = list(found)
+            for card_id in sick:
+                cards.release(self.farm.database, card_id)
+                self.released += 1
         now_s = time.monotonic()
         for due_s, act in [*self.later]:
             if all_of_it or due_s <= now_s:
@@ -135,8 +183,47 @@ class Soak:
                 with contextlib.suppress(psutil.Error):
                     process.resume()
 
-        self.later.append((time.monotonic() + self.chance.uniform(1, 6), thaw))
+        self.later.append((time.monotonic() + self.chance.uniform(1, FREEZE_S), thaw))
         return None
+
+    def _stopped_in_an_item(self) -> bool | None:
+        """Only Celery's hard limit ends it; should it have been idle, it goes on after that."""
+        found = self._processes("farm.benchmark.process")
+        if not found:
+            return False
+        pool = self.chance.choice(found).parent()
+        pool.suspend()
+
+        def resume() -> None:
+            with contextlib.suppress(psutil.Error):
+                pool.resume()
+
+        self.later.append((time.monotonic() + float(QUICK["FARM_HARD_LIMIT_S"]) + 3, resume))
+        return None
+
+    def _second_worker(self) -> bool | None:
+        if not self._processes("cli", "worker"):
+            return False
+        self.seconds.append(self.farm.start("worker"))
+        return None
+
+    def _cancelled(self) -> None:
+        job_id = submit(self, 10)
+        self.later.append((time.monotonic() + self.chance.uniform(0, 1), lambda: self._cancel(job_id)))
+
+    def _cancel(self, job_id: str) -> None:
+        jobs.cancel(self.farm.database, job_id)
+
+    def _publisher_killed(self) -> None:
+        job_id = submit(self, 10, publish=False)
+        self.publishers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", KILLED_HALF_WAY],
+                cwd=Path(__file__).parent.parent,
+                env={**self.farm.environment, "JOB": job_id},
+                stderr=subprocess.DEVNULL,
+            )
+        )
 
     def _broker_killed(self) -> None:
         self.broker.kill()
@@ -197,18 +284,29 @@ class Soak:
         return [process for _, process in sorted(found, key=lambda one: one[0])]
 
 
-def submit(soak: Soak, items: int) -> str:
-    ids = store_operators(soak.farm.database, [""] * items)
+def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
+    behaviours = [soak.chance.choice(BAD) if number % 20 == 19 else "" for number in range(items)]
+    ids = store_operators(soak.farm.database, behaviours)
     with soak.farm.database.read() as session:
         chosen = [card for card in session.exec(select(tables.Card.id))]
     job_id = jobs.create(soak.farm.database, sweep(items), chosen, operator_ids=ids).job_id
-    publish_round(soak.farm.database, job_id, 1)
+    soak.jobs.append(job_id)
+    if publish:
+        with contextlib.suppress(FarmError):  # the broker is away: the reconciler publishes it
+            publish_round(soak.farm.database, job_id, 1)
     return job_id
+
+
+def all_ended(farm: Farm, job_ids: list[str]) -> bool:
+    with farm.database.read() as session:
+        states = session.exec(select(tables.Job.state).where(col(tables.Job.id).in_(job_ids))).all()
+    return all(state != tables.JobState.OPEN for state in states)
 
 
 def judge(farm: Farm, job_ids: list[str]) -> dict[str, int]:
     found = Counter[str]()
     with farm.database.read() as session:
+        operators = session.exec(select(tables.Operator)).all()
         for job_id in job_ids:
             items = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).all()
             subjects = {item.subject_id for item in items}
@@ -216,14 +314,22 @@ def judge(farm: Farm, job_ids: list[str]) -> dict[str, int]:
                 reading for reading in session.exec(select(tables.Reading.subject_id)).all() if reading in subjects
             )
             verdicts = session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
+            cancelled = session.get_one(tables.Job, job_id).state == tables.JobState.CANCELLED
+            bad = {operator.id for operator in operators if operator.id in subjects and operator.parameters["simulate"]}
+            good = [item for item in items if item.subject_id not in bad]
+            ends = {ItemState.DONE, ItemState.CANCELLED} if cancelled else {ItemState.DONE}
             found["items"] += len(items)
-            found["lost"] += sum(item.state != ItemState.DONE for item in items)
+            found["lost"] += sum(item.state not in ends for item in good)
             found["two_readings"] += sum(number > 1 for number in read.values())
-            found["without_reading"] += len(subjects) - len(read)
-            found["verdicts_missing"] += len(verdicts) != 1
-            found["begun_again"] += sum(max(0, item.attempts - 1) for item in items)
+            found["without_reading"] += sum(item.state == ItemState.DONE and not item.reading_id for item in items)
+            found["verdicts_missing"] += not cancelled and len(verdicts) != 1
+            found["bad_items"] += len(items) - len(good)
+            found["bad_but_not_failed"] += sum(
+                item.state != ItemState.FAILED for item in items if item.subject_id in bad
+            )
+            found["begun_again"] += sum(max(0, item.attempts - 1) for item in good)
             found["repeated_and_fenced_out"] += sum(item.repeated for item in items)
-    names = ("items", "lost", "two_readings", "without_reading", "verdicts_missing")
+    names = ("items", "bad_items", "lost", "two_readings", "without_reading", "verdicts_missing", "bad_but_not_failed")
     return {name: found[name] for name in (*names, "begun_again", "repeated_and_fenced_out")}
 
 
@@ -254,18 +360,18 @@ def main() -> int:
         configure(Settings(broker_url=broker.url))
         soak = Soak(farm, broker, postgres, options.seed)
         began_s = time.monotonic()
-        job_ids = [submit(soak, options.items)]
+        submit(soak, options.items)
         next_s = time.monotonic() + 1
         stuck_s = 0.0
         while True:
             soak.tend()
             soak.start_supervisor_if_none()
             with contextlib.suppress(FarmError):
-                if farm.ended(job_ids[-1]):
+                if all_ended(farm, soak.jobs):
                     late = time.monotonic() - began_s > options.limit
                     if sum(soak.done.values()) >= options.faults or late:
                         break
-                    job_ids.append(submit(soak, options.items))
+                    submit(soak, options.items)
             if time.monotonic() > next_s and time.monotonic() - began_s < options.limit:
                 soak.fault()
                 next_s = time.monotonic() + soak.chance.uniform(0.5, 1.5) * options.every
@@ -280,11 +386,17 @@ def main() -> int:
         found = {
             "seed": options.seed,
             "seconds": round(whole_s, 1),
-            "jobs": len(job_ids),
+            "jobs": len(soak.jobs),
             "faults": sum(soak.done.values()),
             "by_kind": dict(sorted(soak.done.items())),
-            **judge(farm, job_ids),
+            "released": soak.released,
+            **judge(farm, soak.jobs),
+            # The others took over from a supervisor that was gone, or were the next fault's.
+            "second_workers_refused": sum(second.poll() == CardBusy.exit_code for second in soak.seconds),
         }
+        for publisher in soak.publishers:
+            publisher.wait(60)
+        soak.supervisors += soak.seconds
         for supervisor in soak.supervisors:
             with contextlib.suppress(ProcessLookupError):
                 supervisor.terminate()
@@ -293,8 +405,8 @@ def main() -> int:
     print(json.dumps(found, indent=2))
     if options.json:
         options.json.write_text(json.dumps(found))
-    bad = ("lost", "two_readings", "without_reading", "verdicts_missing")
-    return 1 if any(found[name] for name in bad) else 0
+    nil = ("lost", "two_readings", "without_reading", "verdicts_missing", "bad_but_not_failed")
+    return 1 if any(found[name] for name in nil) else 0
 
 
 if __name__ == "__main__":
