@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 import redis
 import yaml
@@ -180,6 +182,89 @@ def test_the_database_url_works_over_tls_and_refuses_another_certificate(secrets
         stranger = Database(url.replace(str(secrets / "ca.crt"), str(other_authority(secrets))))
         with pytest.raises(DatabaseUnreachable, match="certificate"):
             stranger.check_schema()
+
+
+@pytest.fixture
+def tls_postgres(secrets, postgres_server):
+    """The port of a PostgreSQL of the system, which has TLS as the wheel's has not, set up as compose.yml does it."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
+    if not found:
+        pytest.skip("needs a PostgreSQL in /usr/lib/postgresql")
+    programs, folder = found[-1].parent, postgres_server.folder / "tls"
+    owner = (postgres_server.data / "base").stat()  # it refuses to run as root, as the wheel's does
+    who = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    folder.mkdir(mode=0o700)
+    for name in ("postgres.crt", "postgres.key", "postgres_password"):
+        shutil.copy(secrets / name, folder)
+        (folder / name).chmod(0o400)
+    for path in [folder, *folder.iterdir()]:
+        os.chown(path, owner.st_uid, owner.st_gid)
+    words = [
+        "-D",
+        "data",
+        "-U",
+        "farm",
+        "--pwfile=postgres_password",
+        "--auth=scram-sha-256",
+        "--no-sync",
+        "-E",
+        "utf8",
+    ]
+    made = subprocess.run([programs / "initdb", *words], cwd=folder, capture_output=True, text=True, **who)
+    assert made.returncode == 0, made.stderr
+    access = folder / "data/pg_hba.conf"
+    access.write_text("hostssl all farm all scram-sha-256\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = {
+        "listen_addresses": "127.0.0.1",
+        "port": port,
+        "unix_socket_directories": "",
+        "ssl": "on",
+        "ssl_cert_file": folder / "postgres.crt",
+        "ssl_key_file": folder / "postgres.key",
+        "ssl_min_protocol_version": "TLSv1.2",
+        "password_encryption": "scram-sha-256",
+        "fsync": "off",
+    }
+    command = [programs / "postgres", "-D", "data", *(f"--{name}={value}" for name, value in options.items())]
+    log = folder / "log"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, **who)
+    try:
+        deadline = time.monotonic() + 60
+        while "ready to accept connections" not in log.read_text():
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield port
+    finally:
+        server.send_signal(signal.SIGQUIT)
+        server.wait()
+        shutil.rmtree(folder)
+
+
+def test_a_postgresql_with_tls_takes_the_hosts_url_and_nothing_less(secrets, farm_toml, tls_postgres):
+    url = farm_toml(tls_postgres).database_url
+    with psycopg.connect(url.replace("/farm?", "/postgres?"), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE farm")
+    database = Database(url)
+    database.upgrade()
+    database.check_schema()
+    with database.engine.connect() as connection:
+        used = connection.execute(text("SELECT ssl, version FROM pg_stat_ssl WHERE pid = pg_backend_pid()")).one()
+    assert used.ssl
+    assert used.version in ("TLSv1.2", "TLSv1.3")
+    database.close()
+    for refused, why in {
+        url.replace(str(secrets / "ca.crt"), str(other_authority(secrets))): "certificate",
+        re.sub(r"\?.*", "?sslmode=disable", url): "no encryption",
+        re.sub(r":[0-9a-f]+@", ":wrong@", url): "password authentication failed",
+    }.items():
+        stranger = Database(refused)
+        with pytest.raises(DatabaseUnreachable, match=why):
+            stranger.check_schema()
+        stranger.close()
 
 
 def other_authority(secrets):
