@@ -11,7 +11,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm import cards, items
@@ -28,6 +30,9 @@ log = logging.getLogger("farm.control")
 #: A card that was lost may be back in a moment (a host that starts again, a network that was away). For this many times
 #: as long as it takes to call it lost, a job whose sum it gave to goes on waiting for its whole.
 PATIENCE = 4
+
+#: Messages that a worker may have taken from its queue: the one in work, and the next.
+HELD_MESSAGES = 2
 
 #: An aggregation that is asked for in vain is asked for ever more seldom, up to this. Unit: s.
 LONGEST_PAUSE_S = 300.0
@@ -96,15 +101,23 @@ def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[st
 
 
 def _publish_lost(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
-    """Publish again what has no message left."""
+    """Publish again what has no message left: where a card rests, and where far fewer messages than items wait for it.
+
+    Which items of a busy card have lost theirs cannot be told, so all are published; messages too many are declined.
+    """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
     for view in views:
-        if view.state != CardState.IDLE or queue_depth(view.card.id):
+        if view.state not in (CardState.IDLE, CardState.BUSY):
             continue
+        messages = queue_depth(view.card.id)
         with store.read() as session:
+            if view.state != CardState.IDLE or messages:
+                wait = session.execute(_without_holder(func.count(), view.card.id, farm, idle_for_s, published=True))
+                if wait.scalar_one() <= messages + HELD_MESSAGES:
+                    continue
             lost = _lost(session, view.card.id, farm, idle_for_s)
         if lost:
-            log.warning("%s items of card %s have no message left; publishing them again", len(lost), view.card.id)
+            log.warning("Items of card %s have no message left; publishing %s again", view.card.id, len(lost))
         publish_items(store, lost)
 
 
@@ -184,22 +197,30 @@ def _peer(view: cards.CardView, other: cards.CardView) -> bool:
 
 
 def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[int]:
-    """Open items of a card that rests although its queue is empty."""
+    """Open items of a card that nobody holds and that were not published just now."""
+    query = _without_holder(col(Item.id), card_id, farm, idle_for_s).order_by(col(Item.id))
+    return list(session.scalars(query))
+
+
+def _without_holder(what: Any, card_id: str, farm: str, idle_for_s: float, *, published: bool = False) -> Any:
+    """Args:
+    published: only what was published to its end; a round of thousands takes a while.
+    """
     query = (
-        select(Item.id)
+        sqlalchemy.select(what)
+        .select_from(Item)
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
         .where(
-            Item.card_id == card_id,
+            col(Item.card_id) == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
             # A round that is being published right now is not lost.
             func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
-            tables.Job.state == JobState.OPEN,
-            tables.Job.farm == farm,
+            col(tables.Job.state) == JobState.OPEN,
+            col(tables.Job.farm) == farm,
         )
-        .order_by(col(Item.id))
     )
-    return [item_id for item_id in session.exec(query) if item_id is not None]
+    return query.where(col(Item.published_at_s).is_not(None)) if published else query
 
 
 def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:

@@ -111,3 +111,31 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
         verdict = session.exec(select(tables.Verdict)).one()
         assert session.get_one(tables.Job, job_id).state == "done"
     assert verdict.details["reasons"] == ["The sum could not be made: KeyError: 'what nobody thought of'"]
+
+
+def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(any_database, monkeypatch):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=10)
+    assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
+    published, messages = [], 0
+    monkeypatch.setattr(recovery, "queue_depth", lambda card_id: messages)
+    monkeypatch.setattr(recovery, "publish_items", lambda store, ids: published.extend(ids))
+
+    def publish_lost():
+        published.clear()
+        with any_database.read() as session:
+            views = cards.views(session, 5.0)
+        recovery._publish_lost(any_database, Settings(), views, "")
+        return len(published)
+
+    def published_ago(seconds):
+        with any_database.write() as session:
+            for item in session.exec(select(tables.Item)):
+                item.published_at_s = item.created_at_s = item.created_at_s - seconds
+                session.add(item)
+
+    assert publish_lost() == 0, "its publisher may be at it"
+    published_ago(60)
+    assert publish_lost() == 9
+    messages = 7
+    assert publish_lost() == 0, "the worker may hold two"
