@@ -224,6 +224,19 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
     ]
 
 
+def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]]:
+    """The cards of all hosts that should be seen and are not, with how long that is. Unit: s.
+
+    An embedded farm's are not among them: when its command was killed, nobody waits for them.
+    """
+    now_s = session.exec(select(database_now())).one()
+    return [
+        (card, now_s - card.last_seen_at_s)
+        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
+        if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
+    ]
+
+
 def alive(session: Session, heartbeat_s: float) -> list[tables.Card]:
     """Cards that take items now."""
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]

@@ -2,6 +2,7 @@
 
 Every scrape counts in the database (`farm.census`) and asks this host's cards for their power, so there is no state to
 lose and nothing to add up between processes. A host tells of its own cards only: sums over hosts count nothing twice.
+Except for the cards that are lost, of which every host tells: theirs may be down.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from prometheus_client.registry import Collector
 from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from farm import census
+from farm import cards, census
 from farm.devices.device import Device, find_card, open_device
 from farm.errors import FarmError
 from farm.settings import Settings
 from farm.spool import Spool
 from farm.store.database import Database
-from farm.store.tables import CardState, ItemState
+from farm.store.tables import Card, CardState, ItemState
 from tasks.queues import queue_depth
 
 log = logging.getLogger("farm.control")
@@ -70,6 +71,7 @@ class FarmCollector(Collector):
             with self._database.read() as session:
                 entries = census.count(session, self._settings.host, self._settings.heartbeat_s)
                 jobs = census.open_jobs(session)
+                lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
             log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
             up.add_metric([], 0)
@@ -78,6 +80,14 @@ class FarmCollector(Collector):
         up.add_metric([], 1)
         yield up
         yield GaugeMetricFamily("farm_open_jobs", "Open jobs of the whole farm: the same from every host", value=jobs)
+        unseen = GaugeMetricFamily(
+            "farm_card_unseen_seconds",
+            "Since a lost card, of any host, was last seen: the same from every host",
+            labels=CARD,
+        )
+        for card, unseen_s in lost:
+            unseen.add_metric(_labels(card), unseen_s)
+        yield unseen
         yield from _items(entries)
         yield from self._now(entries)
 
@@ -85,17 +95,18 @@ class FarmCollector(Collector):
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
+        with contextlib.suppress(FarmError, OperationalError, RedisError):  # away for one queue, it is for all
+            for entry in entries:
+                messages.add_metric(_labels(entry.view.card), queue_depth(entry.view.card.id))
         for entry in entries:
             device = self._device(entry.view.card.id)
             if device is not None:
                 watts = device.power_instant_w()
                 watts = device.power_average_w() if watts is None else watts
                 if watts is not None:
-                    power.add_metric(_labels(entry), watts)
+                    power.add_metric(_labels(entry.view.card), watts)
                 if (celsius := device.temperature_c()) is not None:
-                    temperature.add_metric(_labels(entry), celsius)
-            with contextlib.suppress(FarmError, OperationalError, RedisError):
-                messages.add_metric(_labels(entry), queue_depth(entry.view.card.id))
+                    temperature.add_metric(_labels(entry.view.card), celsius)
         yield from (power, temperature, messages)
 
     def _device(self, card_id: str) -> Device | None:
@@ -107,8 +118,7 @@ class FarmCollector(Collector):
         return self._devices[card_id]
 
 
-def _labels(entry: census.CardCensus) -> list[str]:
-    card = entry.view.card
+def _labels(card: Card) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
@@ -128,7 +138,7 @@ def _items(entries: list[census.CardCensus]) -> Iterator[Metric]:
     seen = GaugeMetricFamily("farm_card_last_seen_seconds", "Since the card's worker was last seen", labels=CARD)
     took = HistogramMetricFamily("farm_item_seconds", "How long measured items took", labels=CARD)
     for entry in entries:
-        card = _labels(entry)
+        card = _labels(entry.view.card)
         measured.add_metric(card, entry.measured)
         reused.add_metric(card, entry.reused)
         again.add_metric(card, entry.begun_again)

@@ -12,7 +12,7 @@ import sqlalchemy
 import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm import census, items, jobs
+from farm import cards, census, items, jobs
 from farm.benchmark.protocol import Software
 from farm.cards import register
 from farm.devices.device import Card
@@ -154,6 +154,27 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
     with any_database.write() as session:
         session.execute(sqlalchemy.update(tables.Item).values(published_at_s=database_now() - 100))
     assert 100 <= figures()["farm_queue_age_seconds", "SIM-0", ""][1] < 200
+
+
+def test_every_host_tells_of_the_lost_cards_of_all(any_database):
+    for number, holder in enumerate(["h", "h", "h", "h/embedded:gpu1:1:a"]):
+        card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1", index=number)
+        register(any_database, card, Software(torch="2"), holder=holder, queue="q")
+    cards.drain(any_database, "GPU-2")
+    with any_database.write() as session:
+        unseen = sqlmodel.col(tables.Card.id).in_(["GPU-1", "GPU-2", "GPU-3"])
+        session.execute(
+            sqlalchemy.update(tables.Card).where(unseen).values(last_seen_at_s=tables.Card.last_seen_at_s - 600)
+        )
+    url = any_database.url.render_as_string(hide_password=False)
+    for host in ("gpu1", "gpu2"):
+        families = {
+            family.name: family
+            for family in FarmCollector(Settings(database_url=url, host=host, heartbeat_s=60)).collect()
+        }
+        (sample,) = families["farm_card_unseen_seconds"].samples
+        assert (sample.labels["host"], sample.labels["card"]) == ("gpu1", "GPU-1")
+        assert 600 <= sample.value < 700
 
 
 def test_without_a_database_it_says_so(tmp_path):
