@@ -27,6 +27,8 @@ EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
 
 CONTROL_QUEUE = "control"
 
+POOL_START_S = 120.0
+
 screening.install()
 app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"])
 app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
@@ -69,6 +71,9 @@ def configure(current: Settings) -> Celery:
         worker_concurrency=1,
         # A forked copy of a process that has touched CUDA cannot use it.
         worker_pool_start_method="spawn",
+        # It imports Celery and the farm before it says that it is up; what takes longer is killed and begun again. When all
+        # workers of a host start at once on a few cores, Celery's 4 s would have them kill theirs for ever.
+        worker_proc_alive_timeout=POOL_START_S,
         task_time_limit=hard_s,
         # Chord parts may lie days apart on a busy card.
         result_expires=7 * 24 * 3600,

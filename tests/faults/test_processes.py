@@ -142,3 +142,21 @@ def test_cancel_in_the_middle(start):
     assert {one.state for one in hurt.farm.items(job_id)} <= {"cancelled", "done"}
     follower = hurt.submit([""])
     assert hurt.settled(follower) == {"done": 1}
+
+
+SLOW_TO_IMPORT = """
+import sys, time
+if any("billiard.spawn" in word for word in sys.orig_argv):
+    time.sleep(6)
+"""
+
+
+def test_a_host_that_is_slow_to_start_its_processes_starts_them(start, tmp_path):
+    """As where all cards' workers start at once on a few cores; Celery itself would give each process 4 s."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SLOW_TO_IMPORT)
+    hurt = start(PYTHONPATH=str(folder))
+    job_id = hurt.submit([""])
+    assert hurt.settled(job_id) == {"done": 1}
+    assert "Timed out waiting for UP" not in hurt.farm.log.read_text()
