@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
 import redis
-from sqlmodel import col, select
+from sqlmodel import col, func, select
 
 from farm import cards, jobs
 from farm.errors import CardBusy, FarmError
@@ -121,11 +121,12 @@ class Soak:
         """Do what is due: thaw, start again, put cards back."""
         with contextlib.suppress(FarmError):
             with self.farm.database.read() as session:
-                found = session.exec(select(tables.Card.id).where(tables.Card.state == tables.CardState.QUARANTINED))
-                sick = list(found)
-            for card_id in sick:
-                cards.release(self.farm.database, card_id)
-                self.released += 1
+                query = select(tables.Card).where(tables.Card.state == tables.CardState.QUARANTINED)
+                sick = [(card.id, card.state_reason) for card in session.exec(query)]
+            for card_id, reason in sick:
+                if cards.resume(self.farm.database, card_id, quarantined=True):
+                    print(f"{card_id} is released from quarantine: {reason}", file=sys.stderr)
+                    self.released += 1
         now_s = time.monotonic()
         for due_s, act in [*self.later]:
             if all_of_it or due_s <= now_s:
@@ -297,6 +298,12 @@ def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
     return job_id
 
 
+def open_items(farm: Farm, job_ids: list[str]) -> int:
+    with farm.database.read() as session:
+        wanted = col(tables.Item.job_id).in_(job_ids), col(tables.Item.state).in_(tables.OPEN)
+        return session.exec(select(func.count()).select_from(tables.Item).where(*wanted)).one()
+
+
 def all_ended(farm: Farm, job_ids: list[str]) -> bool:
     with farm.database.read() as session:
         states = session.exec(select(tables.Job.state).where(col(tables.Job.id).in_(job_ids))).all()
@@ -367,10 +374,12 @@ def main() -> int:
             soak.tend()
             soak.start_supervisor_if_none()
             with contextlib.suppress(FarmError):
-                if all_ended(farm, soak.jobs):
-                    late = time.monotonic() - began_s > options.limit
-                    if sum(soak.done.values()) >= options.faults or late:
+                late = time.monotonic() - began_s > options.limit
+                still_open = open_items(farm, soak.jobs)
+                if sum(soak.done.values()) >= options.faults or late:
+                    if not still_open and all_ended(farm, soak.jobs):
                         break
+                elif still_open < 3 * options.cards:  # before the last are done: cards that wait cannot be hurt
                     submit(soak, options.items)
             if time.monotonic() > next_s and time.monotonic() - began_s < options.limit:
                 soak.fault()
