@@ -261,6 +261,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         return ""
     card_id, number, view = idle[0]
     mend = {
+        CardState.STARTING: "its worker gets ready",
         CardState.DRAINING: f"`farm cards resume {card_id}`",
         CardState.QUARANTINED: f"`farm cards release {card_id}`",
     }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
