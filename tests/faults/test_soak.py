@@ -9,16 +9,16 @@ import sys
 
 from tests.farms import ROOT
 
-FAULTS_FOR_S = 20
+FAULTS_FOR_S = 8
 
 
 def test_a_farm_that_is_hurt_all_the_time_loses_nothing(tmp_path):
     found = tmp_path / "found.json"
-    words = ["--items", "60", "--cards", "3", "--every", "0.5", "--faults", "1000", "--limit", FAULTS_FOR_S]
+    words = ["--items", "40", "--cards", "2", "--every", "0.5", "--faults", "1000", "--limit", FAULTS_FOR_S]
     command = [sys.executable, "benchmarks/soak.py", *map(str, words), "--seed", "1", "--json", str(found)]
     said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280)
     assert said.returncode == 0, said.stdout + said.stderr[-3000:]
     told = json.loads(found.read_text())
-    assert told["faults"] >= 10
-    assert len(told["by_kind"]) >= 8
+    assert told["faults"] >= 6
+    assert len(told["by_kind"]) >= 5
     assert told["bad_items"] > 0

@@ -71,9 +71,9 @@ def test_after_an_upgrade_of_torch_nothing_is_known(embedded, any_database):
     assert not embedded.knows(REQUEST)
 
 
-def test_where_no_card_is_fit_the_reason_is_told_at_once(any_database_url, monkeypatch, tmp_path):
+def test_where_no_card_is_fit_the_reason_is_told_at_once(monkeypatch, tmp_path):
     bad = tmp_path / "bad"
-    monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
     settings.cache_clear()

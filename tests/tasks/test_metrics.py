@@ -19,6 +19,7 @@ from farm.devices.device import Card
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
+from tasks import metrics
 from tasks.metrics import FarmCollector, serve
 from tests import planned
 from tests.farms import ROOT, running
@@ -39,6 +40,12 @@ def scrape(port):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+@pytest.fixture
+def no_broker(monkeypatch):
+    """None, and nobody waits for it."""
+    monkeypatch.setattr(metrics, "queue_depth", lambda card_id: 0)
 
 
 @pytest.mark.serial
@@ -114,7 +121,7 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     assert entry.within[8] == 0
 
 
-def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_since_then(any_database):
+def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_since_then(any_database, no_broker):
     ids = planned.register(any_database, 0, 1)
     job_id = planned.plan(any_database, ids[:1], number=4)
     given_up, moved, done, left = planned.items_of(any_database, job_id)
@@ -156,7 +163,7 @@ def test_what_is_tried_again_moved_or_handed_back_lowers_no_counter_and_waits_si
     assert 100 <= figures()["farm_queue_age_seconds", "SIM-0", ""][1] < 200
 
 
-def test_every_host_tells_of_the_lost_cards_of_all(any_database):
+def test_every_host_tells_of_the_lost_cards_of_all(any_database, no_broker):
     for number, holder in enumerate(["h", "h", "h", "h/embedded:gpu1:1:a"]):
         card = Card(id=f"GPU-{number}", kind="cuda", model="NVIDIA H200", memory_bytes=1, host="gpu1", index=number)
         register(any_database, card, Software(torch="2"), holder=holder, queue="q")
@@ -194,7 +201,7 @@ def test_off_or_taken_it_stays_quiet(tmp_path):
         assert serve(taken) is None
 
 
-def test_every_metric_is_documented(any_database):
+def test_every_metric_is_documented(any_database, no_broker):
     card = Card(id="SIM-gpu1-0", kind="simulated", model="simulated card", memory_bytes=1, host="gpu1")
     register(any_database, card, Software(torch="2"), holder="h", queue="q")
     url = any_database.url.render_as_string(hide_password=False)
