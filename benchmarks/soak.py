@@ -60,21 +60,6 @@ QUICK = {
     "FARM_HARD_LIMIT_S": "10",
 }
 BAD = ("poison", "oom", "raise", "exit", "crash", "hang")
-KILLED_HALF_WAY = """
-import os, signal
-from kombu import Producer
-from farm.settings import settings
-from farm.store.database import Database
-publish, sent = Producer.publish, []
-def count(self, *arguments, **options):
-    sent.append(1)
-    if len(sent) > 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return publish(self, *arguments, **options)
-Producer.publish = count
-from tasks.queues import publish_round
-publish_round(Database(settings().database), os.environ["JOB"], 1)
-"""
 WEIGHTS = {
     "benchmark": 6,
     "pool": 4,
@@ -217,14 +202,7 @@ class Soak:
 
     def _publisher_killed(self) -> None:
         job_id = submit(self, 10, publish=False)
-        self.publishers.append(
-            subprocess.Popen(
-                [sys.executable, "-c", KILLED_HALF_WAY],
-                cwd=Path(__file__).parent.parent,
-                env={**self.farm.environment, "JOB": job_id},
-                stderr=subprocess.DEVNULL,
-            )
-        )
+        self.publishers.append(self.farm.publish_and_die(job_id))
 
     def _broker_killed(self) -> None:
         self.broker.kill()

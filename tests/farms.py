@@ -21,6 +21,21 @@ from farm.store.database import Database
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 180.0  # generous: it is only ever reached by what will never come, however busy the machine
+PUBLISHER_KILLED_HALF_WAY = """
+import os, signal
+from kombu import Producer
+from farm.settings import settings
+from farm.store.database import Database
+publish, sent = Producer.publish, []
+def count(self, *arguments, **options):
+    sent.append(1)
+    if len(sent) > 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return publish(self, *arguments, **options)
+Producer.publish = count
+from tasks.queues import publish_round
+publish_round(Database(settings().database), os.environ["JOB"], 1)
+"""
 
 
 class Farm:
@@ -36,6 +51,17 @@ class Farm:
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "cli", *arguments], cwd=ROOT, env=self.environment, stdout=log, stderr=log
+            )
+
+    def publish_and_die(self, job_id: str) -> subprocess.Popen[bytes]:
+        """A process that publishes the job's first round and kills itself after three messages."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", PUBLISHER_KILLED_HALF_WAY],
+                cwd=ROOT,
+                env={**self.environment, "JOB": job_id},
+                stdout=log,
+                stderr=log,
             )
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:

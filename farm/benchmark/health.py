@@ -60,11 +60,6 @@ class HealthCheck:
             self._torch.cuda.synchronize(self._device)
 
 
-def check(torch: Any, device: Any) -> str:
-    """What is wrong with the device, or "" for a healthy one; see `HealthCheck`."""
-    return HealthCheck(torch, device).run()
-
-
 def implausible(took_s: float, device_type: str) -> str:
     """Why a product cannot have taken that long on a "cuda" or "cpu" device, or ""."""
     low_s, high_s = PLAUSIBLE_S[device_type]

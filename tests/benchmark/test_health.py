@@ -9,7 +9,7 @@ from farm.benchmark import health, process
 
 
 def test_this_cpu_is_healthy():
-    assert health.check(torch, torch.device("cpu")) == ""
+    assert health.HealthCheck(torch, torch.device("cpu")).run() == ""
 
 
 def test_a_wrong_product_is_found(monkeypatch):
@@ -24,7 +24,7 @@ def test_a_wrong_product_is_found(monkeypatch):
         return moved
 
     monkeypatch.setattr(torch.Tensor, "to", flipped)
-    assert "came out wrong in" in health.check(torch, torch.device("cpu"))
+    assert "came out wrong in" in health.HealthCheck(torch, torch.device("cpu")).run()
     assert times
 
 

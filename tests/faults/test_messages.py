@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,7 +12,6 @@ import redis
 from farm.settings import Settings
 from farm.store import tables
 from tasks.app import app, configure, hard_time_limit_s
-from tests.farms import ROOT
 
 
 def client_of(hurt):
@@ -91,29 +88,10 @@ def test_a_running_item_never_looks_abandoned():
         configure(Settings())
 
 
-KILLED_AFTER_THREE = """
-import os, signal
-from kombu import Producer
-from farm.settings import settings
-from farm.store.database import Database
-publish, sent = Producer.publish, []
-def count(self, *arguments, **options):
-    sent.append(1)
-    if len(sent) > 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return publish(self, *arguments, **options)
-Producer.publish = count
-from tasks.queues import publish_round
-publish_round(Database(settings().database), os.environ["JOB"], 1)
-"""
-
-
 def test_a_publisher_killed_half_way_is_continued(start):
     hurt = start()
     job_id = hurt.submit([""] * 9, publish=False)
-    environment = {**hurt.farm.environment, "JOB": job_id}
-    killed = subprocess.run([sys.executable, "-c", KILLED_AFTER_THREE], cwd=ROOT, env=environment)
-    assert killed.returncode == -9
+    assert hurt.farm.publish_and_die(job_id).wait() == -9
     assert hurt.settled(job_id) == {"done": 9}
 
 
