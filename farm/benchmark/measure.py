@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -157,11 +157,11 @@ class Bench:
                 with _charged(cost_s, "eager"):
                     if self.cuda and subject.kind == "variant" and workload.replayed:
                         on_phase("eager", {})
-                        reading = _with_eager_time(reading, workload)
+                        reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(workload))
                 with _charged(cost_s, "context"):
                     if self.cuda and subject.kind == "operator" and protocol.measures_context:
                         on_phase("context", {})
-                        reading = self._with_context(reading, workload)
+                        reading = self._with_opinion(reading, "context", lambda: self._context(reading, workload))
             except Unmeasurable:
                 raise
             except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
@@ -394,20 +394,24 @@ class Bench:
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
 
-    def _with_context(self, reading: Reading, workload: Workload) -> Reading:
-        """The reading with what other operators around it change: `details["context"]`."""
-        if workload.single is None:
-            return reading
+    def _with_opinion(self, reading: Reading, name: str, read: Callable[[], dict[str, Any]]) -> Reading:
+        """The reading with something more in its details; good without it, unless the context is beyond use."""
         try:
-            if self._others is None:
-                self._others = Others(self.torch_device)
-            pass_s = reading.time_us / 1e6
-            found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
-        except Exception as error:  # the reading is good without it, unless the context is beyond use
+            found = read()
+        except Exception as error:
             torch.cuda.synchronize(self.torch_device)
-            why = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-            return dataclasses.replace(reading, details={**reading.details, "context_missing": why})
-        return dataclasses.replace(reading, details={**reading.details, "context": found.to_json()})
+            found = {f"{name}_missing": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
+        return dataclasses.replace(reading, details={**reading.details, **found})
+
+    def _context(self, reading: Reading, workload: Workload) -> dict[str, Any]:
+        """What other operators around it change."""
+        if workload.single is None:
+            return {}
+        if self._others is None:
+            self._others = Others(self.torch_device)
+        pass_s = reading.time_us / 1e6
+        found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
+        return {"context": found.to_json()}
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
@@ -423,12 +427,12 @@ def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
         cost_s[name] = time.perf_counter() - started_s
 
 
-def _with_eager_time(reading: Reading, workload: Workload) -> Reading:
-    """The reading of a replayed whole with the time of one eager pass: what launching adds is in no other figure."""
-    assert workload.single is not None
+def _eager_time(workload: Workload) -> dict[str, Any]:
+    """The time of one eager pass of a replayed whole: what launching adds is in no other figure."""
+    if workload.single is None:
+        return {}
     eager_us, half_width_us = eager_time_us(workload.single, workload.device)
-    found = {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
-    return dataclasses.replace(reading, details={**reading.details, **found})
+    return {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:

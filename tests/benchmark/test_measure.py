@@ -235,6 +235,19 @@ def test_copies_that_do_not_exceed_the_cache_are_not_cold_and_said_not_to_be() -
     assert "not_cold" not in read(FakeDevice()).flags
 
 
+def test_what_fails_beside_a_good_reading_costs_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0)
+    reading = bench.measure(linear(16, 64, 64), EAGER, SHORT)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+    def fails() -> dict[str, object]:
+        raise torch.OutOfMemoryError("no room\nand more")
+
+    kept = bench._with_opinion(reading, "eager_time", fails)
+    assert kept.details["eager_time_missing"] == "OutOfMemoryError: no room"
+    assert kept.time_us == reading.time_us
+
+
 def test_an_operator_that_writes_its_input_stays_tame() -> None:
     assert read(FakeDevice(), relu_in_place(64, 1024)).time_us > 0
 
