@@ -111,7 +111,13 @@ def main() -> None:
             extras["outside"] = outside(card)
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
-            extras["repeatability"] = repeatability(database, cards, options.repeatability, left_s)
+            again = repeatability(database, cards, options.repeatability, left_s)
+            if again["time"]:
+                extras["repeatability"] = again
+            else:
+                print(
+                    f"repeatability: no tuple was read {again['times']} times in {left_s:.0f} s; it wants a longer --budget-s"
+                )
     rows = [row for one in requests if (row := newest(database, one)) is not None]
     if options.also:
         before = json.loads(options.also.read_text())
@@ -329,7 +335,6 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "looped_time_gap": (verdict.time.total.value - (verdict.context_time_us or 0.0)) / verdict.time.whole.value - 1
         if verdict.time.whole
         else None,
-        "inserted_time_gap": inserted_gap(session, built),
         "weights_in_cache": verdict.weights_in_cache,
         "energy_gap": gap(verdict.energy),
         "energy_above_idle_gap": gap(verdict.energy_above_idle),
@@ -373,24 +378,6 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     }
 
 
-def inserted_gap(session: Any, built: Any) -> float | None:
-    """The time gap with the neighbours' effect as a pass adds it to a graph of the others, instead of by events."""
-    from farm.report.parts import parts_of
-    from farm.store import tables
-
-    if built.verdict.time.whole is None:
-        return None
-    parts, _, _ = parts_of(session, session.get_one(tables.Job, built.job_id), len(built.rounds))
-    change_us = 0.0
-    for part in parts:
-        context = part.reading.details.get("context", {}) if part.reading else {}
-        if context.get("passes"):
-            if context.get("inserted_us") is None:
-                return None
-            change_us += part.count * (context["inserted_us"] - context["effect_us"])
-    return (built.verdict.time.total.value + change_us) / built.verdict.time.whole.value - 1
-
-
 def write(
     options: argparse.Namespace, card: Any, database: Any, rows: list[dict[str, Any]], extras: dict[str, Any]
 ) -> None:
@@ -429,9 +416,6 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if values:
             found[name] = {"median": statistics.median(values), "most": max(values), "above_3_percent": []}
             found[name]["above_3_percent"] = [row["title"] for row in rows if row[name] and abs(row[name][0]) > 0.03]
-    inserted = [abs(row["inserted_time_gap"]) for row in rows if row.get("inserted_time_gap") is not None]
-    if inserted:
-        found["inserted_time_gap"] = {"median": statistics.median(inserted), "most": max(inserted), "of": len(inserted)}
     explained = [row["kernels"]["explained"] for row in rows if row.get("kernels")]
     found["least_explained"] = min(explained, default=None)
     found["read_within_s"] = max((row.get("read_within_s", 0.0) for row in rows), default=None)
@@ -478,11 +462,6 @@ def markdown(data: dict[str, Any]) -> str:
                 f"- absolute {word} gap: median {one['median']:.1%}, most {one['most']:.1%}; above 3 %: "
                 f"{', '.join(one['above_3_percent']) or 'none'}"
             )
-    if one := summary.get("inserted_time_gap"):
-        lines.append(
-            f"- with the neighbours' effect as inserted instead ({one['of']} variants): time gap median "
-            f"{one['median']:.1%}, most {one['most']:.1%}"
-        )
     lines.append(
         f"- least coverage {percent(summary['least_coverage'])}; kernels of the tuples account for at least "
         f"{percent(summary['least_explained'])} of a whole's kernel time; the readings of a variant were taken within "

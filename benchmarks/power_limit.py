@@ -79,7 +79,28 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
             times = max(1, round(reading.time_us * (1 / share - 1) / light_us))
             alone, both = _read(bench, [light] * times), _read(bench, [product, *[light] * times])
             out["company"].append({"lights": times, "alone": alone, "both": both, **_rest(both, alone)})
+    for one in out["company"]:
+        one["chosen"] = _chosen(out, one["both"])
     return out
+
+
+def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
+    """What a sum would take of the product's reading, given how the card ran the two together."""
+    from farm.choice import choose
+    from farm.verdict import ReadingView
+
+    def view(one: dict[str, Any], **more: Any) -> ReadingView:
+        limited = ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
+        return ReadingView(
+            one["time_us"], energy_mj=one["energy_mj"], sm_clock_mhz=one["sm_clock_mhz"], flags=limited, **more
+        )
+
+    chosen = choose(view(out["steady"], details={"burst": out["burst"]}), [view(both)])
+    return {
+        "used": chosen.used,
+        "time_us": chosen.time.value,
+        "energy_mj": chosen.energy.value if chosen.energy else None,
+    }
 
 
 def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
@@ -149,8 +170,8 @@ def show(out: dict[str, Any]) -> None:
         share = one["time_us"] / one["both"]["time_us"]
         line = {**one["both"], "time_us": one["time_us"], "energy_mj": one["energy_mj"]}
         print(_row(f"in company, {share:.0%} of the time", line))
-        for name in ("steady", "burst"):
-            if other := out[name]:
+        for name, other in (("steady", out["steady"]), ("burst", out["burst"]), ("what a sum takes", one["chosen"])):
+            if other:
                 energy = other["energy_mj"] / one["energy_mj"] - 1 if one["energy_mj"] and other["energy_mj"] else None
                 print(
                     f"| {name} against that | {other['time_us'] / one['time_us'] - 1:+.1%} "

@@ -40,8 +40,6 @@ class InContext:
     effect_us: float  # what the others add
     effect_half_width_us: float
     passes: int  # 0: too long for the effect to matter, and not looked at
-    inserted_us: float | None = None  # a second opinion on the effect: what a pass adds to a graph of the others
-    inserted_half_width_us: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,8 +47,6 @@ class InContext:
             "effect_us": self.effect_us,
             "effect_half_width_us": self.effect_half_width_us,
             "passes": self.passes,
-            "inserted_us": self.inserted_us,
-            "inserted_half_width_us": self.inserted_half_width_us,
         }
 
 
@@ -119,18 +115,10 @@ def read_context(
     bare = capture_graph([run] * bare_passes, device, pool)
     alone, alone_events = _timed_graph(run, None, passes, device, pool)
     among, among_events = _timed_graph(run, among_others, passes, device, pool)
-
-    def inserted() -> None:
-        among_others()
-        run()
-
-    with_it, without = (capture_graph([call] * passes, device, pool) for call in (inserted, among_others))
     bare_us: list[float] = []
     alone_us: list[float] = []
     among_us: list[float] = []
-    inserted_us: list[float] = []
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before, between, after = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     for replay in range(REPLAYS + 1):  # by turns, so that all see the same clocks
         bare.replay()
         begin.record()
@@ -138,18 +126,12 @@ def read_context(
         end.record()
         alone.replay()
         among.replay()
-        before.record()
-        with_it.replay()
-        between.record()
-        without.replay()
-        after.record()
         torch.cuda.synchronize(device)
         if replay:
             bare_us.append(begin.elapsed_time(end) * 1e3 / bare_passes)
             # A graph's first pass waits for the graph's own start.
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
-            inserted_us.append((before.elapsed_time(between) - between.elapsed_time(after)) * 1e3 / passes)
     return InContext(
         alone_us=statistics.median(bare_us),
         effect_us=statistics.midmean(among_us) - statistics.midmean(alone_us),
@@ -157,8 +139,6 @@ def read_context(
             *(statistics.batch_half_width(values, statistics.midmean) for values in (alone_us, among_us))
         ),
         passes=len(among_us),
-        inserted_us=statistics.median(inserted_us) - statistics.median(bare_us),
-        inserted_half_width_us=statistics.batch_half_width(inserted_us, statistics.median, len(inserted_us)),
     )
 
 

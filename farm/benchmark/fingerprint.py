@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RATE_S = 0.25  # of each rate, after a tenth of it to warm up
 REST_S = 1.2  # before the step from rest to load
-LOAD_S = 3.0
+LOAD_S = 5.0  # from a cold card: the more it warms up, the better watts per degree are known
 MATRIX = 8192
 CPU_MATRIX = 1024
 COPIED_BYTES = 2**30
@@ -34,13 +34,14 @@ def take(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {
         "version": VERSION,
         "driver": bench.device.card.driver,
-        "copy_bytes_per_s": _copy_bytes_per_s(bench),
-        "matmul_flops_per_s": _matmul_flops_per_s(bench),
     }
     if bench.cuda:
-        found["launch_floor_us"] = _launch_floor_us(bench)
         bench.levels.refresh()
-        found |= _sensors(bench)
+        found |= _sensors(bench)  # before anything else has warmed the card
+        found["launch_floor_us"] = _launch_floor_us(bench)
+    found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
+    found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
+    if bench.cuda:
         for name in ("idle_power_w", "base_power_w"):
             if (level := getattr(bench.levels, name)) is not None:
                 found[name] = level
@@ -138,7 +139,8 @@ def _sensors(bench: Bench) -> dict[str, Any]:
     import torch
 
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
-    out = torch.empty_like(left)
+    out = torch.mm(left, right)  # loads the library: no part of the step
+    torch.cuda.synchronize(bench.torch_device)
     device = bench.device
     averages: list[tuple[float, float]] = []
     with Sampler(device) as sampler:

@@ -334,6 +334,8 @@ class Bench:
         if self.device.card.kind == "cuda" and (lacking := sorted(SENSORS - self.device.capabilities)):
             flags.add("lacks_sensors")
             details["lacks"] = lacking
+        if late := sum(entry.late for entry in rounds):
+            details["late_rounds"] = late
         if workload.replayed and (starved := starved_share(rounds)) > STARVED:
             flags.add("starved")
             details["starved_share"] = round(starved, 4)

@@ -95,10 +95,16 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
 
 
 def starved_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the time in which the card waited for the host: what late rounds took beyond the usual ones."""
+    """The share of the time in which the card waited for the host: what late rounds took beyond those in time.
+
+    1.0 where none was in time: the host is slower than the card, and nothing tells by how much.
+    """
     if not any(entry.late for entry in rounds):
         return 0.0
-    usual_s = statistics.median([entry.took_s / entry.passes for entry in rounds])
+    in_time_s = [entry.took_s / entry.passes for entry in rounds if not entry.late]
+    if not in_time_s:
+        return 1.0
+    usual_s = statistics.median(in_time_s)
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in rounds if entry.late)
     return lost_s / math.fsum(entry.took_s for entry in rounds)
 
