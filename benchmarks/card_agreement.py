@@ -6,7 +6,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +23,9 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
     """So many tuples of the database, each read five times on one card, in rounds over all of that card's tuples.
 
     The tuples are shared out over the cards, which work at the same time. A round before the five is not counted: in a
-    job a whole model and other tuples have warmed the card before.
+    job a whole model and other tuples have warmed the card before. A card goes on to warm up or to cool down for minutes,
+    and a degree more costs power: so the energies are told as they were read, and restated to one temperature by what
+    the card's fingerprint, taken at the beginning, knows of that.
     """
     from sqlmodel import col, select
 
@@ -43,11 +45,21 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
     until_s = time.monotonic() + budget_s
     with ThreadPoolExecutor(len(cards)) as threads:
         lists = list(threads.map(lambda card, share: _read_again(card, share, until_s), cards, shares))
-    found = [entry for one in lists for entry in one]
-    return {"times": TIMES, "tuples": len(found), "cards": len(cards), **_spreads(found), "readings": found}
+    found = [entry for _, one in lists for entry in one]
+    fingerprints = {card.id: fingerprint for card, (fingerprint, _) in zip(cards, lists, strict=True)}
+    return {
+        "times": TIMES,
+        "tuples": len(found),
+        "cards": len(cards),
+        **_spreads(found, fingerprints),
+        "fingerprints": fingerprints,
+        "readings": found,
+    }
 
 
-def _read_again(card: Any, share: Sequence[tuple[Any, Any]], until_s: float) -> list[dict[str, Any]]:
+def _read_again(
+    card: Any, share: Sequence[tuple[Any, Any]], until_s: float
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from farm.benchmark.client import BenchmarkProcess
 
     stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
@@ -65,10 +77,11 @@ def _read_again(card: Any, share: Sequence[tuple[Any, Any]], until_s: float) -> 
         for operator, protocol in share
     ]
     with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
+        fingerprint = process.fingerprint()
         for number in range(TIMES + 1):
             for (operator, protocol), entry in zip(share, found, strict=True):
                 if time.monotonic() > until_s:
-                    return found
+                    return fingerprint, found
                 subject = Subject("operator", operator.id, operator.spec)
                 try:
                     reading = process.measure(subject, Protocol.from_json(protocol.spec), stopping).reading
@@ -82,19 +95,38 @@ def _read_again(card: Any, share: Sequence[tuple[Any, Any]], until_s: float) -> 
                 entry["energy_mj"].append(reading.energy_mj)
                 entry["effect_us"].append(reading.details.get("context", {}).get("effect_us"))
                 entry["flags"] += reading.flags
-    return found
+    return fingerprint, found
 
 
-def _spreads(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> dict[str, Any]:
+    lists: dict[str, list[list[float]]] = {
+        "time": [entry["time_us"] for entry in found],
+        "energy": [entry["energy_mj"] for entry in found],
+        "energy_at_one_temperature": [_at_one_temperature(entry, fingerprints[entry["card"]]) for entry in found],
+    }
     spreads: dict[str, Any] = {}
-    for name, key in (("time", "time_us"), ("energy", "energy_mj")):
-        values = [
-            (max(entry[key]) - min(entry[key])) / statistics.median(entry[key])
-            for entry in found
-            if len(entry[key]) == TIMES and all(entry[key])
-        ]
+    for name, read in lists.items():
+        values = [(max(one) - min(one)) / statistics.median(one) for one in read if len(one) == TIMES and all(one)]
         spreads[name] = {"median": statistics.median(values), "most": max(values), "of": len(values)} if values else {}
     return spreads
+
+
+def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[float]:
+    """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one knows what."""
+    from farm.fingerprints import w_per_c
+
+    if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
+        return []
+    mean_c = statistics.mean(entry["temperature_c"])
+    restated: list[float] = []
+    for time_us, energy_mj, temperature_c in zip(
+        entry["time_us"], entry["energy_mj"], entry["temperature_c"], strict=True
+    ):
+        watts = w_per_c(fingerprint, energy_mj / time_us * 1e3)
+        if watts is None:
+            return []
+        restated.append(energy_mj + watts * (mean_c - temperature_c) * time_us * 1e-3)
+    return restated
 
 
 # --------------------------------------------------------------------------------------------------- outside

@@ -106,9 +106,7 @@ def main() -> None:
         os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(card.index)}
         from card_agreement import outside, repeatability
 
-        left_s = options.budget_s - (time.monotonic() - began_s)
-        if options.outside:
-            extras["outside"] = outside(card)
+        # What is outside works in this process, whose context stays on the card and would share it with what comes after.
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
             again = repeatability(database, cards, options.repeatability, left_s)
@@ -118,6 +116,8 @@ def main() -> None:
                 print(
                     f"repeatability: no tuple was read {again['times']} times in {left_s:.0f} s; it wants a longer --budget-s"
                 )
+        if options.outside:
+            extras["outside"] = outside(card)
     rows = [row for one in requests if (row := newest(database, one)) is not None]
     if options.also:
         before = json.loads(options.also.read_text())
@@ -393,6 +393,8 @@ def write(
     path = options.out / f"{slug}-{day}"
     before = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
     extras = {name: extras.get(name) or before.get(name) for name in EXTRAS}
+    again = extras.get("repeatability") or {}
+    compare_power(rows, {**fingerprints_of(database, card.model), **again.get("fingerprints", {})})
     summary = summarise(rows)
     data = {
         "date": day,
@@ -409,6 +411,41 @@ def write(
     print("\n" + text)
 
 
+def fingerprints_of(database: Any, model: str) -> dict[str, dict[str, Any]]:
+    from sqlmodel import col, select
+
+    from farm.store import tables
+
+    with database.read() as session:
+        cards = session.exec(select(tables.Card).where(col(tables.Card.model) == model)).all()
+        return {card.id: dict(card.fingerprint) for card in cards}
+
+
+def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, Any]]) -> None:
+    """How far the sum's power is off, as read and with the tuples restated to the whole's temperature.
+
+    The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
+    taken from the fingerprint of the card, or of another of its model where that one was not seen to warm up. Wholes at
+    the power limit are left out.
+    """
+    from farm.fingerprints import w_per_c
+
+    for row in rows:
+        row["power_gap"] = row["power_gap_at_one_temperature"] = None
+        if not row["energy_gap"] or not row["time_gap"] or not row["whole_power_w"]:
+            continue
+        whole_w = row["whole_power_w"]
+        row["power_gap"] = (1 + row["energy_gap"][0]) / (1 + row["time_gap"][0]) - 1
+        known = [fingerprints.get(row["card"], {}), *(fingerprints[card_id] for card_id in sorted(fingerprints))]
+        watts = next((value for one in known if (value := w_per_c(one, whole_w)) is not None), None)
+        whole_c, tuples_c = row["whole_temperature_c"], row["tuple_temperature_by_time_c"]
+        limited = "throttled_power" in row["whole_flags"]  # then the limit says what it draws, not the temperature
+        if watts is not None and tuples_c and all(whole_c) and not limited:
+            row["power_gap_at_one_temperature"] = (
+                row["power_gap"] + watts * (statistics.mean(whole_c) - tuples_c) / whole_w
+            )
+
+
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"variants": len(rows)}
     for name in ("time_gap", "energy_gap"):
@@ -416,6 +453,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if values:
             found[name] = {"median": statistics.median(values), "most": max(values), "above_3_percent": []}
             found[name]["above_3_percent"] = [row["title"] for row in rows if row[name] and abs(row[name][0]) > 0.03]
+    for name in ("power_gap", "power_gap_at_one_temperature"):
+        values = [abs(row[name]) for row in rows if row.get(name) is not None]
+        if values:
+            found[name] = {"median": statistics.median(values), "most": max(values), "of": len(values)}
     explained = [row["kernels"]["explained"] for row in rows if row.get("kernels")]
     found["least_explained"] = min(explained, default=None)
     found["read_within_s"] = max((row.get("read_within_s", 0.0) for row in rows), default=None)
@@ -462,6 +503,16 @@ def markdown(data: dict[str, Any]) -> str:
                 f"- absolute {word} gap: median {one['median']:.1%}, most {one['most']:.1%}; above 3 %: "
                 f"{', '.join(one['above_3_percent']) or 'none'}"
             )
+    if one := summary.get("power_gap"):
+        other = summary.get("power_gap_at_one_temperature")
+        lines.append(
+            f"- absolute power gap: median {one['median']:.1%}, most {one['most']:.1%}"
+            + (
+                f"; with the tuples restated to the whole's temperature (of {other['of']}) {other['median']:.1%} and {other['most']:.1%}"
+                if other
+                else ""
+            )
+        )
     lines.append(
         f"- least coverage {percent(summary['least_coverage'])}; kernels of the tuples account for at least "
         f"{percent(summary['least_explained'])} of a whole's kernel time; the readings of a variant were taken within "
@@ -478,6 +529,11 @@ def markdown(data: dict[str, Any]) -> str:
             + (
                 f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"
                 if one["energy"]
+                else ""
+            )
+            + (
+                f", at one temperature {level['median']:.2%} and {level['most']:.2%}"
+                if (level := one.get("energy_at_one_temperature"))
                 else ""
             )
         )

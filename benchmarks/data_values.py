@@ -99,7 +99,7 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
     found["points"] = points
     found["clock_mhz"] = series.get("sm_clock_mhz")
     if len(points) >= 4:
-        fit = statistics.slope([point[2] for point in points], [point[1] for point in points])
+        fit = statistics.line([point[2] for point in points], [point[1] for point in points])
         found |= {"w_per_c": fit.rate, "w_per_c_half_width": fit.half_width}
     return found
 

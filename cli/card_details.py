@@ -76,9 +76,13 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
                     f"half way after {answer['lag_s']:.2f} s, 10 to 90 % in {answer['rise_s']:.2f} s",
                 )
             )
-    if warm := taken.get("w_per_c"):
-        told = f"{warm['value']:.1f} ± {warm['half_width']:.1f} W"
-        if warm["half_width"] >= abs(warm["value"]):
-            told = f"not told apart from none ({told})"
-        found.append(("power for a degree more", told))
+    for key, name in (
+        ("base_w_per_c", "power for a degree more, with nothing to do"),
+        ("w_per_c", "power for a degree more, under load"),
+    ):
+        if warm := taken.get(key):
+            told = f"{warm['value']:.1f} ± {warm['half_width']:.1f} W"
+            if warm["half_width"] >= abs(warm["value"]):
+                told = f"not told apart from none ({told})"
+            found.append((name, told))
     return found

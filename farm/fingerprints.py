@@ -12,6 +12,19 @@ from farm.store.database import Database
 VERSION = 2
 
 
+def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
+    """Watts that one degree (C) more costs an operator of this power at constant work.
+
+    Linear between the two levels at which the fingerprint has it, under load and at full clocks with nothing to do;
+    None where the card was not seen to change its temperature, or one of the two is not told apart from none.
+    """
+    low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
+    if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
+        return None
+    share = (power_w - low["at_w"]) / (high["at_w"] - low["at_w"])
+    return float(low["value"] + share * (high["value"] - low["value"]))
+
+
 def wanted(database: Database, card_id: str, driver: str) -> bool:
     """Whether the card has no fingerprint that stands for this driver. Simulated cards have none."""
     with database.read() as session:

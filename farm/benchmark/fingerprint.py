@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark import statistics
+from farm.benchmark.levels import next_to_nothing
 from farm.benchmark.sampler import Sampler
 from farm.fingerprints import VERSION
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 RATE_S = 0.25  # of each rate, after a tenth of it to warm up
 REST_S = 1.2  # before the step from rest to load
 LOAD_S = 5.0  # from a cold card: the more it warms up, the better watts per degree are known
+REACH_S = 0.6  # after which the power has followed a step of the load, and what goes on to change is the temperature
+COOL_S = 3.0  # at full clocks with nothing to do, after the load
 MATRIX = 8192
 CPU_MATRIX = 1024
 COPIED_BYTES = 2**30
@@ -152,13 +155,20 @@ def _sensors(bench: Bench) -> dict[str, Any]:
             torch.cuda.synchronize(bench.torch_device)
             if (value := device.power_average_w()) is not None:
                 averages.append((now_s, value))
+        cool_s = time.perf_counter()
+        rest = next_to_nothing(bench.torch_device)
+        while time.perf_counter() < cool_s + COOL_S:
+            rest()
+        end_s = time.perf_counter()
     trace = sampler.trace((0.0, 0.0))
     if trace is None:
         return {}
-    offset_s = step_s - sampler.began_s
+    offset_s, cool_s, end_s = (when - sampler.began_s for when in (step_s, cool_s, end_s))
     found: dict[str, Any] = {"counter_tick_s": sampler.tick_s}
     instant = [
-        (when - offset_s, value) for when, value in zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
+        (when - offset_s, value)
+        for when, value in zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
+        if when < cool_s
     ]
     for name, points in (
         ("power_instant", instant),
@@ -166,7 +176,8 @@ def _sensors(bench: Bench) -> dict[str, Any]:
     ):
         if (answer := step_answer(points)) is not None:
             found[name] = answer
-    found["w_per_c"] = _w_per_c(trace.series, offset_s)
+    found["w_per_c"] = _w_per_c(trace.series, offset_s + REACH_S, cool_s)
+    found["base_w_per_c"] = _w_per_c(trace.series, cool_s + REACH_S, end_s)
     return found
 
 
@@ -192,18 +203,21 @@ def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
     return {"lag_s": reached(0.5), "rise_s": reached(0.9) - reached(0.1)}
 
 
-def _w_per_c(series: dict[str, tuple[list[float], list[float]]], offset_s: float) -> dict[str, float] | None:
-    """Watts per degree at constant work, from the counter's steps after the ramp; None where it did not warm up."""
+def _w_per_c(
+    series: dict[str, tuple[list[float], list[float]]], begin_s: float, end_s: float
+) -> dict[str, float] | None:
+    """Watts per degree at constant work, from the counter's steps; None where the temperature hardly changed."""
     if "energy_mj" not in series or "temperature_c" not in series:
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))
     points: list[tuple[float, float]] = []
     ticks = list(zip(*series["energy_mj"], strict=True))[::2]
-    for (begin_s, begin_mj), (end_s, end_mj) in itertools.pairwise(ticks):
-        near = [value for when, value in temperatures if begin_s - 0.1 <= when <= end_s + 0.1]
-        if begin_s > offset_s + 0.6 and near:
-            points.append((statistics.mean(near), (end_mj - begin_mj) / (end_s - begin_s) / 1e3))
+    for (first_s, first_mj), (next_s, next_mj) in itertools.pairwise(ticks):
+        near = [value for when, value in temperatures if first_s - 0.1 <= when <= next_s + 0.1]
+        if begin_s <= first_s and next_s <= end_s and near:
+            points.append((statistics.mean(near), (next_mj - first_mj) / (next_s - first_s) / 1e3))
     if len(points) < 4 or max(point[0] for point in points) - min(point[0] for point in points) < 2:
         return None
-    fit = statistics.slope([point[0] for point in points], [point[1] for point in points])
-    return {"value": fit.rate, "half_width": fit.half_width}
+    fit = statistics.line([point[0] for point in points], [point[1] for point in points])
+    at_w = statistics.mean([point[1] for point in points])
+    return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}

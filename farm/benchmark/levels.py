@@ -39,16 +39,20 @@ class Levels:
         """Take the base power once per process and refresh it rarely: full clocks, next to nothing to do."""
         if self._torch_device.type != "cuda" or time.perf_counter() - self._taken_s < AGE_S:
             return
-        tiny = torch.zeros(1, device=self._torch_device)
-
-        def twitch() -> None:
-            # A one-element kernel every 2 ms keeps the clocks up, at a duty of a few thousandths.
-            tiny.add_(1)
-            torch.cuda.synchronize(self._torch_device)
-            time.sleep(0.002)
-
-        self.base_power_w = _average_power_w(self._device, twitch)
+        self.base_power_w = _average_power_w(self._device, next_to_nothing(self._torch_device))
         self._taken_s = time.perf_counter()
+
+
+def next_to_nothing(device: torch.device) -> Callable[[], None]:
+    """A one-element kernel every 2 ms: keeps the clocks up, at a duty of a few thousandths."""
+    tiny = torch.zeros(1, device=device)
+
+    def twitch() -> None:
+        tiny.add_(1)
+        torch.cuda.synchronize(device)
+        time.sleep(0.002)
+
+    return twitch
 
 
 def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> float | None:

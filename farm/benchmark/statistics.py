@@ -106,17 +106,14 @@ class Slope:
     points: int
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least-squares rate of y over x, with the half-width of its 95 % interval.
-
-    For a counter that adds up a fluctuating power the residuals are a random walk, and their plain standard error is
-    too narrow. So the interval is the wider of two: the residuals', and that of the rates of the single steps.
+def line(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Least-squares rate of y over x, with the half-width of its 95 % interval where the points scatter independently.
 
     Raises:
         ValueError: fewer than two points, or all at one x.
     """
     count = len(x)
-    if count < 2 or x[-1] == x[0]:
+    if count < 2 or max(x) == min(x):
         raise ValueError("a slope needs two points apart")
     centre_x, centre_y = mean(x), mean(y)
     spread = math.fsum((value - centre_x) ** 2 for value in x)
@@ -124,14 +121,29 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     if count < 3:
         return Slope(rate, math.inf, count)
     rest = math.fsum((b - centre_y - rate * (a - centre_x)) ** 2 for a, b in zip(x, y, strict=True))
-    residual = student_t_95(count - 2) * math.sqrt(rest / (count - 2) / spread)
+    return Slope(rate, student_t_95(count - 2) * math.sqrt(rest / (count - 2) / spread), count)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """The rate of a counter y over a rising x, with the half-width of its 95 % interval.
+
+    For a counter that adds up a fluctuating power the residuals are a random walk, and their plain standard error is
+    too narrow. So the interval is the wider of two: the residuals', and that of the rates of the single steps.
+
+    Raises:
+        ValueError: fewer than two points, or all at one x.
+    """
+    fit = line(x, y)
+    count = fit.points
+    if count < 3:
+        return fit
     # A late-seen tick makes one step short and the next long: in the sum over steps it cancels, so the steps' own
     # interval is taken over pairs of steps where there are enough.
     stride = 2 if count >= 7 else 1
     picked = list(range((count - 1) % stride, count, stride))
     rates = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in itertools.pairwise(picked) if x[b] > x[a]]
     steps = student_t_95(len(rates) - 1) * deviation(rates) / math.sqrt(len(rates)) if len(rates) >= 3 else 0.0
-    return Slope(rate, max(residual, steps), count)
+    return Slope(fit.rate, max(fit.half_width, steps), count)
 
 
 def time_average(times: Sequence[float], values: Sequence[float], begin: float, end: float) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 from farm.benchmark import fingerprint
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.device import cpu_card
-from farm.fingerprints import keep, wanted
+from farm.fingerprints import keep, w_per_c, wanted
 from farm.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
@@ -50,11 +50,26 @@ def test_watts_per_degree_come_from_the_counters_steps() -> None:
     for when in times:
         energy_mj.append(total)
         total += 100 * (400 + 2 * degrees(when + 0.05))
-    found = fingerprint._w_per_c(
-        {"energy_mj": (times, energy_mj), "temperature_c": (times, list(map(degrees, times)))}, 0
-    )
-    assert found is None or found["value"] == pytest.approx(2, rel=0.2)
-    assert fingerprint._w_per_c({}, 0) is None
+    series = {"energy_mj": (times, energy_mj), "temperature_c": (times, list(map(degrees, times)))}
+    found = fingerprint._w_per_c(series, 0.1, 3.0)
+    assert found is not None
+    assert found["value"] == pytest.approx(2, rel=0.2)
+    assert found["half_width"] < 0.4
+    assert found["at_w"] == pytest.approx(505, abs=5)
+    assert fingerprint._w_per_c(series, 2.4, 3.0) is None, "too few steps, and hardly warmer"
+    assert fingerprint._w_per_c({}, 0, 3) is None
+
+
+def test_what_a_degree_costs_goes_with_the_power_between_the_two_levels() -> None:
+    taken = {
+        "base_w_per_c": {"value": 1.0, "half_width": 0.2, "at_w": 125.0},
+        "w_per_c": {"value": 2.4, "half_width": 0.4, "at_w": 650.0},
+    }
+    assert w_per_c(taken, 125) == pytest.approx(1.0)
+    assert w_per_c(taken, 387.5) == pytest.approx(1.7)
+    unsure = {**taken, "w_per_c": {"value": 2.4, "half_width": 3.0, "at_w": 650.0}}
+    assert w_per_c(unsure, 387.5) is None
+    assert w_per_c({}, 387.5) is None
 
 
 def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -15,7 +15,8 @@ ROW = {
         "copy_bytes_per_s": 4.1e12,
         "matmul_flops_per_s": {"float32": 5.1e13, "bfloat16": 7.9e14},
         "power_average": {"lag_s": 0.55, "rise_s": 0.8},
-        "w_per_c": {"value": 1.5, "half_width": 0.4},
+        "base_w_per_c": {"value": 0.9, "half_width": 0.2, "at_w": 127.0},
+        "w_per_c": {"value": 1.5, "half_width": 0.4, "at_w": 650.0},
     },
 }
 
@@ -25,16 +26,17 @@ def test_a_fingerprint_is_shown_with_its_units() -> None:
     assert shown["copying"] == "4100 GB/s, read and written"
     assert shown["matrix product, bfloat16"] == "790 TFLOP/s"
     assert shown["averaged power after a step"] == "half way after 0.55 s, 10 to 90 % in 0.80 s"
-    assert shown["power for a degree more"] == "1.5 ± 0.4 W"
+    assert shown["power for a degree more, under load"] == "1.5 ± 0.4 W"
+    assert shown["power for a degree more, with nothing to do"] == "0.9 ± 0.2 W"
     assert "not taken yet" in dict(lines({**ROW, "fingerprint": {}}))["fingerprint"]
 
 
 def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
     for value, half_width in ((1.9, 28.9), (-0.3, 0.4)):
         shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}}))
-        assert shown["power for a degree more"] == f"not told apart from none ({value} ± {half_width} W)"
+        assert shown["power for a degree more, under load"] == f"not told apart from none ({value} ± {half_width} W)"
     shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": -1.5, "half_width": 0.4}}}))
-    assert shown["power for a degree more"] == "-1.5 ± 0.4 W"
+    assert shown["power for a degree more, under load"] == "-1.5 ± 0.4 W"
 
 
 def test_a_card_that_is_left_out_says_why_in_full() -> None:
