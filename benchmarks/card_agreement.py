@@ -99,10 +99,13 @@ def _read_again(
 
 
 def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> dict[str, Any]:
+    from farm.fingerprints import pooled
+
+    together = pooled(fingerprints.values())
     lists: dict[str, list[list[float]]] = {
         "time": [entry["time_us"] for entry in found],
         "energy": [entry["energy_mj"] for entry in found],
-        "energy_at_one_temperature": [_at_one_temperature(entry, fingerprints[entry["card"]]) for entry in found],
+        "energy_at_one_temperature": [_at_one_temperature(entry, together) for entry in found],
     }
     spreads: dict[str, Any] = {}
     for name, read in lists.items():

@@ -425,10 +425,11 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
     """How far the sum's power is off, as read and with the tuples restated to the whole's temperature.
 
     The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
-    taken from the fingerprint of the card, or of another of its model where that one was not seen to warm up. Wholes at
-    the power limit are left out.
+    taken from the fingerprints of all cards of the model together. Wholes at the power limit are left out.
     """
-    from farm.fingerprints import w_per_c
+    from farm.fingerprints import pooled, w_per_c
+
+    together = pooled(fingerprints.values())
 
     for row in rows:
         row["power_gap"] = row["power_gap_at_one_temperature"] = None
@@ -436,8 +437,7 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
             continue
         whole_w = row["whole_power_w"]
         row["power_gap"] = (1 + row["energy_gap"][0]) / (1 + row["time_gap"][0]) - 1
-        known = [fingerprints.get(row["card"], {}), *(fingerprints[card_id] for card_id in sorted(fingerprints))]
-        watts = next((value for one in known if (value := w_per_c(one, whole_w)) is not None), None)
+        watts = w_per_c(together, whole_w)
         whole_c, tuples_c = row["whole_temperature_c"], row["tuple_temperature_by_time_c"]
         limited = "throttled_power" in row["whole_flags"]  # then the limit says what it draws, not the temperature
         if watts is not None and tuples_c and all(whole_c) and not limited:

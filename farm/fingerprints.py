@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from farm.store import tables
@@ -23,6 +24,24 @@ def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
         return None
     share = (power_w - low["at_w"]) / (high["at_w"] - low["at_w"])
     return float(low["value"] + share * (high["value"] - low["value"]))
+
+
+def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a degree costs on cards of one model, from the fingerprints of several: the surer one counts more."""
+    found: dict[str, Any] = {}
+    listed = list(fingerprints)
+    for name in ("base_w_per_c", "w_per_c"):
+        known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
+        if not known:
+            continue
+        weights = [1 / one["half_width"] ** 2 for one in known]
+        total = math.fsum(weights)
+        found[name] = {
+            key: math.fsum(weight * one[key] for weight, one in zip(weights, known, strict=True)) / total
+            for key in ("value", "at_w")
+        }
+        found[name]["half_width"] = math.sqrt(1 / total)
+    return found
 
 
 def wanted(database: Database, card_id: str, driver: str) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from farm.benchmark import fingerprint
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.device import cpu_card
-from farm.fingerprints import keep, w_per_c, wanted
+from farm.fingerprints import keep, pooled, w_per_c, wanted
 from farm.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
@@ -70,6 +71,21 @@ def test_what_a_degree_costs_goes_with_the_power_between_the_two_levels() -> Non
     unsure = {**taken, "w_per_c": {"value": 2.4, "half_width": 3.0, "at_w": 650.0}}
     assert w_per_c(unsure, 387.5) is None
     assert w_per_c({}, 387.5) is None
+
+
+def test_several_cards_know_better_what_a_degree_costs() -> None:
+    def taken(base: float, load: float, half_width: float) -> dict[str, Any]:
+        return {
+            "base_w_per_c": {"value": base, "half_width": half_width, "at_w": 125.0},
+            "w_per_c": {"value": load, "half_width": half_width, "at_w": 650.0},
+        }
+
+    one, other = taken(1.0, 2.0, 1.2), taken(1.0, 2.6, 1.2)
+    assert w_per_c(one, 125) is None
+    assert w_per_c(pooled([one, other, {}]), 125) == pytest.approx(1.0)
+    assert w_per_c(pooled([one, other]), 650) == pytest.approx(2.3)
+    assert w_per_c(pooled([one, taken(1.0, 2.6, 0.1)]), 650) == pytest.approx(2.6, abs=0.01)
+    assert pooled([]) == {}
 
 
 def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]

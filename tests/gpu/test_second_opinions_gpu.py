@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,19 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     assert audit is not None
     assert audit.explained > 0.98, audit
     device.close()
+
+
+def test_a_verifier_that_stands_by_has_not_touched_cuda() -> None:
+    def opened(pid: int | None) -> set[str]:
+        folder = Path(f"/proc/{pid}/fd")
+        return {os.readlink(entry) for entry in folder.iterdir()}
+
+    with BenchmarkProcess(discover(settings())[0].id) as process:
+        process.wait_ready()
+        assert process._verifier is not None
+        process._verifier.wait_ready()
+        assert "/dev/nvidia-uvm" in opened(process.pid)
+        assert "/dev/nvidia-uvm" not in opened(process._verifier.pid), "NVML does not open it, CUDA does"
 
 
 def test_a_process_that_measures_never_uses_the_profiler() -> None:
