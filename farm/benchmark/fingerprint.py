@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RATE_S = 0.25  # of each rate, after a tenth of it to warm up
 REST_S = 1.2  # before the step from rest to load
 LOAD_S = 5.0  # from a cold card: the more it warms up, the better watts per degree are known
-REACH_S = 0.6  # after which the power has followed a step of the load, and what goes on to change is the temperature
+REACH_S = 0.3  # after which the power has followed a step of the load, and what goes on to change is the temperature
 COOL_S = 3.0  # at full clocks with nothing to do, after the load
 MATRIX = 8192
 CPU_MATRIX = 1024
