@@ -7,6 +7,7 @@ conditions that a job did not ask for.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import uuid
 from collections.abc import Callable, Sequence
@@ -44,7 +45,12 @@ class Sample:
     short_name: str
     count: int = 1
     weight_us: float = 0.0
-    data: tuple[tuple[str, int], ...] = ()  # class of data -> calls, where values were looked at
+    data: tuple[tuple[str, int], ...] = ()  # class of data -> calls; without a look at values, `normal` for all
+
+    @property
+    def data_class(self) -> str:
+        """The class of data of a whole, or of a tuple of which each class is a sample of its own."""
+        return self.data[0][0] if self.data else "normal"
 
 
 @dataclass(frozen=True)
@@ -158,6 +164,17 @@ class Laboratory:
         with self.database.read() as session:
             found = self._samples(session, capture_id, variant, data)
         return found if most is None else _varied(found, most)
+
+    def parts(self, variant: Variant, most: int | None = None) -> list[Sample]:
+        """The tuples of a model as a job's sum takes them: one that meets two classes of data is two samples."""
+        values = defaults_for(self.card.kind).data == "seen"
+        return [
+            dataclasses.replace(
+                sample, count=calls, weight_us=sample.weight_us * calls / sample.count, data=((name, calls),)
+            )
+            for sample in self.samples(variant, most, values=values)
+            for name, calls in sample.data
+        ]
 
     def _samples(self, session: Session, capture_id: int, variant: Variant, data: str) -> list[Sample]:
         by_tuple: dict[str, dict[str, int]] = {}

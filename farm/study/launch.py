@@ -20,12 +20,20 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     notes = []
     for batch in batches:
         variant = dataclasses.replace(plan.variant, batch=batch)
-        samples = laboratory.samples(variant, plan.tuples)
+        samples = laboratory.parts(variant, plan.tuples)
         wholes: dict[str, float] = {}
         for launch in laboratory.launches:
             protocol = laboratory.protocol(launch=launch)
             whole = laboratory.read(laboratory.whole(variant), protocol, stopping, launch=launch, batch=batch)
-            read = [(one, laboratory.read(one, protocol, stopping, launch=launch, batch=batch)) for one in samples]
+            read = [
+                (
+                    one,
+                    laboratory.read(
+                        one, dataclasses.replace(protocol, data=one.data_class), stopping, launch=launch, batch=batch
+                    ),
+                )
+                for one in samples
+            ]
             everything += [whole, *(row for _, row in read)]
             if whole is not None:
                 wholes[launch] = whole.time_us

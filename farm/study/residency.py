@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 
-from farm.benchmark.protocol import Protocol
 from farm.report.plot import Chart
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
@@ -20,29 +19,31 @@ POLICIES = ("resident", "reuse", "stream", "chain")
 def run(laboratory: Laboratory, plan: Plan) -> Findings:
     """The sum under each policy against the same whole; `chain` only where an operator can feed itself."""
     stopping = laboratory.stopping(quick=plan.quick)
-    samples = laboratory.samples(plan.variant, plan.tuples)
+    samples = laboratory.parts(plan.variant, plan.tuples)
     whole = laboratory.read(laboratory.whole(plan.variant), laboratory.protocol(), stopping, of="whole")
-    read: dict[str, dict[str, tables.Reading | None]] = {}
+    read: dict[str, list[tables.Reading | None]] = {}
     for policy in POLICIES[:3] if plan.quick else POLICIES:
-        protocol: Protocol = laboratory.protocol(residency=policy)
-        read[policy] = {
-            sample.subject.id: laboratory.read(sample, protocol, stopping, residency=policy) for sample in samples
-        }
-    require([row for rows in read.values() for row in rows.values()], laboratory)
+        read[policy] = [
+            laboratory.read(
+                sample, laboratory.protocol(residency=policy, data=sample.data_class), stopping, residency=policy
+            )
+            for sample in samples
+        ]
+    require([row for rows in read.values() for row in rows], laboratory)
     table = []
     states = [(policy, policy, True) for policy in read]
-    if any("context" in row.details for row in read["resident"].values() if row):
+    if any("context" in row.details for row in read["resident"] if row):
         states.insert(0, ("resident, among others", "resident", False))
     for name, policy, looped in states:
         rows = read[policy]
         changes = known(
             [
                 change(row.time_us, usual.time_us)
-                for key, row in rows.items()
-                if row and (usual := read["resident"][key])
+                for row, usual in zip(rows, read["resident"], strict=True)
+                if row and usual
             ]
         )
-        pairs = [(sample, rows[sample.subject.id]) for sample in samples]
+        pairs = zip(samples, rows, strict=True)
         sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=plan.tuples is None, looped=looped)
         table.append(
             {
@@ -64,7 +65,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     )
     notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
     if plan.tuples is not None:
-        notes.append(f"Only the {len(samples)} heaviest tuples were read: their sum is not the model's.")
+        notes.append(f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's.")
     bars = {
         row["residency"]: {
             name: row[key] * 100

@@ -75,6 +75,16 @@ class Scripted(Laboratory):
         return tables.Reading(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
 
 
+def test_a_sum_takes_each_class_of_data_that_a_tuple_meets_by_itself(cards):
+    parts = Scripted(cards[0]).parts(VARIANT)
+    assert [(part.label, part.count, part.data_class) for part in parts] == [
+        ("a", 1, "normal"),
+        ("a", 3, "zeros-50+"),
+        ("b", 1, "normal"),
+        ("b", 3, "zeros-50+"),
+    ]
+
+
 def orders(laboratory, study):
     """The order in which each tuple was read."""
     study.run(laboratory, Plan(VARIANT, True))
