@@ -1,5 +1,6 @@
 """Studies on simulated cards: what they read, what they keep, and what they say."""
 
+import dataclasses
 import json
 
 import pytest
@@ -109,6 +110,23 @@ def test_values_are_read_in_an_order_that_goes_with_nothing(cards):
     assert len({tuple(order) for found in several for order in found.values()}) > 2
     (row, _) = data.run(Scripted(cards[0], energy_mj=_by_data), Plan(VARIANT, True)).rows
     assert (row["seen_energy"], row["zeros_energy"]) == (pytest.approx(-0.1), pytest.approx(-0.2))
+
+
+def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
+    class Mixed(Scripted):
+        def samples(self, variant, most=None, *, values=False):
+            usual, seen = super().samples(variant, most, values=values)
+            return [dataclasses.replace(usual, data=(("normal", 3), ("zeros-50+", 1))), seen]
+
+    findings = data.run(Mixed(cards[0], energy_mj=_by_data), Plan(VARIANT, True))
+    usual, seen = findings.rows
+    assert (usual["seen"], usual["seen_energy"], usual["seen_time"]) == ("normal", None, None)
+    assert usual["zeros_energy"] == pytest.approx(-0.2)
+    assert seen["seen_energy"] == pytest.approx(-0.1)
+    told = "\n".join(findings.notes)
+    assert "of 1 of 2 tuples see `normal`" in told
+    assert "As seen in the model: energy -10.0% in the median of 1, -10.0% to -10.0%." in told
+    assert set(findings.charts[0].bars["a"]) == {"zeros"}
 
 
 def test_without_energy_each_column_still_says_whose_it_is(cards):
