@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from farm.audit import audit_kernels
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 KERNELS_ALIKE = 0.98  # share of the kernel time below which a verdict says that other kernels run
+APART = 3.0  # times their intervals: from here on the wholes of two cards contradict each other
 
 
 def aggregate(
@@ -225,8 +226,24 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -
     missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in wholes if not whole.reading]
     if missing:
         reasons.append(f"The whole was not measured on {', '.join(missing)}.")
+    reasons += _contradicted(verdict, wholes)
     outcome: Outcome = "fail" if shortfalls else "pass"
     return dataclasses.replace(verdict, outcome=outcome, reasons=(*shortfalls, *reasons))
+
+
+def _contradicted(verdict: Verdict, wholes: Sequence[Whole]) -> Iterator[str]:
+    """Two cards whose wholes no interval explains, and which are further apart than the gap may be wide."""
+    readings = sorted((whole.reading for whole in wholes if whole.reading), key=lambda reading: reading.time_us)
+    if not readings:
+        return
+    low, high = readings[0], readings[-1]
+    apart_us = high.time_us - low.time_us
+    explained_us = math.hypot(low.time_half_width_us, high.time_half_width_us) + verdict.systematic_time * high.time_us
+    if low.card_id != high.card_id and apart_us > max(APART * explained_us, (1 - verdict.target) * low.time_us):
+        yield (
+            f"The wholes contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
+            f"{high.time_us:.4g} µs on {high.card_id}."
+        )
 
 
 def _percent(fraction: float) -> str:

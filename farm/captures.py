@@ -180,13 +180,12 @@ def store_sweep(database: Database, request: Request) -> list[str]:
     return [spec.id for spec in specs]
 
 
-def predicted_counts(database: Database, capture_id: int) -> dict[str, int] | None:
-    """Tuple id -> calls, to hold against the card; None where that has been done already."""
+def predicted_counts(database: Database, capture_id: int) -> tuple[dict[str, int], bool]:
+    """Tuple id -> calls, and whether they are still to be held against a card."""
     with database.read() as session:
         capture = session.get_one(tables.Capture, capture_id)
-        if capture.origin == "observed" or capture.verification:
-            return None
-        return counts(session, capture_id)
+        awaited = capture.origin != "observed" and not capture.verification
+        return counts(session, capture_id), awaited
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:

@@ -213,15 +213,18 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
     def tell(phase: str, details: dict[str, Any]) -> None:
         task.send_event(f"task-{phase}", item=claimed.item_id, operator=claimed.label)
 
-    predicted = None
+    predicted, verify = None, False
     if claimed.role == "whole" and claimed.capture_id is not None:
-        predicted = _when_there(partial(predicted_counts, worker.database, claimed.capture_id))
+        predicted, verify = _when_there(partial(predicted_counts, worker.database, claimed.capture_id))
+        if not verify and worker.benchmark.card.kind != "simulated":
+            predicted = None  # they serve verifying; only a simulated card makes its figures of them
     try:
         answer = worker.benchmark.measure(
             claimed.subject,
             claimed.protocol,
             claimed.stopping,
             predicted=predicted,
+            verify=verify,
             timeout_s=current.item_timeout_s,
             on_phase=tell,
         )

@@ -74,6 +74,16 @@ def test_wholes_of_several_cards_combine_and_their_spread_widens_the_interval():
     assert (verdict.time.whole.value, verdict.time.whole.half_width) == (100, 2)
 
 
+def test_wholes_that_no_interval_explains_are_said_to_contradict_each_other():
+    def reasons(other_us, half_us=0.2):
+        wholes = [Whole("A", reading(100, 0.2, card="A")), Whole("B", reading(other_us, half_us, card="B"))]
+        return aggregate([part(read=reading(100))], wholes, target=0.95, launch="graph").reasons
+
+    assert "The wholes contradict each other: 14.17 µs on B, 100 µs on A." in reasons(14.17)
+    for alike in (reasons(104), reasons(120, half_us=10)):
+        assert not any("contradict" in reason for reason in alike)
+
+
 def test_a_whole_counts_by_what_its_card_gave_to_the_sum():
     wholes = [Whole("A", reading(96, 1, card="A")), Whole("B", reading(104, 1, card="B"))]
     parts = [part(read=reading(75, card="A")), part("add", read=reading(25, card="B"))]

@@ -195,8 +195,13 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
     assert waited.code == 0, waited.stderr
     assert "resnet18 32x224 float32" in waited.stdout
     with shared_farm.read() as session:
-        assert {job.request["pinned"] for job in session.exec(select(Job)) if job.id not in jobs} == {True}
+        (waited_job,) = (job.id for job in session.exec(select(Job)) if job.id not in jobs and job.request["pinned"])
     assert farm("status", *jobs, "--watch").code == 0
+    # Every card reads a whole that is the sum of the tuples, also where another has verified it before.
+    for job in [*jobs, waited_job]:
+        verdict = json.loads(farm("report", job, "--json").stdout)["verdict"]
+        assert verdict["outcome"] == "pass", verdict["reasons"]
+        assert len({round(whole["time_us"], 6) for whole in verdict["wholes"]}) == 1
     assert {card["state"] for card in json.loads(farm("cards", "--json").stdout)["cards"]} <= {"idle", "busy"}
 
     # Ctrl-C ends the waiting, not the job.
