@@ -29,6 +29,10 @@ CONTROL_QUEUE = "control"
 
 POOL_START_S = 120.0
 
+#: How long a chord is counted after its last part. One that takes longer, or lost a part that moved to another card, is
+#: forgotten: whoever closes the round's last item asks for the aggregation in any case. Unit: s.
+CHORD_EXPIRES_S = 24 * 3600
+
 screening.install()
 app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"])
 app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
@@ -75,13 +79,14 @@ def configure(current: Settings) -> Celery:
         # workers of a host start at once on a few cores, Celery's 4 s would have them kill theirs for ever.
         worker_proc_alive_timeout=POOL_START_S,
         task_time_limit=hard_s,
-        # Chord parts may lie days apart on a busy card.
-        result_expires=7 * 24 * 3600,
-        result_chord_expires=7 * 24 * 3600,
+        # Nobody reads results, and the broker must not fill with them: progress and outcomes are in the database.
+        task_ignore_result=True,
+        task_track_started=False,
+        result_expires=CHORD_EXPIRES_S,
+        result_chord_expires=CHORD_EXPIRES_S,
         result_backend_always_retry=True,
         result_backend_max_retries=20,
         task_default_queue=CONTROL_QUEUE,
-        task_track_started=True,
         # Not when it is sent: that event knows neither operator nor label, and where it comes late it overwrites both.
         task_send_sent_event=False,
         worker_send_task_events=True,

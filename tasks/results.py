@@ -2,7 +2,7 @@
 
 Celery's Redis backend subscribes the publisher to the result of every message it sends, and a chord's group result
 to all of its parts: thousands of subscriptions for results that nobody in the farm waits for, since progress is read
-from the database. This one only stores results and counts chord parts.
+from the database. Results are ignored (`task_ignore_result`); this one only counts chord parts.
 """
 
 from __future__ import annotations

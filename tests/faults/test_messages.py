@@ -11,7 +11,7 @@ import redis
 
 from farm.settings import Settings
 from farm.store import tables
-from tasks.app import app, configure, hard_time_limit_s
+from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
 
 
 def client_of(hurt):
@@ -116,3 +116,30 @@ def test_a_broker_away_for_a_minute(start):
     time.sleep(60)
     hurt.broker.start()
     assert hurt.settled(job_id) == {"done": 4}
+
+
+def test_the_broker_keeps_nothing_of_what_is_done(start):
+    """It refuses rather than forgets when it is full: results that nobody reads would stop the farm in the end."""
+    hurt = start()
+    job_id = hurt.submit(["", "oom", "crash", *[""] * 20])
+    assert hurt.settled(job_id) == {"done": 21, "failed": 2}
+    with client_of(hurt) as client:
+        assert client.keys("celery-task-meta-*") == []
+        counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
+        # The chord's body was published, or this mark would not be there.
+        assert [client.get(key) for key in counted] == [b"done"]
+    assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
+
+
+def test_a_chord_that_never_completes_is_forgotten(start):
+    """A part that moved to another card, or whose message was wiped, never comes."""
+    hurt = start(cards=2)
+    job_id = hurt.submit(["slow"] * 6, 0.4)
+    hurt.done(job_id)
+    with client_of(hurt) as client:
+        for queue in client.keys("card.*"):
+            client.delete(queue)
+        assert hurt.settled(job_id) == {"done": 6}
+        counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
+    assert counted
+    assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
