@@ -130,5 +130,8 @@ def _give(made: Performed, png: Path | None, as_json: bool) -> None:
     if png is not None:
         from farm.report import plot
 
-        plot.draw_charts(made.findings.charts, png, made.title)
-        say(f"Drawn to {png}")
+        if charts := made.findings.drawable:
+            plot.draw_charts(charts, png, made.title)
+            say(f"Drawn to {png}")
+        else:
+            say(f"There is nothing to draw: {png} is not written.")

@@ -43,6 +43,11 @@ class Chart:
     x_log: bool = False
     zero: bool = False  # draw the zero line: the values are deviations
 
+    @property
+    def empty(self) -> bool:
+        """Whether it would be a frame around nothing."""
+        return not self.lines and not any(self.bars.values())
+
 
 def check_available() -> None:
     """Raises:

@@ -19,7 +19,7 @@ class Study:
 
 
 STUDIES = (
-    Study("windows", "How long must a window be? Windows of 0.5 to 30 s against the longest."),
+    Study("windows", "How long must a window be? Shorter ones against the longest."),
     Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?"),
     Study("residency", "What must lie in the cache so that the tuples add up to the model?"),
     Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly."),

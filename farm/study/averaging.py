@@ -20,7 +20,9 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     protocol = laboratory.protocol()
     found: list[tuple[Sample, dict[str, tuple[float, float]]]] = []
     everything: list[tables.Reading | None] = []
-    for sample in laboratory.samples(plan.variant, plan.tuples or (4 if plan.quick else 8)):
+    samples = laboratory.samples(plan.variant, plan.tuples or (4 if plan.quick else 8))
+    laboratory.expect(len(samples) * (1 + times))
+    for sample in samples:
         reference = laboratory.read(sample, protocol, laboratory.exactly(long_s), window_s=long_s)
         again = [laboratory.read(sample, protocol, laboratory.exactly(short_s), window_s=short_s) for _ in range(times)]
         everything += [reference, *again]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from farm.benchmark.protocol import Variant
 from farm.report.plot import Chart, Line
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
@@ -23,12 +24,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Findings:
-    """The answer of one study. Keys of rows carry their unit; changes, gaps and shares are fractions."""
+    """The answer of one study. Keys of rows carry their unit; changes, gaps and shares are fractions.
+
+    `variant` is what was read, where that is not what was asked for.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
+    variant: Variant | None = None
+
+    @property
+    def drawable(self) -> tuple[Chart, ...]:
+        """The charts with something in them: a study that could not compare what one shows has it empty."""
+        return tuple(chart for chart in self.charts if not chart.empty)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -80,6 +80,8 @@ class Laboratory:
     readings: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)  # what could not be measured, and why
     card_time_s: float = 0.0
+    _begun: int = 0
+    _expected: int = 0
 
     def __enter__(self) -> Laboratory:
         self._lock = CardLock(self.card.id, settings().lock_dir).acquire()
@@ -129,12 +131,17 @@ class Laboratory:
         """
         return random.Random(f"{self.id}/{sample.subject.id}").sample(wanted, len(wanted))
 
+    def expect(self, readings: int) -> None:
+        """Say how many readings the study is going to ask for, so that its progress can be told."""
+        self._expected = readings
+
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
     ) -> tables.Reading | None:
         """Measure and keep one reading; None, and a line in `failures`, where that cannot be."""
-        told = ", ".join(f"{name} {value}" for name, value in circumstances.items())
-        self.say(f"{sample.label}{': ' + told if told else ''}")
+        self._begun += 1
+        told = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
+        self.say(f"{self._begun} of {self._expected}: {', '.join((sample.label, *told))}")
         try:
             answer = self._process.measure(
                 sample.subject, protocol, stopping, timeout_s=settings().item_timeout_s, verify=False
@@ -227,6 +234,20 @@ class Laboratory:
                 row.software_id = store_software(session, self.software)
                 row.registered_at_s = database_now()  # type: ignore[assignment]
                 session.add(row)
+
+
+def _in_words(circumstance: str, value: Any) -> str:
+    match circumstance:
+        case "window_s":
+            return f"window {value:g} s"
+        case "data":
+            return {"normal": "standard normal values", "zeros": "zeros"}.get(value, "values as seen in the model")
+        case "busy_neighbours":
+            return f"beside {value} busy cards" if value > 1 else "beside a busy card" if value else "alone"
+        case "of":  # the label says it
+            return ""
+        case _:
+            return f"{circumstance} {value}"
 
 
 def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:

@@ -18,9 +18,10 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     table: list[dict[str, object]] = []
     everything: list[tables.Reading | None] = []
     notes = []
-    for batch in batches:
-        variant = dataclasses.replace(plan.variant, batch=batch)
-        samples = laboratory.parts(variant, plan.tuples)
+    variants = [dataclasses.replace(plan.variant, batch=batch) for batch in batches]
+    parts = [laboratory.parts(variant, plan.tuples) for variant in variants]
+    laboratory.expect(len(laboratory.launches) * sum(1 + len(samples) for samples in parts))
+    for batch, variant, samples in zip(batches, variants, parts, strict=True):
         wholes: dict[str, float] = {}
         for launch in laboratory.launches:
             protocol = laboratory.protocol(launch=launch)
@@ -50,7 +51,9 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
             notes.append(f"Launch gap of {variant}: {gap_us:+.0f} µs a pass ({gap_us / wholes['graph']:+.1%}).")
     require(everything, laboratory)
     if plan.tuples is not None:
-        notes.append(f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's.")
+        notes.append(
+            f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
+        )
     if laboratory.launches == ("eager",):
         notes.append("A CPU has no CUDA graphs: there is one launch mode to read.")
     columns = (
@@ -66,8 +69,9 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     )
     bars: dict[str, dict[str, float]] = {}
     for row in table:
-        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"]}
+        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"] if plan.tuples is None else None}
         bars[f"batch {row['batch']}, {row['launch']}"] = {
             name: value / 1e3 for name, value in named.items() if isinstance(value, float)
         }
-    return Findings(columns, tuple(table), tuple(notes), (Chart("time of one pass", y_name="ms", bars=bars),))
+    chart = Chart("time of one pass", y_name="ms", bars=bars)
+    return Findings(columns, tuple(table), tuple(notes), (chart,), variants[-1])

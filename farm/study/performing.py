@@ -30,7 +30,7 @@ def perform(
             study,
             laboratory.id,
             time.time(),
-            plan.variant,
+            findings.variant or plan.variant,
             card,
             laboratory.software.to_json(),
             plan.quick,

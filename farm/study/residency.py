@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from farm.report.plot import Chart
 from farm.store import tables
@@ -20,9 +22,11 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     """The sum under each policy against the same whole; `chain` only where an operator can feed itself."""
     stopping = laboratory.stopping(quick=plan.quick)
     samples = laboratory.parts(plan.variant, plan.tuples)
+    policies = POLICIES[:3] if plan.quick else POLICIES
+    laboratory.expect(1 + len(policies) * len(samples))
     whole = laboratory.read(laboratory.whole(plan.variant), laboratory.protocol(), stopping, of="whole")
     read: dict[str, list[tables.Reading | None]] = {}
-    for policy in POLICIES[:3] if plan.quick else POLICIES:
+    for policy in policies:
         read[policy] = [
             laboratory.read(
                 sample, laboratory.protocol(residency=policy, data=sample.data_class), stopping, residency=policy
@@ -66,14 +70,20 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
     if plan.tuples is not None:
         notes.append(f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's.")
-    bars = {
-        row["residency"]: {
-            name: row[key] * 100
-            for name, key in (("time", "gap_time"), ("energy", "gap_energy"))
-            if row[key] is not None
-        }
-        for row in table
-    }
-    return Findings(
-        columns, tuple(table), tuple(notes), (Chart("gap of the sum to the whole", y_name="%", bars=bars, zero=True),)
+    charts = (
+        _chart("gap of the sum to the whole", table, {"time": "gap_time", "energy": "gap_energy"}),
+        _chart(
+            "time of a tuple to `resident`",
+            [row for row in table if not row["residency"].startswith("resident")],
+            {"median": "change_median", "most": "change_most"},
+        ),
     )
+    return Findings(columns, tuple(table), tuple(notes), charts)
+
+
+def _chart(title: str, rows: Sequence[Mapping[str, Any]], series: Mapping[str, str]) -> Chart:
+    """Bars of the policies that have a figure; `series` is the row's key by the name of each."""
+    bars = {
+        row["residency"]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows
+    }
+    return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)

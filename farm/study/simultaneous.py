@@ -48,7 +48,9 @@ def _alone_and_beside(laboratory: Laboratory, plan: Plan) -> Findings:
     samples = [laboratory.whole(plan.variant), *samples]
     read: dict[tuple[str, bool], list[tables.Reading]] = defaultdict(list)
     taken: Counter[str] = Counter()
-    for beside in (False, True) if plan.quick else (False, True, True, False):
+    goes = (False, True) if plan.quick else (False, True, True, False)
+    laboratory.expect(len(goes) * len(samples))
+    for beside in goes:
         busy = _busy(plan.neighbours, samples, protocol, stopping, taken) if beside else None
         with busy or contextlib.nullcontext(_nothing) as check:
             for sample in samples:

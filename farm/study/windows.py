@@ -23,6 +23,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     read: dict[float, list[tuple[Sample, tables.Reading]]] = defaultdict(list)
     longest: dict[str, tables.Reading] = {}
     wanted = [window_s for window_s, times in lengths for _ in range(times)]
+    laboratory.expect(len(samples) * len(wanted))
     for sample in samples:
         longest_s = 0.0
         # Not as they rise: the tuple's temperature would rise with them.
@@ -38,21 +39,24 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         pairs = [(row, longest[sample.subject.id]) for sample, row in read[window_s]]
         offs = [abs(row.time_us / ref.time_us - 1) for row, ref in pairs]
         energies = [abs(value) for value in known([change(row.energy_mj, ref.energy_mj) for row, ref in pairs])]
-        inside = [
-            abs(row.energy_mj - ref.energy_mj)
-            <= math.hypot(row.energy_half_width_mj or 0, ref.energy_half_width_mj or 0)
-            for row, ref in pairs
-            if row.energy_mj is not None and ref.energy_mj is not None
-        ]
+        inside_time, inside_energy = (
+            [
+                abs(value - true) <= math.hypot(getattr(row, width) or 0, getattr(ref, width) or 0)
+                for row, ref in pairs
+                if (value := getattr(row, name)) is not None and (true := getattr(ref, name)) is not None
+            ]
+            for name, width in (("time_us", "time_half_width_us"), ("energy_mj", "energy_half_width_mj"))
+        )
         rows.append(
             {
                 "window_s": window_s,
                 "readings": len(pairs),
                 "time_off": statistics.median(offs) if offs else None,
                 "time_off_most": max(offs, default=None),
+                "time_inside": sum(inside_time) / len(inside_time) if inside_time else None,
                 "energy_off": statistics.median(energies) if energies else None,
                 "energy_off_most": max(energies, default=None),
-                "energy_inside": sum(inside) / len(inside) if inside else None,
+                "energy_inside": sum(inside_energy) / len(inside_energy) if inside_energy else None,
                 "card_s": statistics.median([row.cost_s.get("total", 0.0) for row, _ in pairs]) if pairs else None,
             }
         )
@@ -61,10 +65,11 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("readings", "readings", "count"),
         Column("time_off", "time off, median", "share"),
         Column("time_off_most", "most", "share"),
+        Column("time_inside", "interval, holds time", "share"),
         Column("energy_off", "energy off, median", "share"),
         Column("energy_off_most", "most", "share"),
-        Column("energy_inside", "interval, holds it", "share"),
-        Column("card_s", "card, time", "seconds"),
+        Column("energy_inside", "interval, holds energy", "share"),
+        Column("card_s", "card time, of a reading", "seconds"),
     )
     notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is held against itself.",)
     return Findings(columns, tuple(rows), notes, _charts(samples, read, longest))

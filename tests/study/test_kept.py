@@ -1,5 +1,6 @@
 """What studies found, had again: the same table, the same JSON, the drawing, and no reading more."""
 
+import dataclasses
 import json
 
 import pytest
@@ -56,8 +57,18 @@ def test_every_study_comes_back_whole(name):
     printed = json.loads(made(name, "--json").stdout)
     (again,) = performed.kept()
     assert again.to_json() == printed == json.loads(farm("show", again.id, "--json").stdout)
-    assert again.findings.charts
-    assert all(chart.lines or chart.bars for chart in again.findings.charts)
+    assert again.findings.drawable
+
+
+def test_findings_with_nothing_to_draw_draw_nothing(tmp_path):
+    made()
+    (found,) = performed.kept()
+    performed.keep(dataclasses.replace(found, findings=dataclasses.replace(found.findings, charts=())))
+    path = tmp_path / "nothing.png"
+    done = farm("show", found.id, "--png", str(path))
+    assert done.exit_code == 0
+    assert "nothing to draw" in done.stderr
+    assert not path.exists()
 
 
 def test_studies_are_listed_newest_first():

@@ -60,10 +60,16 @@ def test_readings_of_a_study_are_kept_with_their_circumstances_and_never_reused(
 class Scripted(Laboratory):
     """Hands out readings that a test wrote, in the order in which a study asks for them."""
 
-    def __init__(self, card, id="one", energy_mj=lambda sample, circumstances: 100.0):
+    def __init__(
+        self,
+        card,
+        id="one",
+        energy_mj=lambda sample, circumstances: 100.0,
+        time_us=lambda sample, circumstances: 10.0,
+    ):
         super().__init__(None, card, "windows", id=id)
         self.asked = []
-        self.energy_mj = energy_mj
+        self.energy_mj, self.time_us = energy_mj, time_us
 
     def samples(self, variant, most=None, *, values=False):
         seen = (("normal", 1), ("zeros-50+", 3))
@@ -72,7 +78,8 @@ class Scripted(Laboratory):
     def read(self, sample, protocol, stopping, **circumstances):
         self.asked.append((sample.label, *circumstances.values()))
         energy_mj = self.energy_mj(sample, circumstances)
-        figures = {"time_us": 10.0, "energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
+        figures = {"energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
+        figures |= {"time_us": self.time_us(sample, circumstances), "time_half_width_us": 0.3}
         return tables.Reading(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
 
 
@@ -150,6 +157,18 @@ def test_the_longest_window_is_the_reference_and_two_intervals_cover_what_they_c
     assert [row["energy_inside"] for row in rows] == [inside] * 3 + [1.0]  # 3 and 3 together are 4.24
 
 
+@pytest.mark.parametrize(("off_us", "inside"), [(0.42, 1.0), (0.43, 0.0)])
+def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(cards, off_us, inside):
+    laboratory = Scripted(
+        cards[0],
+        energy_mj=lambda sample, circumstances: None,
+        time_us=lambda sample, circumstances: 10.0 + off_us * (circumstances["window_s"] < 0.5),
+    )
+    rows = windows.run(laboratory, Plan(VARIANT, True)).rows
+    assert [row["time_inside"] for row in rows] == [inside] * 3 + [1.0]
+    assert {row["energy_inside"] for row in rows} == {None}
+
+
 def test_averaging_tells_how_far_off_each_figure_is(perform):
     made = perform("averaging", tuples=2)
     assert [row["figure"] for row in made.findings.rows] == ["mean", "median", "trimmed mean"]
@@ -188,6 +207,38 @@ def test_a_sum_can_be_taken_as_its_tuples_ran_in_their_loops():
     assert sums == {True: 30, False: 36}
 
 
+def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
+    said = []
+    for name in ("windows", "averaging", "residency", "launch", "data"):
+        lines = []
+        made = performing.perform(find(name), database, cards[0], Plan(VARIANT, True, 1), lines.append)
+        counts = [line.partition(":")[0] for line in lines]
+        assert counts == [f"{number} of {len(made.readings)}" for number in range(1, len(lines) + 1)]
+        said += lines
+    told = {line.partition(": ")[2].rpartition(", ")[2] for line in said}
+    assert {"window 0.05 s", "whole", "residency stream", "standard normal values", "zeros"} <= told
+    assert not any(word in line for line in said for word in ("window_s", " of whole", "c90"))
+
+
+def test_a_sum_of_some_tuples_is_not_drawn_beside_the_whole_and_the_title_says_what_was_read(database, cards):
+    asked = dataclasses.replace(VARIANT, batch=2)
+    made = performing.perform(find("launch"), database, cards[0], Plan(asked, True, 2))
+    assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole"}
+    assert made.variant == VARIANT  # a quick go reads batch 1 alone
+    assert "1x224" in made.title
+    made = performing.perform(find("launch"), database, cards[0], Plan(VARIANT, True))
+    assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole", "sum"}
+
+
+def test_without_all_tuples_what_is_drawn_of_residency_is_the_change_of_time(perform):
+    (chart,) = perform("residency", tuples=2).findings.drawable
+    assert {name: set(row) for name, row in chart.bars.items()} == {
+        "reuse": {"median", "most"},
+        "stream": {"median", "most"},
+    }
+    assert len(perform("residency").findings.drawable) == 2
+
+
 def test_launch_never_mixes_the_two(database, perform):
     made = perform("launch", tuples=3)
     assert all(row["gap_time"] is None for row in made.findings.rows)  # three tuples are not the model
@@ -220,7 +271,7 @@ def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
     held = []
 
     def say(line):
-        if "busy_neighbours 0" in line:
+        if line.endswith(", alone"):
             with pytest.raises(CardBusy):
                 CardLock(cards[1].id, settings().lock_dir).acquire()
             held.append(line)
