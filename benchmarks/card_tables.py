@@ -64,7 +64,8 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         found = comparison.gap if comparison else None
         return [found.value, found.half_width] if found else None
 
-    weighted = [(row.time_us, row.temperature_c) for row in tuples if row.temperature_c]
+    calls = {one.reading_id: one.calls for one in built.tuples}
+    weighted = [(calls.get(row.id, 1) * row.time_us, row.temperature_c) for row in tuples if row.temperature_c]
     return {
         "variant": built.request["variant"],
         "title": built.title,
@@ -104,7 +105,16 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         "read_within_s": max(row.created_at_s for row in rows) - min(row.created_at_s for row in rows),
         "launch_gap_us": verdict.launch_gap_us,
         "flags": verdict.flags,
-        "adjusted": len(verdict.adjustments),
+        "adjustments": [
+            {
+                "label": one.label,
+                "calls": one.count,
+                "used": one.used,
+                "effect_time_us": one.effect_time_us,
+                "effect_energy_mj": one.effect_energy_mj,
+            }
+            for one in verdict.adjustments
+        ],
         "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],
         "reasons": list(verdict.reasons),
         "observed": {name: built.verification.get(name) for name in ("matches", "difference_count")},

@@ -65,13 +65,17 @@ def _best(
 DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}  # flags of what may be better the next time
 
 
+def sound(reading: tables.Reading) -> bool:
+    """Whether a reading tells others anything: by this code's method, and not doubtful."""
+    return reading.details.get("method") == METHOD and not DOUBTFUL & set(reading.flags)
+
+
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
     """Whether a reading is tight enough. One that did not converge serves who would not wait longer than it was given.
 
-    Readings by another method than this code's never are, nor doubtful ones, nor those of a study (`farm.study`), which
-    were taken under windows and conditions of its own.
+    Readings that are not sound never are, nor those of a study (`farm.study`), taken under windows of its own.
     """
-    if reading.details.get("method") != METHOD or {"study", *DOUBTFUL} & set(reading.flags):
+    if not sound(reading) or "study" in reading.flags:
         return False
     time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
     energy_ok = (

@@ -31,6 +31,7 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
     """
     points: list[tuple[float, float, float]] = []  # duty, power, half-width
     times_us: list[float] = []
+    passes = 0
     clocks_mhz: list[float] = []
     reasons: dict[str, float] = {}
     for duty in DUTIES:
@@ -65,6 +66,7 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
             )
         )
         times_us += pass_times_us(inside)
+        passes += sum(entry.passes for entry in inside)
         if window.sm_clock_mhz is not None:
             clocks_mhz.append(window.sm_clock_mhz)
         for name, share in window.throttle_shares.items():
@@ -93,5 +95,5 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
         "duties": [round(high, 4), round(low, 4)],
         "duty_power_w": [round(high_w, 2), round(low_w, 2)],
         "throttle_shares": {name: round(share, 3) for name, share in reasons.items()},
-        "passes": sum(entry.passes for entry in clock.done),
+        "passes": passes,
     }

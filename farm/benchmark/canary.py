@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from farm.benchmark.protocol import OnPhase, Reading, Stopping
+from farm.benchmark.passes import numeric_flags
+from farm.benchmark.protocol import REPEATED, OnPhase, Protocol, Reading, Stopping
 from farm.benchmark.workload import Workload, prepare_canary
 
 EVERY = 25  # tuples between two readings of the canary
@@ -42,20 +43,17 @@ class Canary:
         if not self._every:
             return None
         if self._due <= 0:
-            self._due = self._every
             on_phase("canary", {})
             started_s = time.perf_counter()
-            workload = prepare_canary(SIZE, self._torch_device)
-            first = self._notes[0] if self._notes else None
+            first = next((note for note in self._notes if not REPEATED & set(note["flags"])), None)
             try:
-                stopping = STOPPING
-                if self._torch_device.type == "cuda" and first is None:
-                    stopping = dataclasses.replace(stopping, warm_up_s=FIRST_WARM_UP_S)
-                reading = read(workload, stopping)
-                if first is not None and _off(_changes(reading, first)):  # once more, before what follows is doubted
-                    reading = read(workload, stopping)
-            finally:
-                workload.close()
+                with numeric_flags(Protocol()):  # the same on this card for every job, whatever its own flags
+                    reading = self._read(read, first)
+            except (
+                Exception
+            ):  # a lack of memory, say: no reason to fail the tuple, before the next one it is tried again
+                return self._notes[-1] if self._notes else None
+            self._due = self._every
             self._notes.append(
                 {
                     "number": len(self._notes) + 1,
@@ -65,6 +63,7 @@ class Canary:
                     "energy_mj": reading.energy_mj,
                     "temperature_c": reading.temperature_c,
                     "sm_clock_mhz": reading.sm_clock_mhz,
+                    "flags": list(reading.flags),
                     **_changes(reading, first),
                     "cost_s": round(time.perf_counter() - started_s, 3),
                 }
@@ -72,9 +71,23 @@ class Canary:
         self._due -= 1
         return self._notes[-1]
 
+    def _read(self, read: Callable[[Workload, Stopping], Reading], first: dict[str, Any] | None) -> Reading:
+        workload = prepare_canary(SIZE, self._torch_device)
+        stopping = STOPPING
+        if self._torch_device.type == "cuda" and not self._notes:
+            stopping = dataclasses.replace(stopping, warm_up_s=FIRST_WARM_UP_S)
+        try:
+            reading = read(workload, stopping)
+            # Once more, before what follows is doubted, or held against a canary that was itself disturbed.
+            if REPEATED & set(reading.flags) or (first is not None and _off(_changes(reading, first))):
+                reading = read(workload, STOPPING)
+            return reading
+        finally:
+            workload.close()
+
 
 def _changes(reading: Reading, first: dict[str, Any] | None) -> dict[str, float | None]:
-    """Against the process's first canary."""
+    """Against the process's first canary that was not disturbed."""
     if first is None:
         return {"time_change": 0.0, "energy_change": None}
     energy = reading.energy_mj / first["energy_mj"] - 1 if reading.energy_mj and first["energy_mj"] else None

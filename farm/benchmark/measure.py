@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from farm.benchmark.context import Others, read_context
 from farm.benchmark.levels import Levels
 from farm.benchmark.passes import grad_mode, numeric_flags
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
-from farm.benchmark.protocol import METHOD, OnPhase, Protocol, Reading, Stopping, Subject
+from farm.benchmark.protocol import METHOD, REPEATED, OnPhase, Protocol, Reading, Stopping, Subject
 from farm.benchmark.rounds import Clock, TimedRound, eager_time_us, pass_times_us, starved_share
 from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Workload, prepare, why_it_raised
@@ -37,6 +37,7 @@ DISAGREE = 0.02
 THROTTLED_SHARE = 0.05  # of the samples
 REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
 STARVED = 0.005  # of a window's time
+MOVED = 2.0  # times that the values of what an operator writes may grow or shrink
 DRIFT = 0.03  # difference of power between the halves of a window
 
 
@@ -107,8 +108,8 @@ class Bench:
             self._stream = torch.cuda.Stream(self.torch_device)
         else:
             torch.set_num_threads(threads or _physical_cores())
-        after = device.compute_processes() or frozenset()
-        self.own_processes = (after - before) | {os.getpid()}
+        self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())
+        self._knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._others: Others | None = None
@@ -143,9 +144,12 @@ class Bench:
                 with _charged(cost_s, "rebuild"):
                     workload = prepare(subject, protocol, self.torch_device)
                 with _charged(cost_s, "around"):
+                    before = workload.written_sizes()
                     reading = self._steady_until_good(
                         workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase
                     )
+                    if _moved(before, workload.written_sizes()):
+                        reading = dataclasses.replace(reading, flags=tuple(sorted({*reading.flags, "values_moved"})))
                 # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
                 limited = subject.kind == "operator" and "throttled_power" in reading.flags
                 with _charged(cost_s, "burst"):
@@ -186,7 +190,7 @@ class Bench:
             reading = self._steady(workload, stopping, gate, on_phase)
             for name in spent:
                 spent[name] += reading.cost_s[name]
-            poor = {"throttled_thermal", "shared", "drifting", "starved"} & set(reading.flags)
+            poor = REPEATED & set(reading.flags)
             if not poor or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
@@ -252,7 +256,8 @@ class Bench:
             times, _ = sampler.ticks(now_s)
             if times:
                 return times[0]
-        return now_s  # the counter does not move: the window will say so
+        sampler.do_without_counter()  # it does not move: a window need not wait for it
+        return now_s
 
     def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping) -> bool:
         """Launch rounds until the stopping rule is met (True) or the time is up (False)."""
@@ -331,7 +336,8 @@ class Bench:
             flags.add("few_passes")
         if workload.not_cold:
             flags.add("not_cold")
-        if self.device.card.kind == "cuda" and (lacking := sorted(SENSORS - self.device.capabilities)):
+        told = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
+        if self.device.card.kind == "cuda" and (lacking := sorted(SENSORS - told)):
             flags.add("lacks_sensors")
             details["lacks"] = lacking
         if late := sum(entry.late for entry in rounds):
@@ -419,6 +425,18 @@ class Bench:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
 
 
+def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
+    """The ids under which NVML knows this process, by what appeared while it made its context; and whether that is sure.
+
+    In a container NVML names processes by their ids on the host. Nobody there although there is a context, or several
+    at once: then who is on the card is not known.
+    """
+    appeared = after - before
+    if pid in after:
+        return frozenset({pid}), True
+    return appeared | {pid}, len(appeared) == 1
+
+
 @contextlib.contextmanager
 def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
     """Charge what the block takes to a name."""
@@ -441,6 +459,14 @@ def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
     if subject.kind == "operator":
         return stopping
     return dataclasses.replace(stopping, minimum_s=max(stopping.minimum_s, min(WHOLE_WINDOW_S, stopping.maximum_s / 2)))
+
+
+def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether an operator that writes its input ran on other values at the end than at the beginning."""
+    return any(
+        not math.isfinite(late) or not early / MOVED <= late <= early * MOVED
+        for early, late in zip(before, after, strict=True)
+    )
 
 
 def _throttle_flags(shares: dict[str, float]) -> set[str]:

@@ -37,6 +37,7 @@ class Passes:
     activation_bytes: int
     details: dict[str, Any] = field(default_factory=dict)
     inputs: list[torch.Tensor] = field(default_factory=list)
+    written: list[torch.Tensor] = field(default_factory=list)  # inputs that the operator itself writes
 
 
 def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
@@ -46,7 +47,7 @@ def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) 
         Unmeasurable: out_of_memory, rejected or not_available (it cannot be chained).
         TupleRejected: it is not one.
     """
-    from farm.operators.rebuild import rebuild
+    from farm.operators.rebuild import rebuild, written_inputs
 
     spec = OperatorTuple.from_json(subject.spec)
     _guard(_tuple_bytes(spec), device)
@@ -66,6 +67,7 @@ def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) 
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.activation_memory,
+        written=[rebuilt.memory(index) for index in sorted(written_inputs(spec))],
     )
 
 
@@ -211,13 +213,18 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Bring the activations of a rebuilt operator into a class of data, where it may choose them freely."""
     if data == "normal":
         return
-    if data == "zeros":
-        return _zero(rebuilt.activations)
     from farm.operators.rebuild import written_inputs
-    from farm.operators.values import fill_of, impose
+    from farm.operators.values import fill_of, impose, may_be_zero
 
     spec = rebuilt.spec
     written = written_inputs(spec)
+    if data == "zeros":
+        tensors = enumerate(zip(rebuilt.tensors, spec.tensors, strict=True))
+        return _zero(
+            tensor
+            for index, (tensor, known) in tensors
+            if known.role == "activation" and may_be_zero(spec, index, written)
+        )
     indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
     try:
         wanted = fillings(data, len(indices))
@@ -227,14 +234,27 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     done: set[int] = set()
     for index, filling in zip(indices, wanted, strict=True):
         storage = spec.tensors[index].storage
-        memory = rebuilt.memory(index)
+        values = _values(rebuilt, index)
         # What an operator writes, divides by or looks up stays as it was filled.
-        free = index not in written and fill_of(spec, index, written).form == "normal"
-        if free and storage not in done and memory.is_floating_point():
+        how = fill_of(spec, index, written)
+        free = index not in written and how.form == "normal"
+        if free and storage not in done and values.is_floating_point():
             done.add(storage)
             with torch.no_grad():
-                impose(memory, filling.zeros, filling.positive, filling.channels, generator)
+                if how.scale != 1:  # a class is one of values of spread one
+                    values.normal_(generator=generator)
+                impose(values, filling.zeros, filling.positive, filling.channels, generator)
+                if how.scale != 1:
+                    values.mul_(how.scale)
     return None
+
+
+def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
+    """What holds a tensor's values: its memory, or, where that is flat and its own alone, the tensor, which has channels."""
+    memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
+    shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
+    overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()
+    return memory if memory.dim() == tensor.dim() or shared or overlaps else tensor.detach()
 
 
 def free_bytes(device: torch.device) -> int:

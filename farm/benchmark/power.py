@@ -13,6 +13,7 @@ from farm.benchmark import statistics
 from farm.benchmark.sampler import Sampler
 
 FLOOR_TICKS = 5  # steps of the energy counter that a window holds at least
+SENSOR_HOLDS_S = 0.15
 RAMP = 0.02  # a first step whose power is further than this from the others' median is still warm-up
 
 
@@ -57,7 +58,8 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
     if window.power_w is None:
         return Power(None, None, "", begin_s, end_s, {})
     values = sampler.power_values(begin_s, end_s)
-    half_width = statistics.batch_half_width(values)
+    # A sensor may hold its value for a tenth of a second, however often it is asked: batches are to be longer.
+    half_width = statistics.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
     source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
     return Power(window.power_w, half_width, source, begin_s, end_s, {})
 

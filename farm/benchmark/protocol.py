@@ -198,6 +198,7 @@ class Trace:
 
 
 METHOD = 3  # raised when a change of the code changes what a reading says; readings of another are not reused
+REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
 INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
 
 

@@ -101,6 +101,10 @@ class Sampler:
         """Whether the card has an energy counter (its ticks bound the windows)."""
         return self._counts_energy
 
+    def do_without_counter(self) -> None:
+        """Take the energy counter as lacking from now on."""
+        self._counts_energy = False
+
     @property
     def active(self) -> bool:
         return bool(self._series and (self._counts_energy or self._power_field or self._slow_fields))
@@ -162,7 +166,9 @@ class Sampler:
         power_w = None
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
-        reasons = [words for time_s, words in list(self._reasons) if begin_s - SLOW_PAUSE_S <= time_s <= end_s]
+        known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
+        # What was before a window is none of its own, unless it is so short that it was not asked within.
+        reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
         return Window(
             begin_s=begin_s,
             end_s=end_s,

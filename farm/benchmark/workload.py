@@ -32,6 +32,8 @@ MAX_PASSES = 2000  # nodes of a graph cost time to capture
 MAX_COPIES = 512
 CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
 STREAM_TIMES = 4
+_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # the sum of many would not fit
+_ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Workload:
     round_s: float  # first estimate of one round's duration
     single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
     inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
+    written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
     details: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     replayed: bool = False  # rounds are replays of graphs, in which the host has no part
@@ -62,11 +65,20 @@ class Workload:
         self._next = (self._next + 1) % len(self.rounds)
         return chosen
 
+    def written_sizes(self) -> list[float]:
+        """The mean size of the values in what the subject writes: pass after pass it should stay where it is."""
+        return [
+            float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
+            for memory in self.written
+            if memory.dtype in _ADDED_IN and memory.numel()
+        ]
+
     def close(self) -> None:
         """Let go of graphs first, then of the tensors that they point to."""
         self.rounds.clear()
         self.single = None
         self.inputs.clear()
+        self.written.clear()
         self.keep.clear()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -202,7 +214,18 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
         rounds = [Round(_loop(group), len(group)) for group in groups]
     round_s = pass_s * len(groups[0])
     not_cold = protocol.residency == "stream" and not reached
-    return Workload(rounds, device, round_s, passes.first, list(passes.inputs), details, keep, graph, not_cold)
+    return Workload(
+        rounds,
+        device,
+        round_s,
+        single=passes.first,
+        inputs=list(passes.inputs),
+        written=list(passes.written),
+        details=details,
+        keep=keep,
+        replayed=graph,
+        not_cold=not_cold,
+    )
 
 
 def _copies(passes: Passes, protocol: Protocol, output_bytes: int, device: torch.device) -> tuple[int, bool]:

@@ -30,6 +30,10 @@ _IDENTITY_WHEN_POSITIVE = frozenset({"leakyrelu", "elu", "celu", "rrelu"})
 _NEEDS_POSITIVE = frozenset(
     {"sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow", "__rpow__", "__rtruediv__", "__pow__"}
 )
+_DIVIDING = frozenset(
+    {"div", "divide", "true_divide", "floor_divide", "remainder", "fmod"}
+    | {f"__{name}__" for name in ("truediv", "itruediv", "idiv", "floordiv", "ifloordiv", "mod", "imod")}
+)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
 
 _LARGE = 24.0  # exp(-24) is far below half a unit in the last place of 1 in single precision
@@ -68,6 +72,15 @@ def fill_of(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
     return Fill()
 
 
+def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
+    """Whether zeros in tensor ``index`` leave the result finite: not where it is divided by or its logarithm taken."""
+    name = spec.operator.rsplit(".", 1)[-1]
+    divisors = spec.arguments[1:2] if name in _DIVIDING or name.rstrip("_") in _DIVIDING else ()
+    if any(index in tensor_references(argument) for argument in divisors):
+        return False
+    return index in written or fill_of(spec, index, written).form != "positive"
+
+
 def _weight(spec: OperatorTuple, index: int) -> Fill:
     tensor = spec.tensors[index]
     leaf = tensor.name.rsplit(".", 1)[-1]
@@ -91,7 +104,8 @@ def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill 
     bits = _MANTISSA_BITS.get(target.dtype, 10)
     if name in _ADDING:
         if index not in written:
-            return Fill(scale=2.0 ** -(bits + 3))
+            # So small that hardly any sum moves; float16 has no room for less.
+            return Fill(scale=2.0 ** -(bits + 3) if target.dtype == "float16" else 2.0**-40)
         scalars = [value for value in spec.arguments if isinstance(value, int | float) and not isinstance(value, bool)]
         if scalars and scalars[0]:  # begin where the sum no longer moves
             return Fill("positive", shift=min(abs(scalars[0]) * 2.0 ** (bits + 2), 2.0**14))

@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 
 from farm.benchmark.protocol import Protocol
 from farm.captures import classes
+from farm.reuse import sound
 from farm.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.batches import fetch
@@ -166,8 +167,9 @@ def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Who
             reading.protocol_id == twin.id,
         )
         .order_by(col(reading.created_at_s).desc())
-    ).first()
-    return Whole(found.card_id, ReadingView.of(found), "", other) if found else None
+    )
+    newest = next(filter(sound, found), None)
+    return Whole(newest.card_id, ReadingView.of(newest), "", other) if newest else None
 
 
 def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:

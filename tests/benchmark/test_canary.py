@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+import torch
 
 from farm.benchmark import canary
 from farm.benchmark.measure import Bench
-from farm.benchmark.protocol import Protocol, Stopping
+from farm.benchmark.protocol import Protocol, Reading, Stopping
+from farm.benchmark.workload import Workload
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
@@ -27,6 +31,60 @@ def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.Monkey
     assert inside[0] > 0.1 < inside[2]
     assert inside[1] == 0
     assert all(reading.cost_s["canary"] >= 0 for reading in readings), "its window is not charged twice"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "SIZE", 64)
+    monkeypatch.setattr(canary, "STOPPING", SHORT)
+
+
+def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, calls = canary.prepare_canary, 0
+
+    def fails_at_first(size: int, device: torch.device) -> Workload:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("another process has all of it")
+        return prepare(size, device)
+
+    monkeypatch.setattr(canary, "prepare_canary", fails_at_first)
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
+    readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(2)]
+    assert "canary" not in readings[0].details
+    assert readings[1].details["canary"]["number"] == 1
+
+
+def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, seen = canary.prepare_canary, []
+
+    def notes(size: int, device: torch.device) -> Workload:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return prepare(size, device)
+
+    monkeypatch.setattr(canary, "prepare_canary", notes)
+    bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=1)
+    for tf32 in (False, True):
+        bench.measure(linear(8, 32, 32), Protocol(launch="eager", tf32=tf32), SHORT)
+    assert seen == [False, False]
+
+
+def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_stays_so() -> None:
+    def reading(power_w: float, *flags: str) -> Reading:
+        return dataclasses.replace(calm, energy_mj=power_w, power_w=power_w, flags=flags)
+
+    calm = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
+    bird = canary.Canary(torch.device("cpu"), 1)
+    given = iter([reading(440, "shared"), reading(440, "shared"), reading(550), reading(551)])
+    notes = [bird.newest(lambda workload, stopping: next(given), lambda *_: None) for _ in range(3)]
+    assert [note["flags"] for note in notes if note] == [["shared"], [], []]
+    assert notes[2] is not None
+    assert notes[2]["energy_change"] == pytest.approx(1 / 550, abs=1e-4)
 
 
 def test_readings_around_a_changed_reference_are_flagged() -> None:

@@ -10,12 +10,19 @@ import pytest
 import torch
 
 from farm.benchmark.bursts import DUTIES
-from farm.benchmark.measure import Bench
+from farm.benchmark.measure import Bench, own_processes
 from farm.benchmark.power import FLOOR_TICKS
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant
 from farm.errors import Unmeasurable
+from farm.operators.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.fake_device import FakeDevice
-from tests.benchmark.operators import linear, product_that_does_not_fit, product_with_no_room, relu_in_place
+from tests.benchmark.operators import (
+    linear,
+    product_that_does_not_fit,
+    product_with_no_room,
+    relu_in_place,
+    subject,
+)
 from tests.benchmark.virtual_time import VirtualTime
 
 EAGER = Protocol(launch="eager")
@@ -23,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 SHORT = Stopping(warm_up_s=0.05, minimum_s=0.1, maximum_s=0.4, time_half_width=0.5, energy_half_width=0.5)
 
 
-def read(device: FakeDevice, subject: Subject | None = None, stopping: Stopping = SHORT) -> Reading:
-    return Bench(device, "cpu", idle_power_w=80.0).measure(subject or linear(16, 64, 64), EAGER, stopping)
+def read(device: FakeDevice, what: Subject | None = None, stopping: Stopping = SHORT) -> Reading:
+    return Bench(device, "cpu", idle_power_w=80.0).measure(what or linear(16, 64, 64), EAGER, stopping)
 
 
 def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_time: VirtualTime) -> None:
@@ -196,6 +203,31 @@ def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_t
     assert "shared" in reading.flags
     assert reading.trace is not None
     assert max(reading.trace.series["foreign_processes"][1]) == 1
+
+
+def test_who_is_this_process_is_known_where_the_driver_shows_it_and_said_not_to_be_where_not() -> None:
+    assert own_processes(frozenset({5}), frozenset({5, 77}), 1) == ({1, 77}, True), "a container: an id of the host"
+    assert own_processes(frozenset(), frozenset({1, 99}), 1) == ({1}, True), "99 came at the same moment"
+    assert own_processes(frozenset(), frozenset(), 1) == ({1}, False), "a list that shows nobody shows no other either"
+    assert own_processes(frozenset(), frozenset({77, 99}), 1)[1] is False
+
+
+def test_a_counter_that_stands_still_is_done_without() -> None:
+    stopping = Stopping(**{**SHORT.to_json(), "maximum_s": 1.0})
+    reading = read(FakeDevice(tick_s=1e9), stopping=stopping)
+    assert reading.power_source == "instant_power"
+    assert "not_converged" not in reading.flags
+
+
+@pytest.mark.parametrize(("divisor", "moved"), [(0.9, True), (1.0, False)])
+def test_values_that_grow_from_pass_to_pass_are_flagged(divisor: float, moved: bool) -> None:
+    spec = OperatorTuple(
+        operator="torch.Tensor.div_",
+        kind="function",
+        arguments=({"tensor": 0}, divisor),
+        tensors=(TensorSpec("activation", "", (64, 64), "float32"),),
+    )
+    assert ("values_moved" in read(FakeDevice(), subject(spec)).flags) is moved
 
 
 def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> None:

@@ -40,6 +40,20 @@ def test_a_window_holds_what_lies_in_it(virtual_time: VirtualTime) -> None:
     assert window.temperature_slope_c_per_s == pytest.approx(1.0, rel=0.001)
 
 
+def test_what_limited_the_card_before_a_window_is_none_of_the_windows(virtual_time: VirtualTime) -> None:
+    device = FakeDevice()
+    device.reasons = ("power_cap",)
+    with virtual_time.sampler(device) as sampler:
+        virtual_time.sleep(0.34)
+        device.reasons = ()
+        begin_s = virtual_time.now_s
+        virtual_time.sleep(0.5)
+    assert sampler.window(begin_s, begin_s + 0.5).throttle_shares == {}
+    assert sampler.window(begin_s, begin_s + 0.01).throttle_shares == {"power_cap": 1.0}, (
+        "not asked within: the last known"
+    )
+
+
 def test_its_thread_reads_while_others_work() -> None:
     with Sampler(FakeDevice()) as sampler:
         deadline_s = time.monotonic() + 30

@@ -89,6 +89,65 @@ def test_what_an_operator_writes_stays_at_its_fixed_point() -> None:
     assert torch.equal(one.activations[0], other.activations[0])
 
 
+class Adds(nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        left = torch.relu(left)
+        left += right
+        return left
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("word", ["normal-c90", "zeros-25+", "zeros-25+c90", "zeros-75+"])
+def test_what_is_added_in_place_is_of_its_class_and_too_small_to_move_the_sum(word: str, dtype: torch.dtype) -> None:
+    left, right = (torch.randn(4, 64, 14, 14, dtype=dtype) for _ in range(2))
+    spec = next(s for s in capture(Adds(), (left, right)).tuples.values() if "add" in s.operator)
+    rebuilt = rebuild(spec, "cpu")
+    set_values(rebuilt, f"normal,{word}")
+    target, addend = rebuilt.activations
+    described = describe(addend.float() * 2.0**40)
+    assert described is not None
+    assert class_of([described]) == word
+    before = target.clone()
+    for _ in range(2000):
+        rebuilt.run()
+    assert (target - before).abs().max() < 0.01 * before.abs().max()
+
+
+class SecondHalf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(16, 16, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layer(batch.chunk(2, 1)[1])
+
+
+def test_a_tensor_with_strides_gets_its_channels_too() -> None:
+    spec = next(
+        s for s in capture(SecondHalf(), (torch.randn(8, 32, 14, 14),)).tuples.values() if s.short_name == "Conv2d"
+    )
+    rebuilt = rebuild(spec, "cpu")
+    set_values(rebuilt, "normal-c90")
+    described = describe(rebuilt.activations[0])
+    assert described is not None
+    assert class_of([described]) == "normal-c90"
+
+
+def test_zeros_are_put_nowhere_where_they_would_be_divided_by() -> None:
+    class Divides(nn.Module):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch.rsqrt(left / right)
+
+    taken = capture(Divides(), (torch.rand(8, 8) + 1, torch.rand(8, 8) + 1)).tuples.values()
+    assert len(taken) == 2
+    for spec in taken:
+        rebuilt = rebuild(spec, "cpu")
+        set_values(rebuilt, "zeros")
+        found = rebuilt.run()
+        assert isinstance(found, torch.Tensor)
+        assert found.isfinite().all()
+
+
 def test_a_class_for_another_number_of_activations_is_a_reason() -> None:
     from farm.errors import Unmeasurable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Variant
+from farm.benchmark.protocol import METHOD, Protocol, Variant
 from farm.request import Request, Sweep
 from farm.store import tables
 from farm.store.database import Database
@@ -48,6 +48,7 @@ def reading(session: Any, subject: str, time_us: float, energy_mj: float | None,
         "idle_power_w": 80.0,
         "sm_clock_mhz": 1980.0,
         "cost_s": {"rebuild": 0.1, "window": 0.5},
+        "details": {"method": METHOD},
     }
     row = tables.Reading(id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more)
     session.add(row)
