@@ -24,8 +24,6 @@ def trace(
     from farm.report import plot
     from farm.report.readings import find_traced
 
-    if png is not None:
-        plot.check_path(png)
     with opening.open_database().read() as session:
         found = find_traced(session, reading)
     sampled = found.trace

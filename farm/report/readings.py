@@ -48,7 +48,8 @@ def find_traced(session: Session, beginning: str) -> Traced:
     kept = session.get(tables.Trace, reading.id)
     if kept is None:
         raise UsageError(
-            f"The reading {reading.id} has no time series: its card tells nothing that could be sampled.", where
+            f"The reading {reading.id} has no time series: its card tells nothing that could be sampled.",
+            "Only readings of cards with power sensors have one: GPUs, but no CPUs.",
         )
     return Traced(reading, label_of(session, reading), Trace.unpack(kept.packed))
 

@@ -145,6 +145,11 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
     assert "100 to 110" in said.stdout
     assert json.loads(farm("trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
     assert farm("trace", "zzz").code == 2
+    with database.write() as session:
+        session.delete(session.get_one(tables.Trace, "abc1"))
+    said = farm("trace", "abc", "--png", "no such folder/a.png")
+    assert said.code == 2
+    assert "no time series" in said.stderr, "there is nothing to draw, wherever to"
 
 
 def test_a_sparkline_rises_with_its_values_and_dots_what_is_outside_the_window():

@@ -108,5 +108,6 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
             find_traced(session, "")
         with pytest.raises(UsageError, match="No reading"):
             find_traced(session, "nothing")
-        with pytest.raises(UsageError, match="no time series"):
+        with pytest.raises(UsageError, match="no time series") as caught:
             find_traced(session, other)
+        assert "Only readings of cards with power sensors" in caught.value.next_step
