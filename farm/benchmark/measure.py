@@ -432,7 +432,7 @@ def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tu
     at once: then who is on the card is not known.
     """
     appeared = after - before
-    if pid in after:
+    if pid in appeared:
         return frozenset({pid}), True
     return appeared | {pid}, len(appeared) == 1
 

@@ -208,6 +208,7 @@ def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_t
 def test_who_is_this_process_is_known_where_the_driver_shows_it_and_said_not_to_be_where_not() -> None:
     assert own_processes(frozenset({5}), frozenset({5, 77}), 1) == ({1, 77}, True), "a container: an id of the host"
     assert own_processes(frozenset(), frozenset({1, 99}), 1) == ({1}, True), "99 came at the same moment"
+    assert own_processes(frozenset({1}), frozenset({1, 77}), 1) == ({1, 77}, True), "the host has a process of our id"
     assert own_processes(frozenset(), frozenset(), 1) == ({1}, False), "a list that shows nobody shows no other either"
     assert own_processes(frozenset(), frozenset({77, 99}), 1)[1] is False
 
