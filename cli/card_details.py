@@ -37,6 +37,8 @@ def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
     if row.get("state") == "refused":
         found.append(("left out", str(row.get("state_reason"))))
+    elif row.get("state_reason"):
+        found.append(("state", f"{row.get('state')}: {row['state_reason']}"))
     if row.get("memory_bytes"):
         found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
     if row.get("worker"):

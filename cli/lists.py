@@ -21,7 +21,18 @@ def jobs(rows: Sequence[Row]) -> RenderableType:
     """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s."""
     if not rows:
         return Text("No jobs yet. Start one with `farm run resnet18`.")
-    table = tables.ruled("job", "title", "state", ">items", ">time", ">energy", ">coverage", "verdict", ">age")
+    columns = (
+        "job",
+        "title",
+        "state",
+        ">items",
+        ">accuracy\ntime",
+        ">accuracy\nenergy",
+        ">coverage",
+        "verdict",
+        ">age",
+    )
+    table = tables.ruled(*columns, drops=("coverage", "items", "age", "accuracy energy", "accuracy time"))
     for row in rows:
         age = None if row.get("created_at_s") is None else time.time() - row["created_at_s"]
         tables.row(
@@ -43,7 +54,8 @@ def cards(rows: Sequence[Row]) -> RenderableType:
     """Keys: id, model, host, index, state, state_reason, measuring, waiting, done_last_hour, last_seen_ago_s."""
     if not rows:
         return Text("No cards yet. Start their workers with `farm worker`.")
-    table = tables.ruled("card", "model", "host", ">state", ">waiting", ">items/h", ">seen", "measuring")
+    columns = ("card", "model", "host", "state", ">waiting", ">items/h", ">seen", "measuring")
+    table = tables.ruled(*columns, drops=("items/h", "seen", "waiting", "host", "measuring"))
     for row in rows:
         index = f":{row['index']}" if row.get("index") is not None else ""
         tables.row(
@@ -51,18 +63,19 @@ def cards(rows: Sequence[Row]) -> RenderableType:
             Text(tables.short_id(tables.cell(row, "id")), no_wrap=True),
             tables.clipped(tables.cell(row, "model"), 24),
             tables.clipped(f"{row.get('host') or NOTHING}{index}", 16),
-            tables.state(row.get("state")),
+            tables.state(row.get("state"), str(row.get("state_reason") or "")),
             tables.cell(row, "waiting"),
             tables.cell(row, "done_last_hour"),
             span(row.get("last_seen_ago_s")),
-            tables.clipped(str(row.get("measuring") or row.get("state_reason") or ""), 60),
+            tables.clipped(str(row.get("measuring") or ""), 60),
         )
     return table
 
 
 def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
     """Keys: label, count, flops_per_call, bytes_per_call, estimated_cost_share (a fraction)."""
-    table = tables.ruled("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
+    columns = ("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
+    table = tables.ruled(*columns, drops=("bytes a call", "FLOP a call"))
     for row in rows:
         tables.row(
             table,
@@ -85,7 +98,7 @@ def models(rows: Sequence[Row]) -> RenderableType:
     """Keys: name, task, input_size, note."""
     if not rows:
         return Text("No model matches.")
-    table = tables.ruled("model", "task", ">input", "")
+    table = tables.ruled("model", "task", ">input", "", drops=("task", ""))
     for row in rows:
         size = row.get("input_size")
         tables.row(

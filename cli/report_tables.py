@@ -88,6 +88,7 @@ def _types(report: Report) -> Table:
         ">share",
         *([">energy", ">share"] * with_energy),
         ">estimate",
+        drops=("estimate", "tuples", "share", "in model", "calls"),
     )
     for row in report.types:
         tables.row(table, *_type_cells(row, with_energy, in_model), style="" if row.measured_tuples else "dim")
@@ -123,7 +124,12 @@ def _tuples(report: Report, most: int) -> RenderableType:
     with_energy = any(row.energy_mj is not None for row in report.tuples)
     counted = report.kind != "sweep"
     table = tables.ruled(
-        "operator tuple", *([">calls"] * counted), ">time", *([">power", ">energy"] * with_energy), "remarks"
+        "operator tuple",
+        *([">calls"] * counted),
+        ">time",
+        *([">power", ">energy"] * with_energy),
+        "remarks",
+        drops=("power", "calls", "remarks", "energy"),
     )
     for row in report.tuples[:most]:
         remarks = [row.reason, row.used if row.used not in ("", "steady") else "", *row.flags]
@@ -141,7 +147,7 @@ def _tuples(report: Report, most: int) -> RenderableType:
 
 def readings(report: Report) -> RenderableType:
     """The readings that a job goes by, wholes first, with the beginning of each id."""
-    table = tables.ruled("reading", "of", "card", ">time", "flags")
+    table = tables.ruled("reading", "of", "card", ">time", "flags", drops=("card", "flags", "time"))
     for whole in report.verdict.wholes:
         if (read := whole.reading) is not None:
             told = f"whole model, {whole.launch}" if whole.launch else "whole model"
@@ -161,7 +167,7 @@ def readings(report: Report) -> RenderableType:
 
 
 def _comparison(verdict: Verdict) -> Table:
-    table = tables.ruled("", ">sum of the parts", ">whole model", ">gap", ">accuracy")
+    table = tables.ruled("", ">sum of the parts", ">whole model", ">gap", ">accuracy", drops=("accuracy",))
     lines = (
         ("time", verdict.time if verdict.measured or verdict.time.whole else None, TIME),
         ("power", verdict.power, POWER),
@@ -286,7 +292,11 @@ def _in_model(timed: Mapping[str, Any]) -> str:
 
 
 def _rounds(report: Report) -> Table:
-    table = tables.ruled(">round", "why", "operators added", ">items", ">time", ">energy", ">coverage", "outcome")
+    accuracies = (">accuracy\ntime", ">accuracy\nenergy")
+    table = tables.ruled(
+        *(">round", "why", "operators added", ">items", *accuracies, ">coverage", "outcome"),
+        drops=("items", "why", "coverage", "accuracy energy", "accuracy time"),
+    )
     there: set[str] = set()
     for row in report.rounds:
         added = [name for name in row.operators if name not in there]
@@ -307,7 +317,7 @@ def _rounds(report: Report) -> Table:
 
 
 def _unmeasured(verdict: Verdict) -> RenderableType:
-    table = tables.ruled("not measured", ">calls", ">of the cost", "why")
+    table = tables.ruled("not measured", ">calls", ">of the cost", "why", drops=("calls", "of the cost"))
     for entry in verdict.unmeasured[:_MOST_UNMEASURED]:
         tables.row(table, entry.label, str(entry.count), percent(entry.share), entry.reason)
     left = verdict.unmeasured[_MOST_UNMEASURED:]

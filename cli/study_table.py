@@ -26,7 +26,8 @@ def table(made: Performed) -> RenderableType:
     columns = [column for column in made.findings.columns if any(row.get(column.key) is not None for row in rows)]
     heads = [column.head.replace(", ", "\n") for column in columns]
     found = tables.ruled(
-        *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True))
+        *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True)),
+        drops=[column.head.replace(", ", " ") for column in columns[:1:-1]],
     )
     for row in rows:
         tables.row(found, *(_cell(column, row.get(column.key)) for column in columns))
@@ -53,7 +54,7 @@ def kept(studies: Sequence[Performed]) -> RenderableType:
     """The studies of this host."""
     if not studies:
         return Text("No studies yet. Start one with `farm study windows --quick`.")
-    found = tables.ruled("id", "study", "model", "card", "", ">age")
+    found = tables.ruled("id", "study", "model", "card", "", ">age", drops=("age", "", "card"))
     for made in studies:
         quick = "quick" if made.quick else ""
         age = span(time.time() - made.created_at_s)

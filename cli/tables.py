@@ -1,11 +1,11 @@
 """How every table of this program looks: its lines, its cells, and the words and colours of states and outcomes.
 
-Made for 100 columns, and readable in a pipe without colour.
+Made for 100 columns; whole in a narrower terminal too, and readable in a pipe without colour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.figures import NOTHING
+from cli.fitted import FittedTable
 
 Row = Mapping[str, Any]
 
@@ -34,9 +35,14 @@ _STATES = {
 }
 
 
-def ruled(*columns: str) -> Table:
-    """A table with a head and lines; a column whose name begins with > is set to the right."""
-    table = Table(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+def ruled(*columns: str, drops: Sequence[str] = ()) -> Table:
+    """A table with a head and lines; a column whose name begins with > is set to the right.
+
+    Args:
+        drops: heads of the columns that drop out of a narrow terminal, first the one that is missed least.
+    """
+    table = FittedTable(box=_BOX, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table.drops = drops
     for column in columns:
         right = column.startswith(">")
         table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
@@ -63,9 +69,10 @@ def outcome(name: str) -> Text:
     return Text(words, style=style)
 
 
-def state(name: Any) -> Text:
-    """The state of a job or a card in its colour."""
-    return Text(str(name or NOTHING), style=_STATES.get(str(name), ""))
+def state(name: Any, reason: str = "") -> Text:
+    """The state of a job or a card in its colour, with the reason where there is one."""
+    told = Text(str(name or NOTHING), style=_STATES.get(str(name), ""))
+    return Text.assemble(told, clipped(f": {reason}", 60)) if reason else told
 
 
 def cell(values: Row, key: str) -> str:

@@ -19,8 +19,8 @@ from tests.report import rows
 GOLDEN = Path(__file__).parent.parent / "report" / "golden"
 
 
-def text(renderable, width=100):
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+def text(renderable, width=100, terminal=False):
+    console = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=terminal, color_system=None)
     console.print(renderable)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
@@ -142,6 +142,74 @@ def test_lists_bear_what_is_missing_and_what_is_long():
     ]
     assert "getitem[0]" in text(lists.operators(operators, "resnet18"))
     assert "224 px" in text(lists.models([{"name": "resnet18", "input_size": 224}, {"name": "mine"}]))
+
+
+NARROW = pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
+
+
+@NARROW
+def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, width):
+    job_id = rows.model_job(database)
+    with database.read() as session:
+        found = text(report_tables.report(report.build(session, job_id), tuples=3), width, terminal=True)
+    lines = found.splitlines()
+    for whole in ("Conv2d", "MaxPool2d", "630 µs", "332 mJ", "696.0 ± 8.1 µs", "516 ± 13 W", "-3.3 ± 1.1 %", "5.2 %"):
+        assert whole in found
+    for name in ("time", "power", "energy"):
+        assert any(line.startswith(f"{name} ") and "±" in line for line in lines)
+    # What dropped out is named.
+    assert ("estimate" in lines[next(n for n, line in enumerate(lines) if line.startswith("operator "))]) == (
+        width > 72
+    )
+    assert ("  no room for: estimate" in found) == (width <= 72)
+
+
+JOBS = [
+    {"id": "bubtgyg3", "title": "resnet18 32x224 float32", "state": "cancelled", "items": 107, "closed": 2},
+    {
+        "id": "kq7mzzp2",
+        "title": "fasterrcnn_mobilenet_v3_large_320_fpn 4x320 bfloat16",
+        "state": "done",
+        "outcome": "none",
+        "accuracy_time": 0.9432,
+    },
+]
+
+
+@NARROW
+def test_a_narrow_terminal_keeps_id_title_state_and_verdict_of_a_job(width):
+    lines = text(lists.jobs(JOBS), width, terminal=True).splitlines()
+    (first,) = [line for line in lines if line.startswith("bubtgyg3 ")]
+    (second,) = [line for line in lines if line.startswith("kq7mzzp2 ")]
+    assert "resnet18 32x224" in first
+    assert "cancelled" in first
+    assert "fasterrcnn_mobilenet" in second
+    assert "NO VERDICT" in second
+
+
+def test_where_no_column_has_room_each_row_is_a_list():
+    found = text(lists.jobs(JOBS), 30, terminal=True)
+    assert "bubtgyg3" in found
+    assert "2/107" in found
+    assert "94.3 %" in found
+
+
+def test_a_pipe_gets_every_column_however_narrow():
+    head = text(lists.jobs(JOBS), 100).splitlines()[1]
+    assert head.split() == ["job", "title", "state", "items", "time", "energy", "coverage", "verdict", "age"]
+
+
+@NARROW
+def test_why_a_card_takes_nothing_stands_with_its_state(width):
+    card = {"id": rows.CARD, "model": "NVIDIA H200", "host": "gpu-host", "index": 3}
+    drained = {**card, "state": "draining", "state_reason": "drained by a person"}
+    found = text(
+        lists.cards([drained, {**card, "state": "busy", "measuring": "Conv2d 64->64 k3"}]), width, terminal=True
+    )
+    assert "GPU-aaaa0000…" in found
+    head, _, *lines = found.splitlines()
+    states = " ".join(line[head.index("state") :][:18].strip() for line in lines)
+    assert "draining: drained" in states
 
 
 @pytest.mark.parametrize("empty", [lists.jobs, lists.cards, lists.models])

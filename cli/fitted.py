@@ -1,0 +1,110 @@
+"""A table that a narrow terminal does not cut: what is least important drops out, and numbers and ids stay whole.
+
+In a pipe it is an ordinary table: what reads it may count on every column.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Column, Table
+from rich.text import Text
+
+_SENSIBLE = 16  # labels are folded to this width before a column drops out
+_WORD = 24  # longer words end in an ellipsis where it is narrow
+_CLIPPED = 10  # the least of what is cut anyway
+
+
+class FittedTable(Table):
+    """A table with the columns that may drop out, first the one that is missed least."""
+
+    drops: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not options.is_terminal or self._fits([_natural(column) for column in self.columns], options):
+            yield from super().__rich_console__(console, options)
+            return
+        shown, dropped = list(self.columns), []
+        rest = list(self.drops)
+        while not self._fits([_least(column, _SENSIBLE) for column in shown], options) and rest:
+            dropped.append(rest.pop(0))
+            shown = [column for column in shown if _head(column) != dropped[-1]]
+        least = [_least(column, _SENSIBLE) for column in shown]
+        if not self._fits(least, options):
+            least = [_least(column, 0) for column in shown]
+        if not self._fits(least, options):
+            yield self._listed()
+            return
+        yield from Table.__rich_console__(self._narrowed(shown, least, options), console, options)
+        if named := ", ".join(dict.fromkeys(head for head in dropped if head)):
+            yield Text(f"  no room for: {named}", style="dim")
+
+    def _fits(self, widths: Sequence[int], options: ConsoleOptions) -> bool:
+        return self._room(widths, options) >= 0
+
+    def _room(self, widths: Sequence[int], options: ConsoleOptions) -> int:
+        """What is left of the line, with three characters between two columns."""
+        return options.max_width - sum(widths) - 3 * (len(widths) - 1)
+
+    def _narrowed(self, shown: Sequence[Column], least: Sequence[int], options: ConsoleOptions) -> Table:
+        """Ordinary again, with fixed widths: the narrowest grow first, up to what they hold."""
+        widths = list(least)
+        wanted = [_natural(column) for column in shown]
+        for _ in range(self._room(widths, options)):
+            growing = [index for index, width in enumerate(widths) if width < wanted[index]]
+            if not growing:
+                break
+            widths[min(growing, key=lambda index: widths[index])] += 1
+        table = copy.copy(self)
+        table.columns = [
+            dataclasses.replace(
+                column, header=Text(str(column.header), no_wrap=False), overflow="ellipsis", width=width, _index=index
+            )
+            for index, (column, width) in enumerate(zip(shown, widths, strict=True))
+        ]
+        return table
+
+    def _listed(self) -> Table:
+        """Too narrow for columns: each row is a block, a line for each of its cells."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="bold", overflow="fold")
+        table.add_column(overflow="fold")
+        for index in range(self.row_count):
+            for column in self.columns:
+                if str(value := list(column.cells)[index]):
+                    table.add_row(_head(column), value)
+            table.add_row("", "")
+        return table
+
+
+def _head(column: Column) -> str:
+    return str(column.header).replace("\n", " ")
+
+
+def _lines(cell: RenderableType) -> list[str]:
+    return str(cell).split("\n")
+
+
+def _natural(column: Column) -> int:
+    """As wide as nothing of it is folded."""
+    return max(cell_len(line) for cell in (str(column.header), *column.cells) for line in _lines(cell))
+
+
+def _least(column: Column, sensible: int) -> int:
+    """As narrow as it may become: its longest word, a number with its unit, or an id."""
+    return max(_word(str(column.header)), *(_least_of(cell, column, sensible) for cell in column.cells), 1)
+
+
+def _least_of(cell: RenderableType, column: Column, sensible: int) -> int:
+    width = max(cell_len(line) for line in _lines(cell))
+    if isinstance(cell, Text) and cell.overflow == "ellipsis":
+        return min(width, _CLIPPED)
+    return width if column.no_wrap else min(width, max(sensible, min(_word(str(cell)), _WORD)))
+
+
+def _word(text: str) -> int:
+    return max((cell_len(word) for word in text.split()), default=0)
