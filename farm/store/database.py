@@ -43,6 +43,8 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
+#: PostgreSQL's code for a server that only reads: a standby, or one that its operator or a full disk closed for writes.
+READ_ONLY = "25006"
 UPGRADE_LOCK = 0x6661726D  # "farm", a key of PostgreSQL's advisory locks
 
 
@@ -90,11 +92,20 @@ class Database:
         try:
             yield
         except OperationalError as error:
+            if self.engine.dialect.name == "sqlite":
+                raise DatabaseUnreachable(
+                    f"The database {self} does not answer: {first_line(error)}.", _sqlite_step(first_line(error))
+                ) from error
             raise DatabaseUnreachable(
                 f"The database {self} does not answer: {first_line(error)}",
                 "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost.",
             ) from error
         except DatabaseError as error:
+            if getattr(error.orig, "sqlstate", None) == READ_ONLY:
+                raise DatabaseUnreachable(
+                    f"The database {self} takes no writes: {first_line(error)}.",
+                    "Make it writable again, or name the server that is in FARM_DATABASE_URL; nothing was lost.",
+                ) from error
             if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
                 raise DatabaseUnreachable(
                     f"{self} cannot be read: {first_line(error)}.",
@@ -244,6 +255,18 @@ def _write_ahead(cursor: Any) -> None:
             if "locked" not in str(error) or time.monotonic() > deadline_s:
                 raise
             time.sleep(0.02)
+
+
+def _sqlite_step(problem: str) -> str:
+    """What helps against a problem of the file: there is no server to look at."""
+    if "locked" in problem:
+        return "Another process writes to it: try again when that is done; nothing was lost."
+    elsewhere = "or choose another folder with FARM_STATE_DIR (another file with FARM_DATABASE_URL)."
+    if "full" in problem:
+        return f"Make room on its disk, {elsewhere}"
+    if "readonly" in problem or "open" in problem:
+        return f"Let this user write to the file and to its folder, {elsewhere}"
+    return f"Look whether its disk is full, read-only or failing, {elsewhere}"
 
 
 def alembic_config() -> Config:

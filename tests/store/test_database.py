@@ -76,6 +76,23 @@ def test_to_look_for_a_database_does_not_make_one(sqlite_url):
     database.close()
 
 
+@pytest.mark.parametrize(
+    ("limit", "helps"), [("max_page_count = 10", "Make room"), ("query_only = 1", "this user write")]
+)
+def test_a_file_that_takes_nothing_is_no_server_that_does_not_run(database, limit, helps):
+    def write():
+        with database.write() as session:
+            session.execute(text(f"PRAGMA {limit}"))
+            for number in range(100):
+                session.execute(text(f"CREATE TABLE another{number} (a)"))
+
+    with pytest.raises(DatabaseUnreachable, match=r"full|readonly") as caught:
+        write()
+    assert helps in caught.value.next_step
+    assert "FARM_STATE_DIR" in caught.value.next_step
+    assert "server" not in caught.value.next_step
+
+
 def test_an_empty_database_is_told_to_upgrade(any_database_url):
     database = Database(any_database_url)
     assert database.schema_version() is None
