@@ -79,7 +79,7 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
 
     While a kernel waits for its code or its data the card draws more than with nothing to do and less than the
     operator's own power: the middle is taken, and half of the difference is unsure. How much like the model's own the
-    others are that it was timed among is not known: half of the effect is unsure. Both are common to all tuples.
+    others are that it was timed among is not known: as much as the effect is unsure. Both are common to all tuples.
     """
     context: Mapping[str, Any] | None = reading.details.get("context") if reading.details else None
     if not context:
@@ -96,7 +96,7 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
         own_w = energy.value / chosen.time.value * 1e3
         waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
         added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
-        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + abs(effect.value) / 2 * own_w) * 1e-3
+        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + abs(effect.value) * own_w) * 1e-3
         noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
         energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))
     return dataclasses.replace(
@@ -105,7 +105,7 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
         energy=energy,
         context_us=shift.value,
         context_mj=added_mj,
-        unsure_us=chosen.unsure_us + abs(effect.value) / 2,
+        unsure_us=chosen.unsure_us + abs(effect.value),
         unsure_mj=chosen.unsure_mj + unsure_mj,
     )
 

@@ -27,10 +27,10 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     chosen = choose(reading(details={"context": CONTEXT}), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
-    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W and to half of the effect at 400 W.
+    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is, at 400 W.
     assert chosen.energy.value == pytest.approx(40 + 1.25)
     assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
-    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(2.5), pytest.approx(0.75 + 1.0))
+    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))
     assert (chosen.context_us, chosen.context_mj) == (pytest.approx(5), pytest.approx(1.25))
 
 
@@ -72,7 +72,7 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
-    assert verdict.time.total.half_width == pytest.approx(3 * (1.0**2 + 0.5**2) ** 0.5 + 3 * 2.5)
+    assert verdict.time.total.half_width == pytest.approx(3 * (1.0**2 + 0.5**2) ** 0.5 + 3 * 5)
     assert verdict.context_time_us == pytest.approx(15)
     assert verdict.context_energy_mj == pytest.approx(3.75)
     assert verdict.weights_in_cache == pytest.approx(0)
