@@ -25,6 +25,7 @@ from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.request import Request
 from farm.reuse import find_readings, subject_key
 from farm.store import tables
+from farm.store.batches import in_batches
 from farm.store.content import reading_row
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState
@@ -152,7 +153,7 @@ def _claim(
         closed = session.execute(update(Item).where(claimable).values(**_given_up(item)))
         if not closed.rowcount:  # type: ignore[attr-defined]
             return gone
-        return Declined.EXHAUSTED, {(item.job_id, item.round)}, _wake(session, item.subject_key)
+        return Declined.EXHAUSTED, {(item.job_id, item.round)}, _wake(session, _of(item.subject_key))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
     taken = session.execute(
@@ -316,7 +317,7 @@ def fail(database: Database, claimed: Claim, reason: str, message: str) -> Close
             return Closed(False)
         ended = LET_GO if item.state == ItemState.CANCELLED else _failing(reason, message)
         session.execute(update(Item).where(col(Item.id) == item.id).values(**ended))
-        woken = _wake(session, item.subject_key)
+        woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
 
@@ -328,11 +329,15 @@ def note_attempt(database: Database, claimed: Claim, reason: str, message: str) 
 
 
 def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:
-    """The item if the claim still stands; otherwise the work is counted as repeated."""
-    query = select(Item).where(Item.id == claimed.item_id)
-    if session.get_bind().dialect.name == "postgresql":
-        query = query.with_for_update()
-    item = session.exec(query).first()
+    """The item if the claim still stands; otherwise the work is counted as repeated.
+
+    Locked with what is deferred behind it, all in the order of ids. Both change together: a claim of one of them would
+    otherwise hold it and wait for the key that this transaction frees, while this one waits for it.
+    """
+    key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
+    behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
+    query = select(Item).where(or_(col(Item.id) == claimed.item_id, behind)).order_by(col(Item.id)).with_for_update()
+    item = next((item for item in session.exec(query) if item.id == claimed.item_id), None)
     if item is not None and item.token == claimed.token and item.state in states:
         return item
     if item is not None:
@@ -436,7 +441,7 @@ def close_exhausted(
             )
             if closed.rowcount:  # type: ignore[attr-defined]
                 rounds.add((item.job_id, item.round))
-                woken += _wake(session, item.subject_key)
+                woken += _wake(session, _of(item.subject_key))
     return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
 
 
@@ -450,34 +455,41 @@ def wake_orphans(
         farm: of this farm's jobs only, whose messages go to its own broker; of all if None.
         job_id: of this job only.
     """
+    measuring = select(col(Item.subject_key)).where(_in_work(), col(Item.lease_until_s) >= database_now())
+    orphans = (
+        select(col(Item.id))
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .where(col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring))
+        .order_by(col(Item.id))
+    )
+    if item_id is not None:
+        orphans = orphans.where(col(Item.id) == item_id)
+    if farm is not None:
+        orphans = orphans.where(tables.Job.farm == farm)
+    if job_id is not None:
+        orphans = orphans.where(Item.job_id == job_id)
+    with database.read() as session:  # most often there is none, and a write would keep others waiting
+        found = session.scalars(orphans).all()
+    if not found:
+        return ()
     with database.write() as session:
-        measuring = select(col(Item.subject_key)).where(_in_work(), col(Item.lease_until_s) >= database_now())
-        orphans = (
-            select(col(Item.id))
-            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-            .where(col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring))
-        )
-        if item_id is not None:
-            orphans = orphans.where(col(Item.id) == item_id)
-        if farm is not None:
-            orphans = orphans.where(tables.Job.farm == farm)
-        if job_id is not None:
-            orphans = orphans.where(Item.job_id == job_id)
-        found = tuple(item_id for item_id in session.scalars(orphans) if item_id is not None)
-        if found:
-            session.execute(update(Item).where(col(Item.id).in_(found)).values(state=ItemState.WAITING))
-        return found
+        return tuple(woken for batch in in_batches(found) for woken in _wake(session, col(Item.id).in_(batch)))
 
 
-def _deferred(session: Session, key: str) -> list[Item]:
-    return list(session.exec(select(Item).where(Item.subject_key == key, Item.state == ItemState.DEFERRED)))
+def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
+    """Set those of the items waiting that are deferred at this moment: another may have closed or taken one just now."""
+    woken = session.execute(
+        update(Item)
+        .where(which, col(Item.state) == ItemState.DEFERRED)
+        .values(state=ItemState.WAITING)
+        .returning(col(Item.id))
+        .execution_options(synchronize_session=False)
+    )
+    return tuple(sorted(woken.scalars()))
 
 
-def _wake(session: Session, key: str) -> tuple[int, ...]:
-    woken = tuple(item.id for item in _deferred(session, key) if item.id is not None)
-    if woken:
-        session.execute(update(Item).where(col(Item.id).in_(woken)).values(state=ItemState.WAITING))
-    return woken
+def _of(key: str) -> ColumnElement[bool]:
+    return col(Item.subject_key) == key
 
 
 def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

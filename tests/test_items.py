@@ -5,13 +5,16 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import update
 
 from farm import cards, items, jobs
 from farm.cards import holder_name, holder_of_process
 from farm.items import Claim, Declined
+from farm.store import tables
 from farm.store.tables import ItemState
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, readings, register
+from tests.statements import meanwhile, values_at_once
 
 
 @pytest.fixture
@@ -145,6 +148,65 @@ def test_a_deferred_item_wakes_when_the_other_is_lost(any_database, card):
     items.release_card(any_database, card)
     assert items.wake_orphans(any_database, farm="embedded:there:1:abc") == ()
     assert items.wake_orphans(any_database) == (second.id,)
+
+
+def does(database, waits, how):
+    """What another does meanwhile with a deferred item, and the state that it then has."""
+    if how == "cancelled":
+        return lambda: jobs.cancel(database, waits.job_id), ItemState.CANCELLED
+    return lambda: claim(database, waits, "another"), ItemState.CLAIMED
+
+
+def one_behind_the_other(database, card):
+    """Two items of one subject and the claim on the first, whose lease has ended; the second is deferred."""
+    operators = store_operators(database, [""])
+    first, second = (only(database, plan(database, [card], operators=operators)) for _ in range(2))
+    held = claim(database, first)
+    assert claim(database, second)[0] is Declined.DEFERRED
+    items.renew(database, "somebody", -1)
+    return held, second
+
+
+@pytest.mark.parametrize("how", ["cancelled", "taken"])
+def test_what_another_does_with_a_deferred_item_just_before_it_wakes_stands(any_database, card, how):
+    _, second = one_behind_the_other(any_database, card)
+    act, state = does(any_database, second, how)
+    with meanwhile(any_database, "UPDATE item SET state=", act):
+        items.wake_orphans(any_database)
+    assert only(any_database, second.job_id).state == state
+
+
+@pytest.mark.parametrize("how", ["cancelled", "taken"])
+def test_so_it_does_when_the_first_fails(any_database, card, how):
+    held, second = one_behind_the_other(any_database, card)
+    act, state = does(any_database, second, how)
+    with meanwhile(any_database, "UPDATE item SET state=.* item.state = .* RETURNING", act):
+        items.fail(any_database, held, "raised", "no")
+    assert only(any_database, second.job_id).state == state
+
+
+def test_a_deferred_item_that_closes_just_before_it_wakes_stays_closed(any_database, card):
+    held, second = one_behind_the_other(any_database, card)
+    with meanwhile(any_database, "UPDATE item SET state=", lambda: complete(any_database, held, card)):
+        items.wake_orphans(any_database)
+    second = only(any_database, second.job_id)
+    assert (second.state, second.reading_id is None) in {(ItemState.DONE, False), (ItemState.WAITING, True)}
+
+
+def test_to_look_for_what_wakes_waits_for_no_writer(any_database, card):
+    one_behind_the_other(any_database, card)
+    items.renew(any_database, "somebody", 60)
+    with any_database.write():
+        assert items.wake_orphans(any_database) == ()
+
+
+def test_many_items_wake_with_few_values_in_a_statement(any_database, card):
+    plan(any_database, [card], number=1200)
+    with any_database.write() as session:
+        session.execute(update(tables.Item).values(state=ItemState.DEFERRED, subject_key="nobody's"))
+    with values_at_once(any_database) as numbers:
+        assert len(items.wake_orphans(any_database)) == 1200
+    assert max(numbers) < 600
 
 
 def test_the_last_two_items_closing_at_once_ask_for_the_aggregation(any_database, card):

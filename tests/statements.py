@@ -1,0 +1,66 @@
+"""Tests that look at single statements: another writer comes just before one, or one has more values than a database takes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sqlalchemy import event
+
+from farm.store.database import Database
+
+#: How long the second has for its whole work. Where the first holds a lock that it needs, it waits, and ends later.
+HEAD_START_S = 0.5
+
+
+@contextlib.contextmanager
+def meanwhile(database: Database, statement: str, action: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Run an action in a thread of its own just before this thread's first statement that matches.
+
+    What the action returned is in the list afterwards.
+    """
+    returned: list[Any] = []
+    errors: list[Exception] = []
+    own = threading.get_ident()
+
+    def act() -> None:
+        try:
+            returned.append(action())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=act)
+
+    def before(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        if threading.get_ident() == own and thread.ident is None and re.match(statement, " ".join(text.split())):
+            thread.start()
+            thread.join(HEAD_START_S)
+
+    event.listen(database.engine, "before_cursor_execute", before)
+    try:
+        yield returned
+    finally:
+        event.remove(database.engine, "before_cursor_execute", before)
+    assert thread.ident is not None, f"no statement matched {statement}"
+    thread.join(30)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def values_at_once(database: Database) -> Iterator[list[int]]:
+    """How many values each of the statements had that were executed."""
+    numbers: list[int] = []
+
+    def before(_connection: Any, _cursor: Any, _text: str, parameters: Any, _context: Any, many: bool) -> None:
+        numbers.extend(len(one) for one in parameters) if many else numbers.append(len(parameters))
+
+    event.listen(database.engine, "before_cursor_execute", before)
+    try:
+        yield numbers
+    finally:
+        event.remove(database.engine, "before_cursor_execute", before)
