@@ -260,9 +260,10 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
     """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
 
     Where both are full, often on one disk, it waits here until one of them has room, as long as a task may take. Its
-    token decides in the end, wherever it waited.
+    token decides in the end, wherever it waited. What the database refuses for another reason is kept as well, and told.
     """
     pauses_s = _pauses_s(0.5)
+    keep = partial(worker.spool.keep, claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
     while True:
         try:
             return items.complete(
@@ -270,13 +271,18 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
             )
         except DatabaseUnreachable as away:
             try:
-                worker.spool.keep(claimed, answer.reading, card_id=worker.card_id, software_id=answer.software.id)
+                keep()
             except OSError as error:
                 log.warning("The reading of %s waits in memory: %s The spool: %s", claimed.label, away.message, error)
                 time.sleep(next(pauses_s))
                 continue
             log.warning("The database is away; the reading of %s waits in %s", claimed.label, worker.spool.folder)
             return None
+        except Exception:
+            with contextlib.suppress(OSError):
+                keep()
+                log.error("The reading of %s could not be written and waits in %s", claimed.label, worker.spool.folder)
+            raise
 
 
 def _ready(worker: CardWorker) -> str | None:

@@ -57,6 +57,28 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(start, postgres,
     assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
 
 
+def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
+    """As a standby does, or a server that its operator closed."""
+    url = postgres.new_database()
+    hurt = start(database_url=url)
+    job_id = hurt.submit(["slow"] * 6, 0.5)
+    item = hurt.in_work(job_id)
+    _writes(postgres, "off")
+    time.sleep(6)  # longer than a lease
+    assert hurt.messages() >= 4, "nobody can be told the outcome, so none is begun"
+    _writes(postgres, "on")
+    assert hurt.settled(job_id) == {"done": 6}
+    (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert (kept.attempts, kept.repeated) == (1, 0)
+
+
+def _writes(postgres, allowed):
+    with postgres.connect() as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'off' if allowed == 'on' else 'on'}")
+        connection.execute("SELECT pg_reload_conf()")
+
+
 def _answers(hurt):
     try:
         return hurt.farm.database.schema_version() is not None
