@@ -68,6 +68,7 @@ def aggregate(
     *,
     target: float,
     launch: str,
+    asked: Sequence[str] = (),
     seen: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Hold the sum of the parts against the whole.
@@ -79,6 +80,8 @@ def aggregate(
         canaries: readings of reference tuples over the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
+        asked: the operator types that were asked for by name; where these alone cannot reach the target, the outcome
+            is "none".
         seen: what verifying the whole on a card found; its kernels are held against those of the tuples.
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
@@ -141,15 +144,21 @@ def aggregate(
         context_energy_mj=_over_calls(measured, lambda chosen: chosen.context_mj) if among and energy else None,
         weights_in_cache=weights_in_cache(readings) if among else None,
     )
+    if asked and (share := _share(parts, lambda part: part.in_scope)) is not None and share < target:
+        verdict = dataclasses.replace(verdict, asked_for=tuple(asked), asked_share=share)
     without_energy = sum(chosen.energy is None for _, chosen in measured)
     return _judged(verdict, own, without_energy, apart if among else 0)
 
 
 def coverage_of(parts: Iterable[Part]) -> float | None:
     """Share of the estimated cost that was measured; None where nothing has a cost."""
-    weights = [(part.weight_us, part.reading is not None) for part in parts]
+    return _share(parts, lambda part: part.reading is not None)
+
+
+def _share(parts: Iterable[Part], of: Callable[[Part], bool]) -> float | None:
+    weights = [(part.weight_us, of(part)) for part in parts]
     everything = math.fsum(weight for weight, _ in weights)
-    return math.fsum(weight for weight, read in weights if read) / everything if everything else None
+    return math.fsum(weight for weight, counts in weights if counts) / everything if everything else None
 
 
 def next_operators(parts: Sequence[Part], significant: set[str], *, target: float = 0.95) -> list[str]:
@@ -190,13 +199,14 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -
             reasons.append(f"The whole model was not measured ({failures}).")
         if verdict.parts and not verdict.measured:
             reasons.append("None of the operators was measured.")
-        return dataclasses.replace(verdict, outcome="none", reasons=tuple(reasons))
+        return dataclasses.replace(verdict, outcome="none", reasons=tuple(reasons), asked_for=(), asked_share=None)
 
     shortfalls: list[str] = []
+    reasons += _unsettled(verdict, wholes)
     compared = [("time", verdict.time)]
     if verdict.energy and verdict.energy.accuracy is not None:
         compared.append(("energy", verdict.energy))
-    for name, comparison in compared:
+    for name, comparison in compared if not verdict.asked_for else ():
         gap, accuracy = comparison.gap, comparison.accuracy
         if gap is None or accuracy is None:
             continue
@@ -211,11 +221,17 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -
             )
         elif abs(abs(gap.value) - allowed) < gap.half_width:
             reasons.append(f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit.")
-    if verdict.coverage is None or verdict.coverage < target:
+    if verdict.asked_for:
+        shortfalls.append(
+            f"Only {', '.join(verdict.asked_for)} {'was' if len(verdict.asked_for) == 1 else 'were'} asked for: "
+            f"{_percent(verdict.asked_share or 0)} of the estimated cost, where a verdict needs {_percent(target)}."
+        )
+    elif verdict.coverage is None or verdict.coverage < target:
         shortfalls.append(f"The coverage is {_percent(verdict.coverage or 0)}; {_percent(target)} is asked for.")
     if len(compared) == 1:
         without = f" for {blind} of {verdict.measured} tuples" if 0 < blind < verdict.measured else ""
-        reasons.append(f"Energy is not available{without}; the verdict rests on time and coverage alone.")
+        rests = "" if verdict.asked_for else "; the verdict rests on time and coverage alone"
+        reasons.append(f"Energy is not available{without}{rests}.")
     if verdict.kernels and verdict.kernels.explained < KERNELS_ALIKE:
         reasons.append(
             f"Of the whole's kernel time the tuples' kernels account for {_percent(verdict.kernels.explained)}: "
@@ -227,8 +243,19 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -
     if missing:
         reasons.append(f"The whole was not measured on {', '.join(missing)}.")
     reasons += _contradicted(verdict, wholes)
-    outcome: Outcome = "fail" if shortfalls else "pass"
+    outcome: Outcome = "none" if verdict.asked_for else "fail" if shortfalls else "pass"
     return dataclasses.replace(verdict, outcome=outcome, reasons=(*shortfalls, *reasons))
+
+
+def _unsettled(verdict: Verdict, wholes: Sequence[Whole]) -> Iterator[str]:
+    """Whether most readings, or a whole, ended at the ceiling: then the figures say more of the moment than of the model."""
+    of_wholes = [whole.reading for whole in wholes if whole.reading]
+    total, loose = verdict.measured + len(of_wholes), verdict.flags.get("not_converged", 0)
+    mend = "other programs used this card or CPU, or windows were short. Repeat when it is quiet, with --reuse none."
+    if 2 * loose > total:
+        yield f"{loose} of {total} readings did not converge: {mend}"
+    elif any("not_converged" in reading.flags for reading in of_wholes):
+        yield f"The whole model's reading did not converge: {mend}"
 
 
 def _contradicted(verdict: Verdict, wholes: Sequence[Whole]) -> Iterator[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqlmodel import Session
 
     from farm.devices.device import Card
+    from farm.store.tables import Verdict
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,8 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
             "closed": closed[job.id],
             "created_at_s": job.created_at_s,
             "ended_at_s": job.ended_at_s,
-            **{
-                name: getattr(verdicts.get(job.id), name, None)
-                for name in ("outcome", "accuracy_time", "accuracy_energy", "coverage")
-            },
+            # As its report says it: what was read before its end is no basis for a verdict.
+            **(_judged(verdicts.get(job.id)) if job.state != tables.JobState.CANCELLED else _judged(None, "none")),
         }
         for job in newest
     ]
@@ -161,6 +160,15 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
     """Every card that ever joined the farm, with what it does now."""
+def _judged(verdict: Verdict | None, outcome: str | None = None) -> dict[str, Any]:
+    return {
+        "outcome": verdict.outcome if verdict else outcome,
+        "accuracy_time": verdict.accuracy_time if verdict else None,
+        "accuracy_energy": verdict.accuracy_energy if verdict else None,
+        "coverage": verdict.coverage if verdict else None,
+    }
+
+
     from sqlmodel import select
 
     from farm import cards

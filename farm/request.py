@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -47,6 +47,11 @@ class Sweep:
 
     def __str__(self) -> str:
         return self.name or f"{self.operator} sweep of {self.size}"
+
+
+def named(operators: Sequence[str]) -> tuple[str, ...]:
+    """The operators that a request asks for by name: none where it takes all, or the accuracy loop chooses."""
+    return () if {"all", "auto"} & set(operators) else tuple(operators)
 
 
 @dataclass(frozen=True)

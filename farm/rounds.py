@@ -19,7 +19,7 @@ from farm.errors import NoSuchCard, UnknownOperator, UsageError, did_you_mean
 from farm.items import open_items
 from farm.planning import add_round
 from farm.report.parts import parts_of, seen_on_card
-from farm.request import Request
+from farm.request import Request, named
 from farm.store import tables
 from farm.store.content import find_capture
 from farm.store.database import Database, database_now
@@ -82,6 +82,7 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         target=request.target,
         launch=request.protocol.launch,
         seen=seen,
+        asked=named(request.operators),
     )
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)

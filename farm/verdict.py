@@ -207,6 +207,14 @@ class Verdict:
     context_time_us: float | None = None  # of the sum: what the tuples' places among other operators change
     context_energy_mj: float | None = None
     weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
+    asked_for: tuple[str, ...] = ()  # the only operator types asked for, where these cannot reach the target
+    asked_share: float | None = None  # of the estimated cost, theirs
+
+    @property
+    def missed(self) -> bool:
+        """Whether it did not pass, other than because only a part of the model was asked for, all of which was read."""
+        partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
+        return self.outcome != "pass" and not partial
 
     def columns(self) -> dict[str, Any]:
         """The columns of the table of verdicts."""
@@ -251,6 +259,8 @@ class Verdict:
             "context_time_us": self.context_time_us,
             "context_energy_mj": self.context_energy_mj,
             "weights_in_cache": self.weights_in_cache,
+            "asked_for": list(self.asked_for),
+            "asked_share": self.asked_share,
         }
 
     @classmethod
@@ -274,6 +284,8 @@ class Verdict:
             context_time_us=data.get("context_time_us"),
             context_energy_mj=data.get("context_energy_mj"),
             weights_in_cache=data.get("weights_in_cache"),
+            asked_for=tuple(data.get("asked_for", ())),
+            asked_share=data.get("asked_share"),
         )
 
 

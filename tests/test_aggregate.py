@@ -23,7 +23,7 @@ def part(name="Conv2d", count=1, weight=1.0, read: ReadingView | None = None, **
 
 def judge(parts, whole: ReadingView | None, **more) -> Verdict:
     wholes = [Whole("GPU-1", whole)] if whole else []
-    return aggregate(parts, wholes, more.pop("canaries", ()), target=more.pop("target", 0.95), launch="graph")
+    return aggregate(parts, wholes, more.pop("canaries", ()), target=more.pop("target", 0.95), launch="graph", **more)
 
 
 def test_sums_gaps_accuracy_and_power():
@@ -139,6 +139,40 @@ def test_a_gap_near_the_limit_is_said_to_be():
     verdict = judge([part(read=reading(95.5, 1.0, energy_mj=20))], reading(100, energy_mj=20))
     assert verdict.outcome == "pass"
     assert any("within its interval" in reason for reason in verdict.reasons)
+
+
+def test_readings_that_did_not_converge_are_said_with_what_to_do():
+    loose = {"flags": ("not_converged",)}
+    parts = [part(read=reading(4000, **loose)), part("add", read=reading(10, **loose)), part("ReLU", read=reading())]
+    assert not [reason for reason in judge(parts, reading(100)).reasons if "converge" in reason]  # half of them
+    (reason,) = [reason for reason in judge(parts, reading(100, **loose)).reasons if "converge" in reason]
+    assert reason.startswith("3 of 4 readings did not converge: other programs used this card or CPU")
+    assert "--reuse none" in reason
+    (reason,) = [reason for reason in judge(parts[2:] * 3, reading(30, **loose)).reasons if "converge" in reason]
+    assert reason.startswith("The whole model's reading did not converge")
+
+
+def test_a_few_operators_of_a_model_are_not_judged():
+    parts = [part("MaxPool2d", read=reading(3)), part("Conv2d", weight=99.0, in_scope=False)]
+    verdict = judge(parts, reading(100), asked=("MaxPool2d",))
+    assert (verdict.outcome, verdict.missed) == ("none", False)
+    assert verdict.reasons == (
+        "Only MaxPool2d was asked for: 1.0 % of the estimated cost, where a verdict needs 95.0 %.",
+    )
+    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).missed is False
+    # What was asked for and could not be read is missing.
+    failed = [*parts, part("MaxPool2d", reason="raised: no")]
+    assert judge(failed, reading(100), asked=("MaxPool2d",)).missed
+    # Without a whole there is nothing to say of it either.
+    assert judge(parts, None, asked=("MaxPool2d",)).missed
+    # The accuracy loop goes on from what falls short.
+    assert judge(parts, reading(100)).outcome == "fail"
+
+
+def test_a_few_operators_that_are_nearly_all_of_a_model_are_judged():
+    parts = [part(read=reading(99), weight=99.0), part("add", weight=1.0, in_scope=False)]
+    assert judge(parts, reading(100, energy_mj=2), asked=("Conv2d",)).outcome == "pass"
+    assert judge(parts, reading(300, energy_mj=2), asked=("Conv2d",)).outcome == "fail"
 
 
 def test_a_gap_that_is_hardly_known_says_what_would_help():

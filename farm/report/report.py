@@ -21,9 +21,10 @@ from farm.benchmark.protocol import Protocol, inside_s
 from farm.choice import choose
 from farm.errors import NoSuchJob
 from farm.report.parts import parts_of, seen_on_card
+from farm.request import named
 from farm.store import tables
 from farm.store.batches import fetch
-from farm.store.tables import Item, ItemState
+from farm.store.tables import Item, ItemState, JobState
 from farm.verdict import VERDICT_SCHEMA, Chosen, Part, Verdict, Whole
 
 SCHEMA = 1
@@ -187,6 +188,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         canaries,
         target=job.request.get("target", 0.95),
         launch=protocol.launch,
+        asked=named(job.request.get("operators", ())),
         seen=seen,
     )
     if stored is not None and stored.launch_gap_us is None:
@@ -195,6 +197,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     in_model = (seen.get("in_model") or {}).get("calls_us") or {}
     chosen = _chosen(parts, wholes, protocol.launch)
     items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()
+    if stored is None and job.state == JobState.CANCELLED:
+        verdict = _cancelled(verdict, items)
     rows = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     round_row = session.get(tables.Round, (job_id, shown))
     capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
@@ -228,6 +232,13 @@ def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | Non
     row = session.exec(query).first()
     # One of another version is worked out anew from the same readings.
     return Verdict.from_json(row.details) if row and row.details.get("schema") == VERDICT_SCHEMA else None
+
+
+def _cancelled(verdict: Verdict, items: Sequence[Item]) -> Verdict:
+    """What was read before the end is no basis for a verdict."""
+    begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
+    reason = f"Cancelled after {begun} of {len(items)} items; the same command goes on."
+    return dataclasses.replace(verdict, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
 
 def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[tuple[str, str], Chosen]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from rich.console import Console
 from sqlmodel import select
 
-from cli import lists, report_tables
+from cli import following, lists, report_tables
 from cli import progress as progress_lines
 from farm import report
+from farm.errors import BelowTarget
 from farm.jobs import Progress
 from farm.store import tables
 from tests.report import rows
@@ -69,6 +71,17 @@ def test_an_open_job_says_that_it_is_preliminary(database):
     found = shown(database, "job1")
     assert "PRELIMINARY NO VERDICT" in found
     assert "7 open" in found
+
+
+def test_check_asks_no_verdict_of_a_few_operators_or_of_a_sweep(database):
+    job_id = rows.model_job(database)
+    with database.read() as session:
+        whole = report.build(session, job_id)
+    with pytest.raises(BelowTarget):
+        following.check([whole])
+    unmeasured = tuple(entry for entry in whole.verdict.unmeasured if entry.reason == "not in scope")
+    few = dataclasses.replace(whole.verdict, outcome="none", asked_for=("Conv2d",), unmeasured=unmeasured)
+    following.check([dataclasses.replace(whole, verdict=few), dataclasses.replace(whole, kind="sweep")])
 
 
 def test_rounds_are_shown_where_there_are_several(database):
@@ -153,7 +166,7 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, widt
     with database.read() as session:
         found = text(report_tables.report(report.build(session, job_id), tuples=3), width, terminal=True)
     lines = found.splitlines()
-    for whole in ("Conv2d", "MaxPool2d", "630 µs", "332 mJ", "696.0 ± 8.1 µs", "516 ± 13 W", "-3.3 ± 1.1 %", "5.2 %"):
+    for whole in ("Conv2d", "MaxPool2d", "630 µs", "332 mJ", "696.0 ± 8.1 µs", "516 ± 13 W", "-3.3 ± 1.1 %", "5.0 %"):
         assert whole in found
     for name in ("time", "power", "energy"):
         assert any(line.startswith(f"{name} ") and "±" in line for line in lines)

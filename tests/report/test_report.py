@@ -10,7 +10,7 @@ import sys
 import pytest
 from sqlmodel import select
 
-from farm import report
+from farm import listing, report
 from farm.aggregate import aggregate
 from farm.benchmark.protocol import Protocol
 from farm.errors import NoSuchJob
@@ -102,6 +102,21 @@ def test_an_open_job_is_reported_as_far_as_it_is(database):
     assert found.readings.open == 1
     assert found.verdict.outcome == "none"
     assert "being measured" in found.verdict.reasons[0]
+
+
+def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
+    rows.model_job(database)
+    with database.write() as session:
+        session.get_one(tables.Job, "job1").state = "cancelled"
+        for item in session.exec(select(tables.Item).where(tables.Item.role == "canary")).all():
+            item.state, item.reading_id = "cancelled", None
+    found = built(database, "job1")
+    assert found.verdict.outcome == "none"
+    assert found.verdict.missed
+    assert found.verdict.reasons == ("Cancelled after 5 of 7 items; the same command goes on.",)
+    with database.read() as session:
+        (row,) = listing.jobs(session, 5)
+    assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)
 
 
 def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
