@@ -158,8 +158,6 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
-    """Every card that ever joined the farm, with what it does now."""
 def _judged(verdict: Verdict | None, outcome: str | None = None) -> dict[str, Any]:
     return {
         "outcome": verdict.outcome if verdict else outcome,
@@ -169,6 +167,8 @@ def _judged(verdict: Verdict | None, outcome: str | None = None) -> dict[str, An
     }
 
 
+def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
+    """Every card that ever joined the farm, with what it does now."""
     from sqlmodel import select
 
     from farm import cards

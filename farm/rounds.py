@@ -81,8 +81,8 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         canaries,
         target=request.target,
         launch=request.protocol.launch,
-        seen=seen,
         asked=named(request.operators),
+        seen=seen,
     )
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)

@@ -57,6 +57,7 @@ def serve_card(card_id: str) -> int:
 
     Raises:
         CardBusy: another worker on this host serves the card.
+        SettingsError: there can be no locks where the setting has them.
     """
     current = settings()
     holder = cards.holder_name(
@@ -66,7 +67,7 @@ def serve_card(card_id: str) -> int:
     os.environ[CARD_VARIABLE] = card_id
     database = Database(current.database)
     database.check_schema()
-    with CardLock(card_id, current.lock_dir):
+    with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
         # Nobody else can be measuring on this card now: what an earlier worker held is free at once.
         items.release_card(database, card_id)
         _announce(database, card_id, holder, current)

@@ -12,23 +12,26 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from farm.errors import CardBusy
+from farm.errors import CardBusy, SettingsError
 
 
 class CardLock:
     """The exclusive right to measure on a card, as a context manager or through `acquire` and `release`.
 
     A child made by `fork` shares the lock until both have closed it; one made by `exec` does not.
+
+    Args:
+        started_by: the process that a person started and that began this one; the one to be named to whoever comes next.
     """
 
-    def __init__(self, card_id: str, lock_dir: Path | str) -> None:
+    def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:
         self.card_id = card_id
+        self.started_by = started_by
         self.path = Path(lock_dir) / f"{_file_name(card_id)}.lock"
         self._descriptor: int | None = None
 
@@ -40,8 +43,8 @@ class CardLock:
         """Take the lock at once or not at all.
 
         Raises:
-            CardBusy: another process holds it (the message names pid, host and command), or the file cannot be
-                opened.
+            CardBusy: another process holds it; the message names pid, host and command.
+            SettingsError: there can be no lock in that directory.
         """
         if self._descriptor is not None:
             return self
@@ -49,7 +52,7 @@ class CardLock:
         try:
             descriptor = _open(self.path)
         except OSError as error:
-            raise CardBusy(
+            raise SettingsError(
                 f"The lock of card {self.card_id} cannot be opened: {error}.",
                 "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
             ) from error
@@ -59,18 +62,21 @@ class CardLock:
             holder = _read(descriptor)
             os.close(descriptor)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise CardBusy(
+                raise SettingsError(
                     f"The lock of card {self.card_id} cannot be taken: {error}.",
                     "Give FARM_LOCK_DIR a directory on a local file system.",
                 ) from error
             raise CardBusy(
                 f"The card {self.card_id} is taken by {_describe(holder)}.",
-                "Stop that worker, wait for it, or choose another card with --card.",
+                "Wait for it, end it, or choose another card with --card."
+                if _has_another(self.card_id)
+                else "Wait for it, or end it.",
             ) from None
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "command": " ".join([Path(sys.argv[0] or "python").name, *sys.argv[1:2]])[:200],
+            "started_by": self.started_by or os.getpid(),
+            "command": _command(self.started_by or os.getpid()),
             "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         os.ftruncate(descriptor, 0)
@@ -137,4 +143,26 @@ def _read(descriptor: int) -> dict[str, Any]:
 def _describe(holder: dict[str, Any]) -> str:
     if not holder:
         return "another process"
-    return f"process {holder.get('pid')} on {holder.get('host')} ({holder.get('command')}), since {holder.get('since')}"
+    pid, host = holder.get("started_by", holder.get("pid")), holder.get("host")
+    return f"`{holder.get('command')}` (process {pid} on {host}) since {holder.get('since')}"
+
+
+def _command(pid: int) -> str:
+    """What the process was started as: `farm` and all its words, of other programs the first two."""
+    import psutil
+
+    words: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        words = psutil.Process(pid).cmdline()
+    for number, word in enumerate(words[:3]):
+        if Path(word).name == "farm" or words[number - 1 : number + 1] == ["-m", "cli"]:
+            return " ".join(["farm", *words[number + 1 :]])[:200]
+    return " ".join([Path(words[0]).name, *words[1:2]])[:200] if words else "a process that has ended"
+
+
+def _has_another(card_id: str) -> bool:
+    """Whether this host has another card to choose."""
+    from farm.devices.device import discover
+    from farm.settings import settings
+
+    return any(card.id != card_id and not card.refusal for card in discover(settings()))

@@ -61,17 +61,16 @@ def _locks(folder: Path) -> Check:
 
 
 def _writable(name: str, folder: Path, next_step: str) -> Check:
-    if not folder.is_dir():
-        parent = _existing(folder)
-        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            return ok(name, f"{folder} (made when it is needed)")
-        return Check(name, "problem", f"{folder} cannot be made: {parent} is not writable", next_step)
+    there = _existing(folder)
+    if not there.is_dir():
+        return Check(name, "problem", f"{folder} cannot be a folder: {there} is a file", next_step)
     try:
-        # Asking the mode is not enough: a file system may be full, read-only or mapped to another user.
-        with tempfile.TemporaryFile(dir=folder):
-            return ok(name, str(folder))
+        # Asking the mode is not enough: a file system may be full, read-only, the kernel's or mapped to another user.
+        with tempfile.TemporaryFile(dir=there):
+            return ok(name, str(folder) if there == folder else f"{folder} (made when it is needed)")
     except OSError as error:
-        return Check(name, "problem", f"{folder} cannot be written to: {error.strerror}", next_step)
+        cannot = "" if there == folder else f"{folder} cannot be made: "
+        return Check(name, "problem", f"{cannot}{there} cannot be written to: {error.strerror}", next_step)
 
 
 def _disk(current: Settings) -> Iterator[Check]:
@@ -81,6 +80,8 @@ def _disk(current: Settings) -> Iterator[Check]:
     seen: set[int] = set()
     for folder in sorted(folders):
         there = _existing(folder)
+        if not there.is_dir():
+            continue  # told where the folder or the database is looked at
         if (device := there.stat().st_dev) in seen:
             continue
         seen.add(device)

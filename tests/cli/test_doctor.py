@@ -309,6 +309,20 @@ def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path)
     assert "hidden" not in json.dumps(checks)
 
 
+def test_a_folder_that_the_kernel_refuses_or_that_is_a_file_cannot_be_made(examined, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FARM_LOCK_DIR", "/proc/nope")
+    monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "file"))
+    checks = examined()
+    ((level, told),) = levels(checks, "lock folder")
+    assert level == "problem"
+    assert "/proc/nope cannot be made" in told
+    assert levels(checks, "state folder") == [
+        ("problem", f"{tmp_path / 'file'} cannot be a folder: {tmp_path / 'file'} is a file")
+    ]
+    assert levels(checks, "disk") == []
+
+
 def test_readings_that_wait_for_the_database_are_told(examined):
     spool = Path(os.environ["FARM_STATE_DIR"]) / "spool"
     spool.mkdir(parents=True)

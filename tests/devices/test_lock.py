@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farm.devices.lock import CardLock
-from farm.errors import CardBusy
+from farm.devices.simulated import simulated_cards
+from farm.errors import CardBusy, SettingsError
+from farm.settings import settings
 
 CARD = "GPU-1234"
 HOLDER = """
@@ -27,7 +31,7 @@ def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(CardBusy, match=f"{CARD} is taken by process {holder.pid} on ") as caught:
+    with pytest.raises(CardBusy, match=rf"{CARD} is taken by `python\S* -c` \(process {holder.pid} on ") as caught:
         CardLock(CARD, tmp_path / "locks").acquire()
     assert caught.value.exit_code == 4
     holder.kill()
@@ -35,6 +39,27 @@ def test_a_second_worker_refuses_and_names_the_first_until_it_is_killed(tmp_path
     holder.stdout.close()
     with CardLock(CARD, tmp_path / "locks") as lock:
         assert lock.held
+
+
+@pytest.mark.parametrize(
+    "words", [["python", "/opt/bin/farm", "run", "resnet18"], ["python3.11", "-m", "cli", "run", "resnet18"]]
+)
+def test_who_holds_a_card_for_a_command_names_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words) -> None:
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda process: words)
+    with CardLock(CARD, tmp_path, started_by=os.getppid()):
+        told = rf"taken by `farm run resnet18` \(process {os.getppid()} on "
+        with pytest.raises(CardBusy, match=told):
+            CardLock(CARD, tmp_path).acquire()
+
+
+@pytest.mark.parametrize(("cards", "offered"), [("1", False), ("2", True)])
+def test_another_card_is_offered_where_there_is_one(tmp_path: Path, monkeypatch, cards, offered) -> None:
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", cards)
+    settings.cache_clear()
+    card = simulated_cards(settings())[0].id
+    with CardLock(card, tmp_path), pytest.raises(CardBusy) as caught:
+        CardLock(card, tmp_path).acquire()
+    assert ("--card" in caught.value.next_step) == offered
 
 
 def test_other_cards_are_free(tmp_path: Path) -> None:
@@ -60,13 +85,13 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f"{CARD}.lock").symlink_to(victim)
-    with pytest.raises(CardBusy, match="cannot be opened"):
+    with pytest.raises(SettingsError, match="cannot be opened"):
         CardLock(CARD, tmp_path).acquire()
     assert victim.read_text() == "precious"
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CardBusy, match="cannot be opened") as caught:
+    with pytest.raises(SettingsError, match="cannot be opened") as caught:
         CardLock(CARD, tmp_path / "file").acquire()
     assert "FARM_LOCK_DIR" in caught.value.next_step

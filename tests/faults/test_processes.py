@@ -127,7 +127,7 @@ def test_a_second_worker_for_a_card_is_refused(start):
     hurt = start()
     second = hurt.farm.ask("worker")
     assert second.returncode == 4
-    assert "is taken by process" in second.stderr
+    assert "is taken by `farm worker`" in second.stderr
     job_id = hurt.submit(["", ""])
     assert hurt.settled(job_id) == {"done": 2}
 
