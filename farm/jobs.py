@@ -23,6 +23,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now
+from farm.store.locks import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 
 
@@ -168,14 +169,16 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
 def cancel(database: Database, job_id: str) -> int:
     """End a job: its open items are cancelled, their messages find nothing to do. How many items there were."""
     with database.write() as session:
-        job = session.get_one(tables.Job, job_id)
-        if job.state != JobState.OPEN:
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.state != JobState.OPEN:
             return 0
         job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
         session.add(job)
+        its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
+        lock_items(session, *its_open)
         ended = session.execute(
             update(Item)
-            .where(col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
+            .where(*its_open)
             # The token stays: what is in work is finished, and its reading kept. So does its key while its lease lasts:
             # another job's item of the same subject goes on waiting for that reading.
             .values(
@@ -196,7 +199,9 @@ def cancel(database: Database, job_id: str) -> int:
 def retry_failed(database: Database, job_id: str) -> int:
     """Set a job's failed items waiting again, with all their attempts; how many."""
     with database.write() as session:
-        job = session.get_one(tables.Job, job_id)
+        job = locked(session, tables.Job, job_id)
+        if job is None:
+            return 0
         again = session.execute(
             update(Item)
             .where(col(Item.job_id) == job_id, col(Item.state) == ItemState.FAILED)
@@ -231,9 +236,9 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         heartbeat_s: how often workers are seen.
     """
     with database.write() as session:
-        job = session.get_one(tables.Job, job_id)
-        if job.farm == farm or not job.farm:
-            return job.farm == farm
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.farm == farm or not job.farm:
+            return job is not None and job.farm == farm
         within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
         for view in card_views(session, heartbeat_s):
             if farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s:

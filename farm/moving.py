@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
@@ -22,6 +23,7 @@ from farm.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
+from farm.store.locks import lock_open_jobs
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
@@ -46,23 +48,25 @@ def move_items(
     if not peers:
         return []
     with database.write() as session:
-        held = (
-            select(Item)
-            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-            .where(Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", tables.Job.farm == farm)
-        )
+        its: list[Any] = [
+            Item.card_id == card_id,
+            col(Item.state).in_(OPEN),
+            Item.role == "tuple",
+            tables.Job.farm == farm,
+        ]
         if job_id is not None:
-            held = held.where(Item.job_id == job_id)
+            its.append(col(Item.job_id) == job_id)
         if not in_work:
-            held = held.where(col(Item.lease_until_s) < database_now())
-        if session.get_bind().dialect.name == "postgresql":
-            held = held.with_for_update(of=Item)
+            its.append(col(Item.lease_until_s) < database_now())
+        with_job = col(tables.Job.id) == col(Item.job_id)
+        jobs = lock_open_jobs(
+            session, session.exec(select(Item.job_id).join(tables.Job, with_job).where(*its).distinct())
+        )
+        may_take = {key: _takers(job, peers) for key, job in jobs.items()}
+        held = select(Item).join(tables.Job, with_job).where(*its).order_by(col(Item.id)).with_for_update(of=Item)
         by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
-        may_take: dict[str, frozenset[str]] = {}
         for item in session.exec(held):
-            if item.job_id not in may_take:
-                may_take[item.job_id] = _takers(session.get_one(tables.Job, item.job_id), peers)
-            if takers := may_take[item.job_id]:
+            if takers := may_take.get(item.job_id):
                 by_peers[takers].append(item)
         movable = [item for items in by_peers.values() for item in items]
         for item in movable:
@@ -101,26 +105,25 @@ def give_up(
     if not away or not working:
         return []
     with database.write() as session:
-        left = (
-            select(Item)
-            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-            .where(
-                col(Item.card_id).in_(away),
-                Item.role != "tuple",
-                col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
-                col(Item.lease_until_s) < database_now(),
-                tables.Job.state == JobState.OPEN,
-                tables.Job.farm == farm,
-            )
-            .order_by(col(Item.id))
-        )
+        its: list[Any] = [
+            col(Item.card_id).in_(away),
+            Item.role != "tuple",
+            col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+            col(Item.lease_until_s) < database_now(),
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+        ]
         if job_id is not None:
-            left = left.where(Item.job_id == job_id)
-        if session.get_bind().dialect.name == "postgresql":
-            left = left.with_for_update(of=Item)
+            its.append(col(Item.job_id) == job_id)
+        with_job = col(tables.Job.id) == col(Item.job_id)
+        jobs = lock_open_jobs(
+            session, session.exec(select(Item.job_id).join(tables.Job, with_job).where(*its).distinct())
+        )
+        left = select(Item).join(tables.Job, with_job).where(*its).order_by(col(Item.id)).with_for_update(of=Item)
         by_job: dict[str, list[Item]] = defaultdict(list)
         for item in session.exec(left):
-            by_job[item.job_id].append(item)
+            if item.job_id in jobs:
+                by_job[item.job_id].append(item)
         wanted: list[Item] = []
         for key, items in by_job.items():
             open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))
@@ -130,7 +133,7 @@ def give_up(
                 gave = _gave(session, key)
                 if any(item.card_id in for_now and item.card_id in gave for item in items):
                     continue
-            wanted += _give_up(session, session.get_one(tables.Job, key), items, working)
+            wanted += _give_up(session, jobs[key], items, working)
         return [item.id for item in wanted if item.id is not None]
 
 
@@ -229,8 +232,12 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
     if not moves:
         return []
     moved = []
+    job_of = {item_id: job_id for item_id, *_, job_id in waiting}
     with database.write() as session:
+        still_open = lock_open_jobs(session, (job_of[item_id] for item_id in moves))
         for item_id, card_id in sorted(moves.items()):
+            if job_of[item_id] not in still_open:
+                continue
             # Only what still waits: the card it is taken from goes on working meanwhile.
             taken = session.execute(
                 update(Item)

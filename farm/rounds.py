@@ -23,6 +23,7 @@ from farm.request import Request, named
 from farm.store import tables
 from farm.store.content import find_capture
 from farm.store.database import Database, database_now
+from farm.store.locks import locked
 from farm.store.tables import JobState
 from farm.verdict import Part, Verdict
 
@@ -64,7 +65,7 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
 
 
 def _close(session: Session, job_id: str, number: int) -> ClosedRound:
-    job = session.get(tables.Job, job_id)
+    job = locked(session, tables.Job, job_id)
     if job is None or job.state != JobState.OPEN or number != job.round:
         return ClosedRound(Closing.ALREADY)
     if open_items(session, job_id, number):
@@ -105,7 +106,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
     """End a job whose round cannot be judged, with the reason in the place of a verdict. What was read is kept."""
     try:
         with database.write() as session:
-            job = session.get(tables.Job, job_id)
+            job = locked(session, tables.Job, job_id)
             if job is None or job.state != JobState.OPEN or number != job.round:
                 return ClosedRound(Closing.ALREADY)
             wanted = job.request

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from sqlmodel import select
 
@@ -13,6 +15,7 @@ from farm.rounds import Closing, close_round
 from farm.store import tables
 from farm.store.tables import ItemState
 from tests.planned import claim, complete, items_of, plan, plan_model, register
+from tests.statements import meanwhile
 
 
 def cards_of(database, ids):
@@ -32,6 +35,18 @@ def test_a_lost_cards_items_move_and_its_late_write_is_fenced_out(any_database):
     assert {(item.card_id, item.state) for item in items_of(any_database, job_id)} == {(peer, ItemState.WAITING)}
     assert not complete(any_database, held, lost).accepted
     assert complete(any_database, claim(any_database, items_of(any_database, job_id)[0]), peer).accepted
+
+
+def test_of_a_job_that_is_cancelled_meanwhile_nothing_is_left_to_measure(any_database):
+    lost, idle = register(any_database, 0, 1)
+    for what in ("move", "balance"):
+        job_id = plan_model(any_database, [lost], ["Conv2d", "ReLU", "Linear"])
+        with meanwhile(any_database, "UPDATE item SET", partial(jobs.cancel, any_database, job_id)):
+            if what == "move":
+                move_items(any_database, lost, cards_of(any_database, [idle]))
+            else:
+                rebalance(any_database, cards_of(any_database, [lost, idle]), dry_within_s=10.0)
+        assert {item.state for item in items_of(any_database, job_id)} == {"cancelled"}
 
 
 def test_a_draining_card_finishes_what_it_has_in_work(any_database):

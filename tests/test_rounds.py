@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlmodel import select
 
-from farm import captures
+from farm import captures, items, jobs
 from farm.rounds import Closing, close_round, end_without_sum
 from farm.store import content, tables
 from tests.planned import claim, complete, items_of, plan, plan_model, register
+from tests.statements import meanwhile
 
 
 def measure(database, job_id):
@@ -31,6 +32,35 @@ def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):
         came = list(pool.map(lambda _: close_round(any_database, job_id, 1).closing, range(3)))
     assert sorted(came) == [Closing.ALREADY, Closing.ALREADY, Closing.DONE]
     assert len(verdicts(any_database, job_id)) == 1
+
+
+def only_a_part_is_predicted(database):
+    """A model job, read to its end, that wants a second round."""
+    (card,) = register(database, 0)
+    job_id = plan_model(database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    measure(database, job_id)
+    return job_id
+
+
+def test_a_job_that_is_cancelled_while_its_round_closes_has_nothing_left_to_measure(any_database):
+    job_id = only_a_part_is_predicted(any_database)
+    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.cancel(any_database, job_id)) as cancelled:
+        assert close_round(any_database, job_id, 1).next_round == 2
+    assert cancelled == [1]
+    assert {item.state for item in items_of(any_database, job_id) if item.round == 2} == {"cancelled"}
+
+
+def test_a_job_that_is_tried_again_while_its_round_closes_waits_in_its_newest_round(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    failing, *_ = items_of(any_database, job_id, "tuple")
+    items.fail(any_database, claim(any_database, failing), "raised", "no")
+    measure(any_database, job_id)
+    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.retry_failed(any_database, job_id)) as again:
+        assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert again == [1]
+    assert verdicts(any_database, job_id) == []
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, job_id).state == "open"
 
 
 def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_database):

@@ -1,0 +1,40 @@
+"""Locks on rows, for transactions that read, decide and then write.
+
+PostgreSQL lets writers run beside each other: without a lock, what the second one decided by is no longer so when it
+writes. SQLite has one writer at a time and ignores these.
+
+**The order is cards, jobs, items, and of each kind that of the ids.** Two that took them in different orders would wait for
+each other. Rows that refer to a locked card or job may still be inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlmodel import Session, SQLModel, col, select
+
+from farm.store.batches import in_batches
+from farm.store.tables import Item, Job, JobState
+
+Row = TypeVar("Row", bound=SQLModel)
+
+
+def locked(session: Session, table: type[Row], key: str) -> Row | None:
+    """The row as it is now, nobody else's to change until this transaction ends; None if there is none."""
+    return session.get(table, key, populate_existing=True, with_for_update={"key_share": True})
+
+
+def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
+    """Those of the jobs that are open, so that they stay so until this transaction ends."""
+    found: dict[str, Job] = {}
+    for batch in in_batches(sorted(job_ids)):
+        query = select(Job).where(col(Job.id).in_(batch)).order_by(col(Job.id)).with_for_update(key_share=True)
+        found.update((job.id, job) for job in session.exec(query.execution_options(populate_existing=True)))
+    return {job_id: job for job_id, job in found.items() if job.state == JobState.OPEN}
+
+
+def lock_items(session: Session, *which: Any) -> None:
+    """Take the items of these conditions in the order of their ids, which one UPDATE of them all would not."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(Item.id).where(*which).order_by(col(Item.id)).with_for_update()).all()
