@@ -5,13 +5,18 @@ A spooled reading is fenced like any other: it is accepted only if its claim sti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
+from farm.errors import DatabaseUnreachable
 from farm.items import Claim, Closed, complete
 from farm.json_file import write_whole
 from farm.store.database import Database
@@ -46,10 +51,13 @@ class Spool:
 
     def items(self) -> set[int]:
         """The items whose readings wait here."""
-        return {int(path.name.partition("-")[0]) for path in self.folder.glob("*-*.json")}
+        numbers = [path.name.partition("-")[0] for path in self.folder.glob("*-*.json")]
+        return {int(number) for number in numbers if number.isascii() and number.isdigit()}
 
     def flush(self, database: Database, card_id: str) -> list[Closed]:
         """Write what waits for one card; what is accepted or fenced out leaves the disk.
+
+        What the database refuses for good is put aside, so that it does not keep the others from it.
 
         Raises:
             DatabaseUnreachable: still away; the rest stays.
@@ -57,20 +65,49 @@ class Spool:
         done = []
         for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
             try:
-                data = json.loads(path.read_text())
-                if data["card_id"] != card_id:
-                    continue
-                claimed, reading = _claim(data["claim"]), Reading.from_json(data["reading"])
+                with _alone(path) as text:
+                    closed = _write(text, path, database, card_id) if text else None
             except FileNotFoundError:
                 continue
-            except (ValueError, KeyError, TypeError):
-                # Of another version or half of it lost: it must not keep the others from the database.
-                log.error("%s cannot be read and is put aside", path)
-                path.rename(path.with_name(path.name + ".unreadable"))
-                continue
-            done.append(complete(database, claimed, reading, card_id=card_id, software_id=data["software_id"]))
-            path.unlink()
+            if closed is not None:
+                done.append(closed)
         return done
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[str]:
+    """The text of a file that no other process of this host writes into the database meanwhile; "" if one just did.
+
+    Written twice, a reading would count as repeated work.
+    """
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.read() if os.fstat(file.fileno()).st_nlink else ""
+
+
+def _write(text: str, path: Path, database: Database, card_id: str) -> Closed | None:
+    """One file's reading; None if it is another card's, or was put aside."""
+    try:
+        data = json.loads(text)
+        if data["card_id"] != card_id:
+            return None
+        claimed, reading = _claim(data["claim"]), Reading.from_json(data["reading"])
+        software_id = data["software_id"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Of another version or half of it lost.
+        log.error("%s cannot be read and is put aside", path)
+        path.rename(path.with_name(path.name + ".unreadable"))
+        return None
+    try:
+        closed = complete(database, claimed, reading, card_id=card_id, software_id=software_id)
+    except DatabaseUnreachable:
+        raise
+    except Exception:
+        log.exception("The database refuses %s, which is put aside", path)
+        path.rename(path.with_name(path.name + ".refused"))
+        return None
+    path.unlink()
+    return closed
 
 
 def _claim(data: dict[str, Any]) -> Claim:
