@@ -91,6 +91,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     from farm import catalog
     from farm.operators.capture import predict
     from farm.operators.cost import cost, model_flops
+    from farm.operators.label import told_apart
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.dtype)
     inputs = catalog.example_inputs(
@@ -104,11 +105,12 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         for operator_id, count in taken.counts.items()
     }
     whole_us = sum(weights_us.values())
+    labels = told_apart({operator_id: spec.label for operator_id, spec in taken.tuples.items()})
     rows = [
         OperatorRow(
             operator_id,
             taken.tuples[operator_id].short_name,
-            taken.tuples[operator_id].label,
+            labels[operator_id],
             count,
             costs[operator_id].flops,
             costs[operator_id].bytes,

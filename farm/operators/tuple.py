@@ -252,27 +252,9 @@ class OperatorTuple:
     @functools.cached_property
     def label(self) -> str:
         """One readable line: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
-        head = " ".join([self.short_name, *_parameter_words(self)])
-        inputs = " + ".join("x".join(map(str, shape)) or "scalar" for shape in self.input_shapes[:4])
-        if len(self.input_shapes) > 4:
-            inputs += f" + {len(self.input_shapes) - 4} more"
-        dtypes = [DTYPES[tensor.dtype][1] for tensor in self.tensors if DTYPES[tensor.dtype][1][0] in "fbc"]
-        dtype = next((name for name in dtypes if name != "bool"), "")
-        dtype = dtype or next((DTYPES[tensor.dtype][1] for tensor in self.tensors), "")
-        words = [inputs, dtype, self._layout_word(), self._zeros_words(), "train" if self.training else ""]
-        tail = " ".join(filter(None, words))
-        return f"{head} | {tail}" if tail else head
+        from farm.operators import label
 
-    def _layout_word(self) -> str:
-        for tensor in self.activations:
-            if len(tensor.shape) == 4 and tensor.stride is not None:
-                _, c, h, w = tensor.shape
-                return "cl" if tensor.stride == (c * h * w, 1, w * c, c) else "strided"
-        return "strided" if any(tensor.stride is not None for tensor in self.activations) else ""
-
-    def _zeros_words(self) -> str:
-        share = max((tensor.zeros for tensor in self.tensors), default=0.0)
-        return f"zeros {share * 100:g} %" if share else ""
+        return label.label(self)
 
     def parameters_for_query(self) -> dict[str, Any]:
         """The parameters as a flat object for a JSON column: ``{"in_channels": 64, "kernel_size": [3, 3]}``.
@@ -320,39 +302,3 @@ def plain(tree: Any) -> Any:
             return {str(key): plain(entry) for key, entry in value}
         return plain(value)
     return tree
-
-
-def _parameter_words(spec: OperatorTuple) -> list[str]:
-    values = {name: plain(value) for name, value in spec.parameters.items()}
-    words: list[str] = []
-
-    def size(value: Any) -> str:
-        if isinstance(value, list):
-            return str(value[0]) if len(set(map(str, value))) == 1 else "x".join(map(str, value))
-        return str(value)
-
-    for source, target in (
-        ("in_channels", "out_channels"),
-        ("in_features", "out_features"),
-        ("input_size", "hidden_size"),
-        ("num_embeddings", "embedding_dim"),
-    ):
-        if source in values and target in values:
-            words.append(f"{values[source]}->{values[target]}")
-    if "embed_dim" in values:
-        words.append(f"{values['embed_dim']}/{values.get('num_heads')}")
-    for name, letter, usual in (
-        ("kernel_size", "k", None),
-        ("stride", "s", "1"),
-        ("padding", "p", None),
-        ("dilation", "d", "1"),
-        ("groups", "g", "1"),
-        ("output_size", "o", None),
-    ):
-        if name in values and values[name] is not None and size(values[name]) != usual:
-            if name == "padding" and size(values[name]) == "0":
-                continue
-            words.append(f"{letter}{size(values[name])}")
-    if values.get("inplace"):
-        words.append("inplace")
-    return words

@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 
 from farm.benchmark.protocol import Protocol
 from farm.captures import classes
+from farm.operators.label import told_apart
 from farm.reuse import sound
 from farm.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -34,6 +35,7 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
     readings = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     counts = occurrences(session, job, number, items)
     operators = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
+    labels = told_apart({operator.id: operator.label for operator in operators.values()})
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
     by_subject = _preferred(item for item in items if item.role == "tuple")
@@ -49,7 +51,7 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
             Part(
                 operator_id=operator_id,
                 short_name=operator.short_name,
-                label=operator.label if data == protocol.of_whole.data else f"{operator.label}, {data}",
+                label=labels[operator_id] + ("" if data == protocol.of_whole.data else f", {data}"),
                 data=data,
                 count=count,
                 flops=operator.flops,

@@ -89,11 +89,6 @@ def test_one_tensor_passed_twice_is_one_entry_with_two_references():
     assert len(addition().tensors) == 1
 
 
-def test_labels_are_readable():
-    assert convolution().label == "Conv2d 64->128 k3 s2 p1 | 32x64x56x56 fp32"
-    assert addition().label == "add_ | 32x64x56x56 + 32x64x56x56 fp32"
-
-
 def test_parameters_are_flat_for_queries():
     assert convolution().parameters_for_query()["kernel_size"] == [3, 3]
     assert convolution().parameters_for_query()["in_channels"] == 64
