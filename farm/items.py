@@ -4,8 +4,8 @@ The rules that make "measured once, accepted once" hold whatever dies:
 
 * A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
   whether a result is accepted**, in the same transaction that writes the reading.
-* ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*, and closes with the
-  first one's reading, or wakes up when the first one fails. An item that is cancelled in work keeps it until it ends.
+* ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*. It closes with the first
+  one's reading where that is good enough for it, and wakes up where it is not, or where the first one fails. An item that is cancelled in work keeps it until it ends.
 * Attempts are counted here and nowhere else; the claim after the last attempt closes the item as failed.
 """
 
@@ -23,7 +23,7 @@ from sqlmodel import Session, and_, col, or_, select
 
 from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject
 from farm.request import Request
-from farm.reuse import find_readings, subject_key
+from farm.reuse import find_readings, satisfies, subject_key
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.content import reading_row
@@ -259,7 +259,7 @@ def _given_up(item: Item) -> dict[str, Any]:
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
-    """Write the reading and close the item, and every deferred item that the same reading serves.
+    """Write the reading and close the item, and every deferred item that the same reading serves; the others wake up.
 
     A claim whose token is no longer the item's writes nothing but one more on the item's ``repeated``. Of an item
     that was cancelled while it was measured, the reading is kept and the item stays cancelled.
@@ -300,13 +300,24 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         affected.add((item.job_id, item.round))
         served = session.execute(
             update(Item)
-            .where(col(Item.subject_key) == item.subject_key, col(Item.state) == ItemState.DEFERRED)
+            .where(col(Item.id).in_(_served(session, item, row)), col(Item.state) == ItemState.DEFERRED)
             .values(**_closing(reading_id, reused=True))
             .returning(col(Item.job_id), col(Item.round))
             .execution_options(synchronize_session=False)
         )
         affected.update((job_id, number) for job_id, number in served)
-    return Closed(True, _finished(database, affected))
+        woken = _wake(session, _of(item.subject_key))
+    return Closed(True, _finished(database, affected), woken)
+
+
+def _served(session: Session, item: Item, reading: tables.Reading) -> list[int]:
+    """What is deferred behind an item whose reading is good enough for it, by its own job's stopping rule."""
+    deferred = session.execute(
+        select(Item.id, tables.Job.request)
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
+    )
+    return [item_id for item_id, asked in deferred if satisfies(reading, Request.from_json(asked).stopping)]
 
 
 def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import update
 
 from farm import cards, items, jobs
+from farm.benchmark.protocol import Stopping
+from farm.benchmark.simulated import SOFTWARE
 from farm.cards import holder_name, holder_of_process
 from farm.items import Claim, Declined
 from farm.store import tables
 from farm.store.tables import ItemState
 from tests.farms import store_operators
-from tests.planned import claim, complete, items_of, plan, readings, register
+from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 from tests.statements import meanwhile, values_at_once
 
 
@@ -128,6 +131,27 @@ def test_two_jobs_that_share_a_tuple_measure_it_once(any_database, card):
     assert set(closed.rounds) == {(first.job_id, 1), (second.job_id, 1)}
     second = only(any_database, second.job_id)
     assert (second.state, second.reused, readings(any_database)) == (ItemState.DONE, True, 1)
+
+
+LOOSE = dataclasses.replace(READING, time_half_width_us=0.3, flags=("not_converged",))
+SHARED = dataclasses.replace(READING, flags=("shared",))
+
+
+@pytest.mark.parametrize("reading", [LOOSE, SHARED], ids=["too loose", "beside another process"])
+def test_a_reading_that_is_not_good_enough_for_a_deferred_item_wakes_it(any_database, card, reading):
+    operators = store_operators(any_database, [""])
+    quick = sweep(stopping=Stopping(time_half_width=0.05))
+    first = only(any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id)
+    alike = only(any_database, jobs.create(any_database, quick, [card], operator_ids=operators).job_id)
+    wants_more = only(any_database, plan(any_database, [card], operators=operators))
+    held = claim(any_database, first)
+    for behind in (alike, wants_more):
+        assert claim(any_database, behind)[0] is Declined.DEFERRED
+    closed = items.complete(any_database, held, reading, card_id=card, software_id=SOFTWARE.id)
+    served = {alike.id} if reading is LOOSE else set()
+    assert set(closed.woken) == {alike.id, wants_more.id} - served
+    assert closed.rounds == tuple(sorted((item.job_id, 1) for item in (first, alike) if item.id in {first.id, *served}))
+    assert isinstance(claim(any_database, wants_more), Claim)
 
 
 def test_a_deferred_item_wakes_when_the_other_fails(any_database, card):
