@@ -16,6 +16,7 @@ from sqlmodel import Session, and_, col, func, select
 
 from farm.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.cards import views as card_views
+from farm.embedded import is_gone
 from farm.errors import NoSuchJob, did_you_mean
 from farm.planning import Planned, add_round, chosen_cards
 from farm.request import Request
@@ -25,6 +26,8 @@ from farm.store.content import store_protocol
 from farm.store.database import Database, database_now
 from farm.store.locks import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+
+ABANDONED = "its `farm run` has ended unasked: the same command goes on where it stopped"
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,10 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED)
         .order_by(col(Item.card_id))
     ).all()
+    gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
+    message = ABANDONED if gone else ""
+    if job.state == JobState.OPEN and not gone and not current:
+        message = waits_for(session, job_id, heartbeat_s)
     return Progress(
         job.id,
         job.title,
@@ -158,11 +165,11 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         counts,
         reused,
         sum(counts.values()),
-        max(left_s.values(), default=0.0),
-        tuple((card_id, label or job.title) for card_id, _role, label in current),
+        0.0 if gone else max(left_s.values(), default=0.0),
+        () if gone else tuple((card_id, label or job.title) for card_id, _role, label in current),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
-        waits_for(session, job_id, heartbeat_s) if job.state == JobState.OPEN and not current else "",
+        message,
     )
 
 

@@ -11,12 +11,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import TracebackType
 
 from sqlmodel import col, select
 
-from farm import jobs
+from farm import embedded, jobs
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
@@ -51,7 +50,7 @@ class EmbeddedFarm:
         self.settings = current
         self.cards = list(cards)
         self.starting = starting
-        self.id = f"embedded:{current.host}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self.id = embedded.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
         self.database: Database | None = None
@@ -189,12 +188,12 @@ def _cancel_abandoned(database: Database, host: str) -> None:
     """End the jobs of embedded farms on this host that were killed before they could."""
     with database.read() as session:
         query = select(tables.Job.farm).where(
-            col(tables.Job.farm).startswith(f"embedded:{host}:", autoescape=True), tables.Job.state == JobState.OPEN
+            col(tables.Job.farm).startswith(embedded.beginning(host), autoescape=True),
+            tables.Job.state == JobState.OPEN,
         )
         farms = set(session.exec(query))
     for farm in farms:
-        pid = int(farm.removeprefix(f"embedded:{host}:").partition(":")[0])
-        if not Path(f"/proc/{pid}").exists():
+        if embedded.is_gone(farm, host):
             _cancel(database, farm)
 
 

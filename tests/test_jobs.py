@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
-from farm import jobs
+from farm import embedded, jobs
 from farm.errors import NoSuchCard, UsageError
 from farm.items import Claim
+from farm.settings import settings
 from farm.store import tables
 from farm.store.tables import ItemState
 from tests.farms import store_operators
@@ -50,6 +54,25 @@ def test_a_card_that_has_work_ahead_is_given_less(any_database, two_cards):
     plan(any_database, [busy], number=4)
     spread = items_of(any_database, plan(any_database, two_cards, number=4))
     assert [item.card_id for item in spread].count(free) == 4
+
+
+def test_a_job_whose_command_was_killed_says_so_and_measures_nothing(any_database, two_cards):
+    job_id = plan(any_database, two_cards, number=4)
+    claim(any_database, items_of(any_database, job_id)[0])
+
+    def told(farm):
+        with any_database.write() as session:
+            session.get_one(tables.Job, job_id).farm = farm
+        with any_database.read() as session:
+            found = jobs.progress(session, job_id)
+        return found.message, len(found.current)
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = settings().host
+    assert told(embedded.name_of(here, os.getpid(), "ab")) == ("", 1)
+    assert told(embedded.name_of("another", ended.pid, "ab")) == ("", 1), "only its host could tell"
+    assert told(embedded.name_of(here, ended.pid, "ab")) == (jobs.ABANDONED, 0)
 
 
 def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):

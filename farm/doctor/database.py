@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farm.doctor.check import Check, Level, ok
+from farm.embedded import is_gone
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
 from farm.settings import Settings
 
@@ -80,8 +81,11 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
     from farm import cards
 
     views = cards.views(session, current.heartbeat_s)
-    serving = [view for view in views if view.state in ("idle", "busy")]
-    starting = sum(view.state == "starting" for view in views)
+    farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}
+    gone = {card_id for card_id, farm in farms.items() if is_gone(farm, current.host)}
+    present = [view for view in views if view.card.id not in gone]
+    serving = [view for view in present if view.state in ("idle", "busy")]
+    starting = sum(view.state == "starting" for view in present)
     for view in views:
         name = f"card {view.card.host}:{view.card.index}"
         if view.state == "quarantined":
@@ -90,6 +94,13 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
                 "problem",
                 f"{view.card.id} is quarantined: {view.card.state_reason or 'no reason is given'}",
                 f"Mend it, then `farm cards release {view.card.id}` (docs/operate.md).",
+            )
+        elif view.card.id in gone or (view.state == "lost" and farms[view.card.id]):
+            yield Check(
+                name,
+                "warning",
+                f"the `farm run` on {view.card.id} has ended unasked; {view.waiting} items of it are left",
+                "The same command goes on where it stopped.",
             )
         elif view.state == "lost":
             yield Check(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from farm import cards
+from farm import cards, embedded
 from farm import settings as farm_settings
 from farm.benchmark.protocol import Software
 from farm.devices.device import Card
@@ -19,6 +20,7 @@ from farm.doctor import folders, hardware
 from farm.doctor.hardware import torch_against_driver
 from farm.installed import Installed, installed_torch
 from farm.settings import Settings, settings
+from farm.store import tables
 from tasks import diagnosis
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.farms import running
@@ -100,6 +102,25 @@ def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypat
     assert levels(examined(), "cards") == [("warning", "no card serves yet, 2 get ready")]
     cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder="h1", queue="q")
     assert levels(examined(), "cards") == [("ok", "1 serve, on 1 host, 1 more get ready")]
+
+
+@pytest.mark.parametrize("host", ["this", "another"])
+def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database, monkeypatch, host):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    farm = embedded.name_of(settings().host if host == "this" else host, ended.pid, "ab")
+    card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
+    holder = cards.holder_name("GPU-1", host, 7, "ab", farm)
+    cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder=holder, queue="q")
+    if host == "another":  # its end shows only when it is seen no more
+        with any_database.write() as session:
+            session.get_one(tables.Card, "GPU-1").last_seen_at_s -= 3600
+    checks = examined()
+    (found,) = [check for check in checks if check["name"] == f"card {host}:0"]
+    assert (found["level"], found["next_step"]) == ("warning", "The same command goes on where it stopped.")
+    assert "`farm run`" in found["message"]
+    assert levels(checks, "cards") == []
 
 
 @pytest.mark.parametrize(
