@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from celery import Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init, worker_process_shutdown
 
 from farm import cards, fingerprints, items
@@ -35,7 +36,7 @@ from farm.store.database import Database
 from farm.store.tables import CardState
 from tasks import logs  # noqa: F401 - a pool process logs in its worker's form
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
-from tasks.process import die_with_parent
+from tasks.process import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
 from tasks.telling import ItemRequest, tell_retry
 
@@ -95,6 +96,8 @@ _worker: CardWorker | None = None
 # The benchmark process is shared by the thread that registers and the tasks.
 _lock = threading.Lock()
 _ended = threading.Event()
+# A list, not an Event: a signal adds to it, and may interrupt who holds an Event's lock.
+_told_to_stop: list[int] = []
 
 
 @worker_process_init.connect(weak=False)
@@ -105,6 +108,7 @@ def begin(**_: Any) -> None:
     if not card_id:
         return
     die_with_parent()
+    signal.signal(STOPPING, lambda number, _frame: _told_to_stop.append(number))
     current = settings()
     _worker = CardWorker(
         card_id,
@@ -167,12 +171,23 @@ def measure(self: Task, item_id: int) -> dict[str, Any]:
     """
     assert _worker is not None, "card queues are consumed by pinned workers only"
     with _lock:
-        return _measure(self, _worker, item_id)
+        try:
+            return _measure(self, _worker, item_id)
+        except DatabaseUnreachable as error:
+            if not _told_to_stop:
+                raise
+            raise Reject(error.message, requeue=True) from error  # for the next worker
 
 
 def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
     current = settings()
+    if item_id in worker.spool.items():
+        # A new claim would take the token away from the reading that is there.
+        for closed in _when_there(partial(worker.spool.flush, worker.database, worker.card_id), held=False):
+            _follow_up(worker, closed)
     while True:
+        if worker.software is None and _when_there(partial(_quarantined, worker), held=False):
+            raise Ignore()  # no process is begun for each of its messages; released, it is given its items again
         software_id = _ready(worker)
         if software_id is None:
             raise Ignore()  # the card measures nothing any more; its items wait in the database
@@ -185,7 +200,8 @@ def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
                 software_id=software_id,
                 lease_s=current.lease_s,
                 max_attempts=current.max_attempts,
-            )
+            ),
+            held=False,
         )
         if isinstance(taken, Claim):
             status = _attempt(task, worker, taken)
@@ -285,11 +301,15 @@ def _write_down(worker: CardWorker, claimed: Claim, answer: Answer) -> Closed | 
             raise
 
 
+def _quarantined(worker: CardWorker) -> bool:
+    return cards.written_state(worker.database, worker.card_id) == CardState.QUARANTINED
+
+
 def _ready(worker: CardWorker) -> str | None:
     """The software id once the card can measure; None, and the card in quarantine, when it cannot."""
     for last in (False, True):
         try:
-            return str(_when_there(worker.register))
+            return str(_when_there(worker.register, held=False))
         except UnhealthyCard as error:
             reason = error.message
             break
@@ -300,7 +320,7 @@ def _ready(worker: CardWorker) -> str | None:
             log.warning("The benchmark process of %s did not get ready: %s", worker.card_id, error.message)
     worker.software = None
     try:
-        _when_there(partial(cards.quarantine, worker.database, worker.card_id, reason))
+        _when_there(partial(cards.quarantine, worker.database, worker.card_id, reason), held=False)
     except NoSuchCard:
         log.error("The card %s cannot be served: %s", worker.card_id, reason)
     else:
@@ -308,12 +328,15 @@ def _ready(worker: CardWorker) -> str | None:
     return None
 
 
-def _when_there(ask: Callable[[], T]) -> T:
+def _when_there(ask: Callable[[], T], *, held: bool = True) -> T:
     """Ask the database, and wait while it is away: without it there is nothing that this card could do.
+
+    Args:
+        held: the worker has a claim whose outcome is to be written, and goes on trying when it is told to stop.
 
     Raises:
         DatabaseUnreachable: it stayed away for as long as an item may take; the task fails, and the item's claim, if
-            it had one, ends by itself.
+            it had one, ends by itself. Or the worker is to stop.
     """
     deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
     pauses_s = _pauses_s(2.0)
@@ -322,7 +345,7 @@ def _when_there(ask: Callable[[], T]) -> T:
             return ask()
         except DatabaseUnreachable as error:
             pause_s = next(pauses_s)
-            if time.monotonic() + pause_s > deadline_s:
+            if time.monotonic() + pause_s > deadline_s or (_told_to_stop and not held):
                 raise
             log.warning("Waiting for the database: %s", error.message)
             time.sleep(pause_s)

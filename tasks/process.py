@@ -9,6 +9,9 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 
+#: By this a worker tells its pool process that it is to stop. Celery only waits for the task in work.
+STOPPING = signal.SIGUSR2
+
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
     """Ask the kernel to signal this process when its parent ends (Linux; elsewhere the parent stops it in order).

@@ -23,8 +23,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 
 from farm import cards, items
@@ -37,7 +38,7 @@ from farm.store.database import Database
 from tasks import logs, versions  # noqa: F401 - a worker answers what versions it runs
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
 from tasks.metrics import serve as serve_metrics
-from tasks.process import die_with_parent
+from tasks.process import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
 
 log = logging.getLogger("farm.worker")
@@ -68,6 +69,8 @@ def serve_card(card_id: str) -> int:
     database = Database(current.database)
     database.check_schema()
     with CardLock(card_id, current.lock_dir, started_by=os.getppid()):
+        # What waits on disk first, before a new claim takes its token away.
+        _flush(Spool(current.state_dir / "spool"), database, card_id)
         # Nobody else can be measuring on this card now: what an earlier worker held is free at once.
         items.release_card(database, card_id)
         _announce(database, card_id, holder, current)
@@ -129,6 +132,14 @@ def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) ->
         optimization="fair",
     )
     logs.keep_form()
+    signal.signal(STOPPING, signal.SIG_IGN)  # as a pool process begins that cannot hear it yet
+
+    @worker_shutting_down.connect(weak=False)
+    def _tell_pool(**_: Any) -> None:
+        for pid in worker.pool.info.get("processes", ()) if worker.pool is not None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, STOPPING)
+
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -137,14 +148,8 @@ def _heartbeat(database: Database, card_id: str, holder: str, current: Settings,
     """Renew what the pool process holds, from outside it: it may be busy, hung or dead."""
     spool = Spool(current.state_dir / "spool")
     while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
-        try:
-            # What waits on disk first: its claims may have ended while the database was away.
-            for closed in spool.flush(database, card_id):
-                follow_up(database, closed)
-        except FarmError as error:
-            log.warning("Spool: %s", error.message)
-        except Exception:  # a file that cannot be read or removed must not make the card seem lost
-            log.exception("The spool in %s could not be emptied", spool.folder)
+        # What waits on disk first: its claims may have ended while the database was away.
+        _flush(spool, database, card_id)
         try:
             items.renew(database, holder, current.lease_s, _in_work())
             cards.seen(database, holder)
@@ -152,6 +157,16 @@ def _heartbeat(database: Database, card_id: str, holder: str, current: Settings,
             log.warning("Heartbeat: %s", error.message)
         except Exception:
             log.exception("Heartbeat failed")
+
+
+def _flush(spool: Spool, database: Database, card_id: str) -> None:
+    try:
+        for closed in spool.flush(database, card_id):
+            follow_up(database, closed)
+    except FarmError as error:
+        log.warning("Spool: %s", error.message)
+    except Exception:  # a file that cannot be read or removed must not make the card seem lost
+        log.exception("The spool in %s could not be emptied", spool.folder)
 
 
 def _in_work() -> set[int]:

@@ -72,6 +72,22 @@ def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
     assert (kept.attempts, kept.repeated) == (1, 0)
 
 
+def test_a_worker_that_only_waits_for_the_database_stops_at_once(start, postgres):
+    hurt = start(cards=2, database_url=postgres.new_database())
+    job_id = hurt.submit(["slow"] * 6, 0.5)
+    hurt.done(job_id)
+    postgres.stop()
+    hurt.farm.wait_for(lambda: hurt.farm.log.read_text().count("Waiting for the database") >= 4)
+    supervisor = hurt.supervisor()
+    supervisor.terminate()
+    supervisor.wait(15)
+    postgres.start()
+    hurt.start_again()
+    assert hurt.settled(job_id) == {"done": 6}
+    # Of each card at most the item at whose claim or reading the database went away.
+    assert sum(item.attempts - 1 + item.repeated for item in hurt.farm.items(job_id)) <= 2
+
+
 def _writes(postgres, allowed):
     with postgres.connect() as connection:
         connection.execute("SET default_transaction_read_only = off")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import Ignore
 
-from farm import items
+from farm import cards, items
 from farm.benchmark.client import Answer
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
+from farm.errors import Unmeasurable
 from farm.spool import Spool
 from tasks import measure
 from tests.planned import READING, claim, items_of, plan, readings, register
@@ -28,6 +30,12 @@ class Benchmark:
         self.asked.append("ready")
         return SOFTWARE
 
+    def kill(self):
+        pass
+
+    def fingerprint(self):
+        raise Unmeasurable("raised", "it is not asked for one here")
+
     def measure(self, subject, *_, **__):
         self.asked.append(subject.id)
         return Answer(READING, SOFTWARE, CARD)
@@ -37,6 +45,12 @@ class Benchmark:
 def worker(any_database, tmp_path):
     register(any_database, 0)
     return measure.CardWorker("SIM-0", "holder-0", any_database, Benchmark(), Spool(tmp_path / "spool"), SOFTWARE)
+
+
+@pytest.fixture
+def no_broker(monkeypatch):
+    """What follows from an item is left to the reconciler."""
+    monkeypatch.setattr(measure, "follow_up", lambda *_: None)
 
 
 def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_database, monkeypatch):
@@ -50,6 +64,32 @@ def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_databa
     (closed,) = worker.spool.flush(any_database, "SIM-0")
     assert closed.accepted
     assert readings(any_database) == 1
+
+
+def test_a_reading_that_waits_on_disk_is_written_before_its_item_is_claimed_again(worker, any_database, no_broker):
+    (item,) = items_of(any_database, plan(any_database, ["SIM-0"]))
+    held = claim(any_database, item, "holder-0")  # the very holder: it may claim at once
+    worker.spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
+    with pytest.raises(Ignore):
+        measure._measure(None, worker, item.id)
+    assert len(worker.spool) == 0
+    assert worker.benchmark.asked == ["ready"], "nothing is measured again"
+    (item,) = items_of(any_database, item.job_id)
+    assert (item.state, item.attempts, item.repeated, readings(any_database)) == ("done", 1, 0, 1)
+
+
+def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_database, no_broker):
+    waiting = items_of(any_database, plan(any_database, ["SIM-0"], number=5))
+    worker.benchmark.unhealthy = "a sum came out wrong"
+    for item in waiting:
+        with pytest.raises(Ignore):
+            measure._measure(None, worker, item.id)
+    assert worker.benchmark.asked == ["ready"]
+    assert all(item.attempts == 0 for item in items_of(any_database, waiting[0].job_id))
+    # Released, it is checked anew.
+    worker.benchmark.unhealthy = ""
+    cards.resume(any_database, "SIM-0", quarantined=True)
+    assert measure._measure(None, worker, waiting[0].id)["status"] == "done"
 
 
 def refuse(*_, **__):
