@@ -150,7 +150,8 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         select(Item.card_id, Item.role, tables.Operator.label)
         .select_from(Item)
         .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
-        .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED)
+        # A claim whose lease has ended is nobody's work: its card died, and the job may wait for something.
+        .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
         .order_by(col(Item.card_id))
     ).all()
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)

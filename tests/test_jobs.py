@@ -92,6 +92,31 @@ def test_cards_of_several_kinds_or_none_are_refused(any_database):
         plan(any_database, [])
 
 
+def test_a_job_whose_card_died_in_the_middle_of_an_item_says_what_it_waits_for(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card])
+    (item,) = items_of(any_database, job_id)
+    claim(any_database, item, lease_s=60)
+    with any_database.write() as session:
+        row = session.get_one(tables.Card, card)
+        row.last_seen_at_s -= 3600
+        session.add(row)
+    with any_database.read() as session:
+        assert jobs.progress(session, job_id).current == ((card, item_label(session, item)),)
+    with any_database.write() as session:
+        row = session.get_one(tables.Item, item.id)
+        row.lease_until_s -= 3600
+        session.add(row)
+    with any_database.read() as session:
+        told = jobs.progress(session, job_id)
+    assert told.current == ()
+    assert told.message.startswith("1 item waits for SIM-0 (lost)")
+
+
+def item_label(session, item):
+    return session.get_one(tables.Operator, item.subject_id).label
+
+
 def test_progress_counts_what_is_left(any_database, two_cards):
     job_id = plan(any_database, two_cards[:1], number=3)
     first = items_of(any_database, job_id)[0]
