@@ -18,6 +18,7 @@ from farm.aggregate import aggregate, next_operators
 from farm.errors import NoSuchCard, UnknownOperator, UsageError, did_you_mean
 from farm.items import open_items
 from farm.planning import add_round
+from farm.report.mixed import of_one_software
 from farm.report.parts import parts_of, seen_on_card
 from farm.request import Request, named
 from farm.store import tables
@@ -85,6 +86,7 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         asked=named(request.operators),
         seen=seen,
     )
+    verdict = of_one_software(session, verdict, parts, wholes)
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 from sqlmodel import select
 
 from farm import captures, items, jobs
+from farm.benchmark.simulated import SOFTWARE
 from farm.rounds import Closing, close_round, end_without_sum
 from farm.store import content, tables
 from tests.planned import claim, complete, items_of, plan, plan_model, register
@@ -131,6 +133,24 @@ def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(a
     (verdict,) = verdicts(any_database, job_id)
     assert verdict.outcome == "fail"
     assert "No further round could be planned: No card 'GPU-gone'" in verdict.details["reasons"][-1]
+
+
+def test_readings_of_two_softwares_are_not_summed(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"])
+    first, *others = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, first), card)
+    newer = dataclasses.replace(SOFTWARE, torch="9.9.9")
+    with any_database.write() as session:
+        content.store_software(session, newer)
+    for item in others:
+        complete(any_database, claim(any_database, item, software_id=newer.id), card, software_id=newer.id)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    (verdict,) = verdicts(any_database, job_id)
+    (reason,) = verdict.details["reasons"]
+    assert verdict.outcome == "none"
+    assert f"2 with torch 9.9.9 and 1 with torch {SOFTWARE.torch}" in reason
+    assert "run it again" in reason
 
 
 def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):

@@ -20,6 +20,7 @@ from farm.aggregate import aggregate, launch_gap_us
 from farm.benchmark.protocol import Protocol, inside_s
 from farm.choice import choose
 from farm.errors import NoSuchJob
+from farm.report.mixed import of_one_software
 from farm.report.parts import parts_of, seen_on_card
 from farm.request import named
 from farm.store import tables
@@ -182,14 +183,19 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     stored = _stored_verdict(session, job_id, shown)
     protocol = Protocol.from_json(job.request["protocol"])
     seen = seen_on_card(session, job, shown)
-    verdict = stored or aggregate(
+    verdict = stored or of_one_software(
+        session,
+        aggregate(
+            parts,
+            wholes,
+            canaries,
+            target=job.request.get("target", 0.95),
+            launch=protocol.launch,
+            asked=named(job.request.get("operators", ())),
+            seen=seen,
+        ),
         parts,
         wholes,
-        canaries,
-        target=job.request.get("target", 0.95),
-        launch=protocol.launch,
-        asked=named(job.request.get("operators", ())),
-        seen=seen,
     )
     if stored is not None and stored.launch_gap_us is None:
         # The other launch may have been read since: it judges nothing, so it may be told later.
