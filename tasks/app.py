@@ -106,7 +106,7 @@ def configure(current: Settings) -> Celery:
 def tls_options(url: str) -> dict[str, Any]:
     """What a ``rediss://`` URL says about certificates; nothing of other URLs, nor of one that is none."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(ValueError, TypeError):  # told by who connects
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # told by who connects
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
@@ -121,11 +121,9 @@ def check_broker(current: Settings) -> None:
             "No broker is configured.",
             "Set FARM_BROKER_URL to your Redis or Valkey, or measure here and now with `farm run`.",
         )
+    form = "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path."
     if not current.broker_url.startswith(("redis://", "rediss://", "redis+socket://")):
-        raise SettingsError(
-            f"The broker URL '{masked(current.broker_url)}' cannot be used.",
-            "Write it as redis://:password@host:6379/0, rediss://... or redis+socket:///path.",
-        )
+        raise SettingsError(f"The broker URL '{masked(current.broker_url)}' cannot be used.", form)
     try:
         with app.connection_for_write(current.broker_url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
@@ -135,6 +133,9 @@ def check_broker(current: Settings) -> None:
             f"The broker {masked(current.broker_url)} does not answer: {str(error).rstrip('.')}.",
             "Start it, or correct FARM_BROKER_URL.",
         ) from error
+    except (ValueError, LookupError, TypeError) as error:  # a port or a database that is no number, an unknown option
+        # Without the error's own words: what it takes for a port may be a piece of the password.
+        raise SettingsError("The broker URL cannot be read.", form) from error
 
 
 def masked(url: str) -> str:

@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from redis import RedisError
 
 from farm.doctor import Check, ok
-from farm.errors import BrokerUnreachable
+from farm.errors import BrokerUnreachable, SettingsError
 from farm.installed import program_versions
 from farm.settings import Settings
 from tasks.app import app, check_broker, masked
@@ -35,7 +35,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         check_broker(current)
         with app.connection_for_read() as connection:
             memory: dict[str, Any] = connection.default_channel.client.info("memory")
-    except BrokerUnreachable as error:
+    except (BrokerUnreachable, SettingsError) as error:
         yield Check("broker", "problem", error.message, error.next_step)
         return
     except RedisError as error:

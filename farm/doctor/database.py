@@ -153,7 +153,10 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
 def _is_local(url: str) -> bool:
     from urllib.parse import urlsplit
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # told where the broker is asked
+        return True
     return "+socket" in parts.scheme or _is_local_host(parts.hostname or "")
 
 

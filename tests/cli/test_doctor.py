@@ -65,6 +65,30 @@ def test_what_does_not_answer_is_a_problem_with_a_next_step_and_without_its_pass
     assert all(check["next_step"] for check in broken.values())
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://x",
+        "redis://:very/secret@127.0.0.1:6379/0",
+        "redis://[::1/0",
+        "redis://127.0.0.1:1/first",
+        "rediss://127.0.0.1:1/0?ssl_cert_reqs=perhaps",
+    ],
+)
+def test_a_broker_url_that_is_wrong_is_one_problem_and_the_rest_is_examined(examined, monkeypatch, url):
+    from tasks.app import configure
+
+    monkeypatch.setenv("FARM_BROKER_URL", url)
+    settings.cache_clear()
+    configure(settings())
+    checks = examined()
+    ((level, told),) = levels(checks, "broker")
+    assert level == "problem"
+    assert "The broker URL" in told
+    assert "very" not in told
+    assert {"state folder", "lock folder", "driver"} <= {check["name"] for check in checks}
+
+
 def test_an_empty_database_is_to_be_upgraded(examined, any_database_url, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
     checks = examined()
