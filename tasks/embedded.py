@@ -105,8 +105,13 @@ class EmbeddedFarm:
         self.starting()
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-        # In the broker's folder, which the next farm sweeps away if this one is killed.
-        self.supervisor = Supervisor([card.id for card in self.cards], log_dir=broker.folder / "logs")
+        # Logs and temporary files go to the broker's folder, which the next farm sweeps away if this one is killed. Not
+        # to a folder below it: with the names of their sockets, paths must stay below 108 bytes.
+        self.supervisor = Supervisor(
+            [card.id for card in self.cards],
+            environment={"TMPDIR": str(broker.folder)},
+            log_dir=broker.folder / "logs",
+        )
         self._stack.callback(self._stop)
         self.supervisor.start()
 
