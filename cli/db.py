@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from cli.output import emit
+
 app = typer.Typer(help="Create, update and check the database's tables.", no_args_is_help=True)
 
 
@@ -17,7 +19,7 @@ def upgrade() -> None:
     before = database.schema_version()
     database.upgrade()
     after = database.schema_version()
-    typer.echo(f"{database}: schema {after}" + (" already" if before == after else f" (was {before or 'empty'})"))
+    emit(f"{database}: schema {after}" + (" already" if before == after else f" (was {before or 'empty'})"))
 
 
 @app.command()
@@ -26,4 +28,4 @@ def check() -> None:
     from cli import opening
 
     database = opening.open_database()
-    typer.echo(f"{database}: schema {database.schema_version()}, as this program needs it")
+    emit(f"{database}: schema {database.schema_version()}, as this program needs it")

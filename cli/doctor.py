@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.figures import plural
-from cli.output import console, emit_json
+from cli.output import console, emit_json, writing
+
+if TYPE_CHECKING:
+    from farm.doctor import Check
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
@@ -21,17 +25,22 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON
     if as_json:
         emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})
     else:
-        from rich.text import Text
-
-        out = console()
-        width = max(len(check.name) for check in checks)
-        marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
-        for check in checks:
-            word, style = marks[check.level]
-            out.print(Text.assemble((word, style), f"  {check.name:{width}}  {check.message}"), soft_wrap=True)
-            if check.next_step and check.level != "ok":
-                out.print(Text(f"{'':{9 + width}}  → {check.next_step}"), soft_wrap=True)
-        told = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
-        out.print(Text(f"{counts['ok']} ok, " + ", ".join(told)))
+        with writing():
+            _print(checks, counts)
     if counts["problem"]:
         raise typer.Exit(1)
+
+
+def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
+    from rich.text import Text
+
+    out = console()
+    width = max(len(check.name) for check in checks)
+    marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+    for check in checks:
+        word, style = marks[check.level]
+        out.print(Text.assemble((word, style), f"  {check.name:{width}}  {check.message}"), soft_wrap=True)
+        if check.next_step and check.level != "ok":
+            out.print(Text(f"{'':{9 + width}}  → {check.next_step}"), soft_wrap=True)
+    told = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
+    out.print(Text(f"{counts['ok']} ok, " + ", ".join(told)))

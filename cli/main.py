@@ -35,9 +35,9 @@ from cli import (
     trace,
     worker,
 )
-from cli.output import complain
+from cli.output import Left, complain
 from farm import __version__
-from farm.errors import FarmError
+from farm.errors import FarmError, Unwritable
 
 INTERRUPTED = 130
 
@@ -52,6 +52,8 @@ class FarmGroup(TyperGroup):
             _trace(ctx)
             complain(error.message, error.next_step)
             raise typer.Exit(error.exit_code) from error
+        except Left as leaving:
+            raise typer.Exit(INTERRUPTED) from leaving
         except KeyboardInterrupt as interruption:
             complain("interrupted.", getattr(interruption, "hint", ""))
             raise typer.Exit(INTERRUPTED) from interruption
@@ -151,6 +153,10 @@ def main() -> None:
         # The reader (`head`, say) has gone: quiet, but keep Python from flushing into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # no verb had begun: it is the help, or the version, that cannot be written
+        lost = Unwritable.because(error)
+        complain(lost.message, lost.next_step)
+        sys.exit(lost.exit_code)
 
 
 if __name__ == "__main__":

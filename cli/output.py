@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from farm.errors import Unwritable
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class Left(KeyboardInterrupt):
+    """Ctrl-C where a person only looked on: no error."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,14 +31,36 @@ class Interrupted(KeyboardInterrupt):
         self.hint = hint
 
 
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Around what writes to stdout.
+
+    Raises:
+        Unwritable: stdout takes nothing more. A reader that has gone is no error.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritable.because(error) from error
+
+
+def emit(text: str) -> None:
+    """Plain lines on stdout."""
+    with writing():
+        typer.echo(text)
+
+
 def emit_json(data: Any) -> None:
     """One JSON document on stdout."""
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    emit(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def show(renderable: Any) -> None:
     """A rich renderable on stdout; plain text where stdout is a pipe."""
-    console().print(renderable)
+    with writing():
+        console().print(renderable)
 
 
 _instead: Callable[[str], object] | None = None

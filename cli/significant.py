@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
-from cli.output import emit_json, say
+from cli.output import emit, emit_json, say
 
 app = typer.Typer(
     help="Show or edit the operator types that `--operators auto` measures first.", invoke_without_command=True
@@ -34,13 +34,13 @@ def significant(
     elif not rows:
         say("None yet. `farm significant add Conv2d` adds one; `--operators auto` finds them by itself.")
     for row in [] if as_json else rows:
-        typer.echo(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")
+        emit(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")
 
 
 @app.command()
 def add(operators: Names) -> None:
     """Add operator types."""
-    from cli.following import check_operator_names
+    from farm.operators.names import check_operator_names
     from farm.rounds import remember_significant
 
     check_operator_names(operators)

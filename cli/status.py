@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import following, opening
-from cli.output import emit_json, say, show
+from cli.output import Left, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.store.database import Database
@@ -33,9 +33,19 @@ def status(
         else:
             say("There is no job yet. Start one with `farm run resnet18`.")
         return
+    try:
+        _show(database, job_ids, watch, as_json)
+    except KeyboardInterrupt as interruption:
+        if not watch:
+            raise
+        raise Left from interruption
+
+
+def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
     if watch and not as_json:
         following.follow(database, job_ids, on_stdout=True)
-        say(f"→ `farm report {job_ids[0]}` shows the result.")
+        shown = ", ".join(f"`farm report {job_id}`" for job_id in job_ids)
+        say(f"→ {shown} {'shows the result' if len(job_ids) == 1 else 'show the results'}.")
         return
     while True:
         progresses = following.progress_of(database, job_ids)

@@ -49,7 +49,7 @@ def submit(
     elif asked.as_json:
         emit_json({"jobs": [one.to_json() for one in outcome.submitted], "skipped": outcome.skipped})
     elif outcome.job_ids:
-        say(f"→ Follow with `farm status {outcome.job_ids[0]} --watch`.")
+        say(f"→ Follow with `farm status {' '.join(outcome.job_ids)} --watch`.")
 
 
 def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:

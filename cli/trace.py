@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
-from cli.output import emit_json, say
+from cli.output import emit, emit_json, say
 
 
 def trace(
@@ -35,10 +35,10 @@ def trace(
         series = {name: {"time_s": times, "values": values} for name, (times, values) in sampled.series.items()}
         emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
-    typer.echo(f"{found.title}\nwindow {begin_s:.3f} to {end_s:.3f} s")
+    emit(f"{found.title}\nwindow {begin_s:.3f} to {end_s:.3f} s")
     for name, (times, values) in sampled.series.items():
-        typer.echo(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {_range(values)}")
-    typer.echo(f"{'':>22}  (· before and after the window)")
+        emit(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {_range(values)}")
+    emit(f"{'':>22}  (· before and after the window)")
 
 
 BARS = "▁▂▃▄▅▆▇█"

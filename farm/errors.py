@@ -19,7 +19,8 @@
     │   └── NoWorker               nobody listens on a chosen card
     ├── UnhealthyCard              a card that fails a known sum           exit 1
     ├── CardBusy                   another worker holds the card's lock    exit 4
-    └── BelowTarget                ``--check`` and the verdict failed      exit 5
+    ├── BelowTarget                ``--check`` and the verdict failed      exit 5
+    └── Unwritable                 stdout takes nothing more               exit 1
 
 ``message`` says what was wrong and with which input, ``next_step`` what to do about it.
 """
@@ -67,10 +68,14 @@ class UnknownOperator(UsageError):
     """No operator of that name; names the nearest ones."""
 
     @classmethod
-    def named(cls, name: str, known: Iterable[str]) -> UnknownOperator:
+    def named(cls, name: str, *known: Iterable[str]) -> UnknownOperator:
+        """
+        Args:
+            known: the names to choose from, the likeliest group first; from the first with a near one it is suggested.
+        """
+        near = next(filter(None, (did_you_mean(name, group) for group in known)), "")
         return cls(
-            f"There is no operator named '{name}'.",
-            did_you_mean(name, known) or "List a model's operators with `farm operators MODEL`.",
+            f"There is no operator named '{name}'.", near or "List a model's operators with `farm operators MODEL`."
         )
 
 
@@ -155,6 +160,14 @@ class CardBusy(FarmError):
 
 class BelowTarget(FarmError):
     exit_code = 5
+
+
+class Unwritable(FarmError):
+    """What was asked for is there, and cannot be printed."""
+
+    @classmethod
+    def because(cls, error: OSError) -> Unwritable:
+        return cls(f"The output cannot be written: {error.strerror or error}.", "Make room, or write it elsewhere.")
 
 
 def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:

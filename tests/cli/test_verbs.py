@@ -6,10 +6,15 @@ import sys
 
 import pytest
 
+from cli import following, opening, submit
 from cli.trace import sparkline
 from farm.benchmark.protocol import Trace
+from farm.devices.device import Card
 from farm.settings import settings
 from farm.store import tables
+from tasks import app
+from tasks.submit import Submitted
+from tests.report import rows
 
 
 def test_version_and_help(farm):
@@ -158,6 +163,53 @@ def test_a_sparkline_rises_with_its_values_and_dots_what_is_outside_the_window()
     assert line[-1] == "█"
     assert list(line[2:]) == sorted(line[2:])
     assert sparkline([], [], (0, 1)) == ""
+
+
+@pytest.mark.parametrize("command", ["models", "models --json", "settings", "db upgrade", "doctor", "--version"])
+def test_an_output_that_cannot_be_written_is_said_to_be_so(command):
+    done = subprocess.run(
+        f"{sys.executable} -m cli {command} > /dev/full", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "The output cannot be written: No space left on device." in done.stderr
+    assert "fault in farm" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_to_leave_what_one_watches_is_no_error(farm, database, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    rows.model_job(database)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    monkeypatch.setattr(following, "follow", interrupted)
+    said = farm("status", "job1", "--watch")
+    assert (said.code, said.stderr) == (130, "")
+
+
+def test_the_end_of_watching_names_every_job(farm, database, monkeypatch):
+    rows.model_job(database)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    monkeypatch.setattr(following, "follow", lambda *_, **__: None)
+    assert "`farm report job1` shows the result." in farm("status", "job1", "--watch").stderr
+    assert "`farm report job1`, `farm report job1` show the results." in farm("status", "job1", "job1", "-w").stderr
+
+
+def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
+    def made(_database, _planned, outcome, **_):
+        outcome.submitted += [Submitted(name, name, 1, 1, 1, 0) for name in ("abc", "def")]
+
+    for module, name, instead in (
+        (app, "check_broker", lambda _: None),
+        (opening, "open_database", lambda: None),
+        (submit, "listening_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
+        (following, "still_to_do", lambda *_: []),
+        (following, "submit_all", made),
+    ):
+        monkeypatch.setattr(module, name, instead)
+    assert "`farm status abc def --watch`" in farm("submit", "resnet18", "squeezenet1_1").stderr
 
 
 def test_a_reader_that_goes_away_is_no_error():
