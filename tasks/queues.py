@@ -21,12 +21,13 @@ from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import BrokerUnreachable
 from farm.items import Closed
+from farm.masking import masked
 from farm.settings import settings
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
 from farm.store.tables import Item, ItemState
-from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, masked
+from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app
 
 
 def card_queue(card_id: str) -> str:
@@ -78,7 +79,9 @@ def publish_items(database: Database, item_ids: Sequence[int]) -> None:
     if not item_ids:
         return
     with database.read() as session:
-        rows = session.execute(_labelled().where(col(Item.id).in_(item_ids))).all()
+        rows = [
+            row for batch in in_batches(item_ids) for row in session.execute(_labelled().where(col(Item.id).in_(batch)))
+        ]
     with _publishing(), app.producer_pool.acquire(block=True) as producer:
         for row in rows:
             _measure(row.id, row.card_id, row.short_name, row.label).apply_async(producer=producer)
@@ -100,13 +103,21 @@ def follow_up(database: Database, closed: Closed) -> None:
         return
     job, ids = tables.Job, {job_id for job_id, _ in closed.rounds}
     with database.read() as session:
-        ours = set(session.exec(select(job.id).where(col(job.id).in_(ids), job.farm == own_farm())))
-        woken = session.exec(
-            select(Item.id)
-            .join(job, col(job.id) == col(Item.job_id))
-            .where(col(Item.id).in_(closed.woken), job.farm == own_farm())
-            .order_by(col(Item.id))
-        ).all()
+        ours = {
+            job_id
+            for batch in in_batches(ids)
+            for job_id in session.exec(select(job.id).where(col(job.id).in_(batch), job.farm == own_farm()))
+        }
+        woken = [
+            item_id
+            for batch in in_batches(closed.woken)
+            for item_id in session.exec(
+                select(Item.id)
+                .join(job, col(job.id) == col(Item.job_id))
+                .where(col(Item.id).in_(batch), job.farm == own_farm())
+                .order_by(col(Item.id))
+            )
+        ]
     for job_id, number in closed.rounds:
         if job_id in ours:
             publish_aggregate(job_id, number)

@@ -15,6 +15,7 @@ from sqlmodel import Session, SQLModel, col, select
 
 from farm.benchmark import protocol as protocols
 from farm.store import tables
+from farm.store.batches import in_batches
 from farm.store.database import database_now
 
 if TYPE_CHECKING:
@@ -57,9 +58,13 @@ class StoredCall:
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet."""
+    """Insert the rows whose key is not there yet, in the order of ids: two writers of the same rows wait for each other.
+
+    In different orders, each would wait for a row of the other.
+    """
     if not rows:
         return
+    rows = sorted(rows, key=lambda row: row["id"])
     dialect = session.get_bind().dialect.name
     builder: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}.get(dialect, insert)
     session.execute(builder(table).on_conflict_do_nothing(), rows)
@@ -99,9 +104,11 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike
         }
         for spec, cost in operators.items()
     ]
-    known = set(
-        session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_([row["id"] for row in rows]))).all()
-    )
+    known = {
+        operator_id
+        for batch in in_batches(row["id"] for row in rows)
+        for operator_id in session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_(batch)))
+    }
     insert_new(session, tables.Operator, [row for row in rows if row["id"] not in known])
 
 

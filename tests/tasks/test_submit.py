@@ -8,15 +8,16 @@ from sqlmodel import select
 
 from farm import cards, items
 from farm.benchmark.protocol import Protocol, Stopping
-from farm.items import Claim, Declined
+from farm.items import Claim, Closed, Declined
 from farm.request import Request, Sweep
 from farm.settings import settings
 from farm.store.tables import Card, Item, Job
 from tasks import submit
 from tasks.app import CONTROL_QUEUE, configure
-from tasks.queues import follow_up
+from tasks.queues import follow_up, publish_items
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, register
+from tests.statements import values_at_once
 
 
 def test_ctrl_c_while_a_job_is_published_leaves_none_open(database, monkeypatch):
@@ -123,3 +124,14 @@ def test_what_another_farm_waits_for_is_left_to_its_own_broker(any_database, at_
     follow_up(any_database, closed)
     with redis.Redis.from_url(at_broker.redis_url) as client:
         assert client.llen(CONTROL_QUEUE) == 1
+
+
+def test_what_wakes_at_once_is_published_with_few_values_in_a_statement(any_database, at_broker):
+    (item,) = items_of(any_database, plan(any_database, register(any_database, 0)))
+    many = (item.id, *range(10_000, 11_200))
+    with values_at_once(any_database) as numbers:
+        follow_up(any_database, Closed(True, tuple((f"job {number}", 1) for number in range(1200)), many))
+        publish_items(any_database, many)
+    assert max(numbers) < 600
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        assert client.llen(f"card.{item.card_id}") == 2

@@ -1,0 +1,67 @@
+"""Rows that never change are written by many at once, and as many as a sweep has."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sqlmodel import select
+
+from farm.store.content import store_operators
+from farm.store.tables import Operator
+from tests.statements import values_at_once
+
+
+@dataclass(frozen=True)
+class Spec:
+    """As much of a tuple as the database writes."""
+
+    id: str
+    operator: str = "torch.nn.ReLU"
+    short_name: str = "ReLU"
+    kind: str = "module"
+    label: str = "ReLU"
+    training: bool = False
+
+    def parameters_for_query(self) -> dict[str, Any]:
+        return {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1}
+
+
+@dataclass(frozen=True)
+class Cost:
+    flops: int = 1
+    bytes: int = 1
+
+
+def operators(*numbers: int) -> dict[Any, Cost]:
+    return {Spec(f"{number:08d}"): Cost() for number in numbers}
+
+
+def test_two_that_store_the_same_operators_in_opposite_orders_wait_for_each_other(any_database):
+    both_begin = threading.Barrier(2)
+
+    def store(wanted):
+        both_begin.wait(10)
+        with any_database.write() as session:
+            store_operators(session, wanted)
+
+    for begin in range(0, 1500, 500):
+        numbers = range(begin, begin + 500)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(store, [operators(*numbers), operators(*reversed(numbers))]))
+    with any_database.read() as session:
+        assert len(session.exec(select(Operator.id)).all()) == 1500
+
+
+def test_a_large_sweep_asks_with_few_values_in_a_statement(any_database):
+    with values_at_once(any_database) as numbers, any_database.write() as session:
+        store_operators(session, operators(*range(1200)))
+        store_operators(session, operators(*range(1300)))
+    assert max(numbers) < 600
+    with any_database.read() as session:
+        assert len(session.exec(select(Operator.id)).all()) == 1300
