@@ -41,6 +41,8 @@ def hardware_checks(current: Settings) -> Iterator[Check]:
     if torch is not None:
         yield torch_against_driver(torch, cuda if driver else None)
     for card in cards:
+        if card.kind == "cpu" and not _family(_lock_holder(card, current)):  # else the load is a measurement's own
+            yield _load()
         if card.refusal:
             yield _left_out(card, only_refused=all(other.refusal for other in cards))
         else:
@@ -162,6 +164,20 @@ def _energy_source(name: str, card: Card, capabilities: frozenset[str]) -> Check
         if card.kind == "cpu"
         else "Look at `nvidia-smi -q -d POWER`.",
     )
+
+
+def _load() -> Check:
+    """Whether the CPU has time for a measurement."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    told = f"{load:.1f} in the last minute on {cores} {'core' if cores == 1 else 'cores'}"
+    if load > cores:
+        return Check(
+            "load",
+            "warning",
+            f"{told}: this host is busy, and readings on its CPU are worth little",
+            "Measure when it is idle.",
+        )
+    return ok("load", told)
 
 
 def _foreign(name: str, card: Card, processes: frozenset[int] | None, current: Settings) -> Iterator[Check]:

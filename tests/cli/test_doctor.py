@@ -191,6 +191,18 @@ def test_workers_tell_what_they_run(tmp_path, broker, sqlite_url):
     ]
 
 
+def test_a_busy_cpu_is_told_unless_a_measurement_is_what_it_is_busy_with(examined, monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (cores, 0.0, 0.0))
+    assert [level for level, _ in levels(examined(), "load")] == ["ok"]
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (cores + 0.1, 0.0, 0.0))
+    ((level, told),) = levels(examined(), "load")
+    assert level == "warning"
+    assert "worth little" in told
+    with CardLock(settings().cpu_card_id, settings().lock_dir):
+        assert levels(examined(), "load") == []
+
+
 def test_gpus_that_are_hidden_are_told(examined, monkeypatch):
     with behind_pynvml(monkeypatch) as library:
         library.uuids = [UUID, OTHER_UUID]
