@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,6 @@ import typer
 from cli.output import emit_json, show
 
 _SECRETS = ("flower_basic_auth",)
-_PASSWORD_IN_URL = re.compile(r"(://[^:/@\s]*:)[^@\s]*@")
 
 
 def settings(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
@@ -18,12 +16,12 @@ def settings(as_json: Annotated[bool, typer.Option("--json", help="Print only JS
     from farm.settings import settings as in_force
 
     rows = [
-        {"setting": name, "variable": f"FARM_{name.upper()}", "value": masked(name, value), "source": _source(name)}
+        {"setting": name, "variable": f"FARM_{name.upper()}", "value": _shown(name, value), "source": _source(name)}
         for name, value in in_force().model_dump(mode="json").items()
     ]
     derived = {"database": in_force().database, "cpu_card_id": in_force().cpu_card_id}
     rows += [
-        {"setting": name, "variable": "", "value": masked(name, value), "source": "derived"}
+        {"setting": name, "variable": "", "value": _shown(name, value), "source": "derived"}
         for name, value in derived.items()
     ]
     if as_json:
@@ -39,11 +37,13 @@ def settings(as_json: Annotated[bool, typer.Option("--json", help="Print only JS
     show(table)
 
 
-def masked(name: str, value: Any) -> Any:
+def _shown(name: str, value: Any) -> Any:
     """The value without passwords."""
+    from farm.masking import masked
+
     if name in _SECRETS:
         return "***" if value else ""
-    return _PASSWORD_IN_URL.sub(r"\1***@", value) if isinstance(value, str) else value
+    return masked(value) if isinstance(value, str) else value
 
 
 def _source(name: str) -> str:

@@ -14,9 +14,10 @@ import kombu.pools
 import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
-from kombu.utils.url import as_url, parse_url, url_to_parts
+from kombu.utils.url import parse_url
 
 from farm.errors import BrokerUnreachable, SettingsError
+from farm.masking import masked
 from farm.settings import Settings, settings
 from tasks import screening
 
@@ -136,17 +137,6 @@ def check_broker(current: Settings) -> None:
     except (ValueError, LookupError, TypeError) as error:  # a port or a database that is no number, an unknown option
         # Without the error's own words: what it takes for a port may be a piece of the password.
         raise SettingsError("The broker URL cannot be read.", form) from error
-
-
-def masked(url: str) -> str:
-    """A URL for people: without its password."""
-    parts = url_to_parts(url)
-    if not parts.password:
-        return url
-    shown: Any = as_url(
-        parts.scheme, parts.hostname, parts.port, parts.username, parts.password, parts.path, sanitize=True
-    )
-    return str(shown)
 
 
 configure(settings())

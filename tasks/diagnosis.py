@@ -13,8 +13,9 @@ from redis import RedisError
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.installed import program_versions
+from farm.masking import masked
 from farm.settings import Settings
-from tasks.app import app, check_broker, masked
+from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
 #: The command of `tasks.versions`, which only a worker may load.

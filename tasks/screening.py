@@ -19,6 +19,8 @@ import kombu.transport
 from celery.app.amqp import AMQP
 from kombu.transport import redis
 
+from farm.masking import masked
+
 log = logging.getLogger("farm.screening")
 
 #: What a body or its envelope can raise while it is taken apart. Not OSError or a client's error: the broker is away.
@@ -109,12 +111,9 @@ class Connection(kombu.Connection):  # type: ignore[misc]
         return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
 
 
-_PASSWORD = re.compile(r"(://|^)([^:/@\s]*):[^@\s]*@")
-
-
 def _masked(value: Any) -> Any:
     if isinstance(value, str):
-        return _PASSWORD.sub(r"\1\2:**@", value)
+        return masked(value)
     if isinstance(value, list | tuple):
         return [_masked(entry) for entry in value]
     return value

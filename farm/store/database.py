@@ -32,6 +32,7 @@ from sqlalchemy.types import Float
 from sqlmodel import Session
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
+from farm.masking import masked
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
@@ -187,15 +188,21 @@ class Database:
         self.engine.dispose()
 
     def __str__(self) -> str:
-        return self.url.render_as_string(hide_password=True)
+        return masked(self.url.render_as_string(hide_password=False))
 
 
 def make_url_or_explain(url: str) -> Any:
+    """Raises:
+    SettingsError: it cannot be read, or is of no database that the farm can use; never with the URL's own words.
+    """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+        if "@" in (parsed.host or ""):  # a piece of the password, which would be told as a host that is not found
+            raise ValueError("@ in the host's name")
+    except (ArgumentError, ValueError) as error:
         raise SettingsError(
-            "The database URL cannot be read.", "Write it as sqlite:////path/farm.db or postgresql://user@host/farm."
+            "The database URL cannot be read.",
+            "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
         ) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")

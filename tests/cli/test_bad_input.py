@@ -116,6 +116,24 @@ def test_a_broker_that_does_not_answer_is_named_without_its_password(farm, monke
         assert "secret" not in said.stderr
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://127.0.0.1:1/farm?user=farm&password=secret",
+        "postgresql://farm:a@secret@127.0.0.1:1/farm",
+        "postgresql://farm:secret@127.0.0.1:port/farm",
+    ],
+)
+def test_settings_and_doctor_show_no_password_of_the_database(farm, monkeypatch, url):
+    monkeypatch.setenv("FARM_DATABASE_URL", url)
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://:a@secret@127.0.0.1:1/0")
+    settings.cache_clear()
+    for command in ("settings", "settings --json", "doctor --json", "jobs"):
+        told = farm(*command.split())
+        assert "secret" not in told.stdout + told.stderr
+        assert "fault in farm" not in told.stderr
+
+
 def test_a_database_that_does_not_answer_is_named(farm, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", "postgresql://user:secret@127.0.0.1:1/farm")
     settings.cache_clear()

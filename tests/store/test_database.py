@@ -203,9 +203,26 @@ def test_a_password_is_never_shown():
     assert "nothing was lost" in caught.value.next_step
 
 
-def test_an_unreadable_url_does_not_show_the_password_either():
+@pytest.mark.parametrize("query", ["user=farm&password=secret", "sslpassword=secret", "passfile=/secret"])
+def test_a_password_in_the_query_is_not_shown_either(query):
+    database = Database(f"postgresql://127.0.0.1:1/farm?{query}")
+    with pytest.raises(DatabaseUnreachable) as caught:
+        database.check_schema()
+    assert "secret" not in str(database) + caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql:/farm:secret@host",
+        "postgresql://farm:with@secret@host/farm",
+        "postgresql://farm:with@secret:@host/farm",
+        "postgresql://farm:secret@host:port/farm",
+    ],
+)
+def test_an_unreadable_url_does_not_show_the_password_either(url):
     with pytest.raises(SettingsError) as caught:
-        Database("postgresql:/farm:secret@host")
+        Database(url)
     assert "secret" not in caught.value.message + caught.value.next_step
 
 
