@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
     """Examine this host and its farm: a line each with ok, or what to do."""
-    from farm.doctor import examine, summary
-    from farm.settings import settings
-    from tasks.diagnosis import broker_checks
+    from farm.doctor import examine, summary, wrong_settings
+    from farm.settings import settings_but_wrong_ones
 
-    checks = [*broker_checks(settings()), *examine(settings())]
+    current, wrong = settings_but_wrong_ones()
+    checks = list(wrong_settings(wrong))
+    if not wrong:
+        from tasks.diagnosis import broker_checks
+
+        checks += broker_checks(current)
+    checks += examine(current)
     counts = summary(checks)
     if as_json:
         emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})

@@ -27,6 +27,8 @@ from farm.errors import SettingsError
 #: Where deploy/systemd/farm.tmpfiles has it made at every boot, for services, containers and people alike.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
 
+NEXT_STEP = "Correct the setting; all are listed in docs/settings.md."
+
 
 def _state_dir() -> Path:
     return Path(platformdirs.user_data_dir("farm"))
@@ -165,12 +167,35 @@ def settings() -> Settings:
     try:
         return Settings()
     except (ValidationError, ValueError) as error:
-        raise SettingsError(_explain(error), "Correct the setting; all are listed in docs/settings.md.") from error
+        raise SettingsError(_explain(error), NEXT_STEP) from error
+
+
+def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
+    """The settings with the default in place of each wrong one, and what is wrong: to examine the rest all the same.
+
+    Raises:
+        SettingsError: they cannot be read at all, or one is unknown.
+    """
+    try:
+        return Settings(), []
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False)
+        if any(one["loc"][0] not in Settings.model_fields for one in wrong):
+            raise SettingsError(_explain(error), NEXT_STEP) from error
+        names = {str(one["loc"][0]) for one in wrong}
+        fields = Settings.model_fields
+        defaults = {name: fields[name].get_default(call_default_factory=True) for name in names}
+        return Settings(**defaults), [_told(one) for one in wrong]
+    except ValueError as error:
+        raise SettingsError(_explain(error), NEXT_STEP) from error
 
 
 def _explain(error: Any) -> str:
     if not isinstance(error, ValidationError):
         return f"The settings could not be read: {error}"
-    first = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(str(part) for part in first["loc"])
-    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {first['msg']}."
+    return _told(error.errors(include_url=False, include_input=False)[0])
+
+
+def _told(problem: Any) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    return f"The setting '{name}' (FARM_{name.upper()}) is wrong: {problem['msg']}."

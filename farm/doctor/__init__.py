@@ -6,15 +6,21 @@ file for each place that is looked at; the broker is asked by `tasks.diagnosis`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from farm.doctor.check import Check, ok, summary
 from farm.doctor.database import database_checks
 from farm.doctor.folders import folder_checks
 from farm.doctor.hardware import hardware_checks
-from farm.settings import Settings
+from farm.settings import NEXT_STEP, Settings
 
-__all__ = ["Check", "examine", "ok", "summary"]
+__all__ = ["Check", "examine", "ok", "summary", "wrong_settings"]
+
+
+def wrong_settings(problems: Iterable[str]) -> Iterator[Check]:
+    """What is wrong in the settings. The rest is examined with the defaults in its place, but no broker is asked."""
+    for problem in problems:
+        yield Check("settings", "problem", problem, NEXT_STEP)
 
 
 def examine(current: Settings) -> Iterator[Check]:

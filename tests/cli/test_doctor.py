@@ -89,6 +89,14 @@ def test_a_broker_url_that_is_wrong_is_one_problem_and_the_rest_is_examined(exam
     assert {"state folder", "lock folder", "driver"} <= {check["name"] for check in checks}
 
 
+def test_wrong_settings_are_problems_and_the_rest_is_examined(examined, monkeypatch):
+    monkeypatch.setenv("FARM_HEARTBEAT_S", "-1")
+    monkeypatch.setenv("FARM_TARGET", "much")
+    checks = examined()
+    assert ["FARM_HEARTBEAT_S" in told or "FARM_TARGET" in told for _, told in levels(checks, "settings")] == [True] * 2
+    assert {"state folder", "lock folder", "driver"} <= {check["name"] for check in checks}
+
+
 def test_an_empty_database_is_to_be_upgraded(examined, any_database_url, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
     checks = examined()
