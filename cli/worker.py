@@ -15,11 +15,16 @@ from cli.output import said_through
 if TYPE_CHECKING:
     from farm.devices.device import Card
 
+#: By these a ``--card`` means GPUs, also before their driver is loaded.
+GPUS = ("gpu", "cuda")
+
 
 def worker(
     card: Annotated[
         list[str] | None,
-        typer.Option(help="A card of this host: id, index, 'cpu', or part of its model name. Default: all its GPUs."),
+        typer.Option(
+            help="A card of this host: id, index, 'gpu', 'cpu', or part of its model name. Default: all its GPUs."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", "--json-logs", help="Log one JSON object per line.")] = False,
 ) -> None:
@@ -39,14 +44,28 @@ def worker(
 
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:
-    from farm.errors import NoSuchCard
+    """The cards to serve.
+
+    Raises:
+        CardUnavailable: a GPU that is asked for does not answer its driver, or the driver is not loaded, as when a host
+            has just started. A service tries again.
+        NoSuchCard: nothing matches.
+    """
+    from farm.defaults import matching_cards
+    from farm.errors import CardUnavailable, NoSuchCard
 
     if wanted:
-        return opening.chosen_own_cards(wanted)
+        try:
+            return opening.chosen_own_cards(wanted)
+        except NoSuchCard as error:
+            own = opening.all_own_cards()
+            if any(matching_cards(own, want) or want.strip().lower().startswith(GPUS) for want in wanted):
+                raise CardUnavailable(error.message, error.next_step) from error
+            raise
     usable = opening.own_cards()
     cards = [found for found in usable if found.kind != "cpu"]
     if not cards and any(found.refusal for found in opening.all_own_cards()):
-        raise NoSuchCard(
+        raise CardUnavailable(
             "No GPU of this host can be measured on.",
             "Mend what stands above, or serve the CPU with `farm worker --card cpu`.",
         )

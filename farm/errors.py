@@ -16,7 +16,8 @@
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
     │   ├── SchemaMismatch         the database is of another version
-    │   └── NoWorker               nobody listens on a chosen card
+    │   ├── NoWorker               nobody listens on a chosen card
+    │   └── CardUnavailable        a worker's card does not answer now, and may later
     ├── UnhealthyCard              a card that fails a known sum           exit 1
     ├── CardBusy                   another worker holds the card's lock    exit 4
     ├── BelowTarget                ``--check`` and the verdict failed      exit 5
@@ -147,6 +148,10 @@ class SchemaMismatch(FarmUnavailable):
 
 
 class NoWorker(FarmUnavailable):
+    pass
+
+
+class CardUnavailable(FarmUnavailable):
     pass
 
 

@@ -203,7 +203,7 @@ def make_url_or_explain(url: str) -> Any:
         raise SettingsError(
             "The database URL cannot be read.",
             "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
-        ) from error
+        ) from None  # its words may be a piece of the password, and `--debug` shows them
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):

@@ -111,6 +111,21 @@ def test_the_index_of_a_gpu_that_is_lost_does_not_mean_the_cpu(farm, nvml):
 def test_a_worker_does_not_serve_nothing_where_every_gpu_is_refused(farm, nvml):
     nvml.mig = 1
     told = farm("worker")
-    assert told.code == 2
+    assert told.code == 3, "its service tries again"
     assert "No GPU of this host can be measured on" in told.stderr
     assert "--card cpu" in told.stderr
+
+
+@pytest.mark.parametrize("lacks", [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH])
+@pytest.mark.parametrize("card", ["gpu", UUID])
+def test_a_worker_of_gpus_waits_for_a_driver_that_comes_late(farm, nvml, lacks, card):
+    """Right after a host has started, or while its driver is updated: never the CPU instead."""
+    nvml.lacks = {"nvmlInit_v2": lacks}
+    told = farm("worker", "--card", card)
+    assert told.code == 3
+    assert "Serving" not in told.stderr
+
+
+def test_a_worker_of_a_card_that_is_no_gpu_and_not_there_is_a_wrong_request(farm, nvml):
+    assert farm("worker", "--card", "7").code == 2
+    assert farm("worker", "--card", "A900").code == 2
