@@ -48,7 +48,9 @@ class FittedTable(Table):
 
     def _room(self, widths: Sequence[int], options: ConsoleOptions) -> int:
         """What is left of the line, with three characters between two columns."""
-        return options.max_width - sum(widths) - 3 * (len(widths) - 1)
+        # Some versions of Rich reckon with padding at both edges too, where there is none.
+        edges = 2 * (self._get_padding_width(0) - 1)
+        return options.max_width - sum(widths) - 3 * (len(widths) - 1) - edges
 
     def _narrowed(self, shown: Sequence[Column], least: Sequence[int], options: ConsoleOptions) -> Table:
         """Ordinary again, with fixed widths: the narrowest grow first, up to what they hold."""
