@@ -16,14 +16,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import update
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, col, func, or_, select
 
 from farm.placement import Queue, Work, balance
 from farm.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
-from farm.store.locks import lock_open_jobs
+from farm.store.locks import lock_open_jobs, locked
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
@@ -33,6 +33,7 @@ def move_items(
     peers: Sequence[tables.Card],
     *,
     in_work: bool = True,
+    unseen_s: float | None = None,
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
@@ -42,6 +43,8 @@ def move_items(
 
     Args:
         in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
+        unseen_s: only if the card has still not been seen for so long, and nothing that it took within that time. A card
+            that is back keeps what it has. Unit: s.
         farm: whose jobs; a message goes to one farm's broker.
         job_id: of this job only.
     """
@@ -58,6 +61,12 @@ def move_items(
             its.append(col(Item.job_id) == job_id)
         if not in_work:
             its.append(col(Item.lease_until_s) < database_now())
+        if unseen_s is not None:
+            card = locked(session, tables.Card, card_id)
+            since_s = session.exec(select(database_now())).one() - unseen_s
+            if card is None or card.last_seen_at_s >= since_s:
+                return []
+            its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))
         with_job = col(tables.Job.id) == col(Item.job_id)
         jobs = lock_open_jobs(
             session, session.exec(select(Item.job_id).join(tables.Job, with_job).where(*its).distinct())

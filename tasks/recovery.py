@@ -164,8 +164,9 @@ def _move_stranded(
         peers = [other.card for other in views if _peer(view, other)]
         # Who is not seen has not renewed its lease either, however long that was: only its token could still stand,
         # and the move takes it away.
-        absent = gone or view.seen_ago_s > lost_after_s(current)
-        moved = move_items(store, view.card.id, peers, in_work=absent, farm=farm, job_id=job_id)
+        absent = view.seen_ago_s > lost_after_s(current)
+        unseen_s = lost_after_s(current) if absent else None  # it may be back since it was looked at
+        moved = move_items(store, view.card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id)
         if moved:
             log.warning("%s items of card %s (%s) move to its peers", len(moved), view.card.id, view.state)
             wanted += moved

@@ -53,6 +53,22 @@ def test_a_lost_cards_tuples_move_at_once_and_its_whole_waits_some_more(any_data
         assert _unfinished(session, "") == [(job_id, 1)]
 
 
+def test_a_card_that_is_back_since_it_was_looked_at_keeps_its_items(any_database):
+    current = Settings(heartbeat_s=100)
+    lost, _ = register(any_database, 0, 1)
+    job_id = plan(any_database, [lost], number=3)
+    unseen_for(any_database, lost, lost_after_s(current) + 1)
+    with any_database.read() as session:
+        views = cards.views(session, current.heartbeat_s)
+    back = claim(any_database, items_of(any_database, job_id)[0])
+    cards.seen(any_database, "holder-0")
+    assert _move_stranded(any_database, current, views, "") == []
+    assert {item.card_id for item in items_of(any_database, job_id)} == {lost}
+    unseen_for(any_database, lost, lost_after_s(current) + 1)
+    assert len(move_stranded(any_database, current)) == 2, "it took one just now, before it was seen again"
+    assert complete(any_database, back, lost).accepted
+
+
 def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker(any_database):
     job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"], scope=("Conv2d",))
     with any_database.write() as session:
