@@ -14,6 +14,7 @@ from farm.errors import NoSuchCard
 from farm.store import tables
 from farm.store.content import store_software
 from farm.store.database import Database, database_now
+from farm.store.locks import locked
 from farm.store.tables import CardState, ItemState
 
 #: A card is lost when its worker has not been seen for this many heartbeats.
@@ -59,7 +60,7 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
             then written.
     """
     with database.write() as session:
-        row = session.get(tables.Card, card_id)
+        row = locked(session, tables.Card, card_id)
         if row is None:
             if card is None:
                 return
@@ -83,7 +84,7 @@ def register(
     """
     with database.write() as session:
         software_id = store_software(session, software)
-        row = session.get(tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
+        row = locked(session, tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
         _describe(row, card)
         row.queue, row.software_id, row.worker = queue, software_id, holder
         row.capabilities = sorted(capabilities)
@@ -154,7 +155,7 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
     """
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
-        row = _find(session, card_id)
+        row = _known(locked(session, tables.Card, card_id), card_id)
         if row.state != wanted:
             return False
         served = CardState.STARTING if quarantined else CardState.IDLE
@@ -176,11 +177,10 @@ def find(session: Session, name: str) -> tables.Card:
         return found[0]
     if found and name:
         raise NoSuchCard(f"Several cards begin with '{name}'.", "Give more of the id; `farm cards` lists them.")
-    return _find(session, name)
+    return _known(None, name)
 
 
-def _find(session: Session, card_id: str) -> tables.Card:
-    row = session.get(tables.Card, card_id)
+def _known(row: tables.Card | None, card_id: str) -> tables.Card:
     if row is None:
         raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
     return row
@@ -190,7 +190,7 @@ def _change(
     database: Database, card_id: str, state: CardState, reason: str, *, unless: CardState | None = None
 ) -> None:
     with database.write() as session:
-        row = _find(session, card_id)
+        row = _known(locked(session, tables.Card, card_id), card_id)
         if row.state != unless:
             row.state, row.state_reason = state, reason
             session.add(row)

@@ -13,6 +13,7 @@ from farm.items import Declined
 from farm.store import tables
 from tests import planned
 from tests.farms import store_operators
+from tests.statements import meanwhile
 
 CARD = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=2**37, driver="580", index=3, host="gpu1")
 
@@ -94,6 +95,27 @@ def test_a_drain_and_a_quarantine_outlive_the_start_of_a_worker(any_database, ta
     announce(any_database)
     register(any_database)
     assert (view(any_database).state, view(any_database).card.state_reason) == (state, "a reason")
+
+
+@pytest.mark.parametrize("write", [register, announce])
+@pytest.mark.parametrize("take_out", [cards.drain, cards.quarantine])
+def test_a_card_that_is_taken_out_while_its_worker_writes_stays_out(any_database, write, take_out):
+    register(any_database)
+    if write is register:
+        announce(any_database)
+    with meanwhile(any_database, "UPDATE card SET", lambda: take_out(any_database, CARD.id, "a reason")):
+        write(any_database)
+    assert (view(any_database).state, view(any_database).card.state_reason) == (
+        "draining" if take_out is cards.drain else "quarantined",
+        "a reason",
+    )
+
+
+def test_a_quarantine_outlives_a_drain_of_the_same_moment(any_database):
+    register(any_database)
+    with meanwhile(any_database, "UPDATE card SET", lambda: cards.quarantine(any_database, CARD.id, "a wrong sum")):
+        cards.drain(any_database, CARD.id)
+    assert view(any_database).state == "quarantined"
 
 
 def test_a_card_that_is_released_waits_for_its_worker_to_find_it_well(any_database):
