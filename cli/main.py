@@ -37,7 +37,7 @@ from cli import (
 )
 from cli.output import Left, complain
 from farm import __version__
-from farm.errors import FarmError, Unwritable
+from farm.errors import FarmError, Unwritable, UsageError
 
 INTERRUPTED = 130
 
@@ -54,6 +54,11 @@ class FarmGroup(TyperGroup):
             raise typer.Exit(error.exit_code) from error
         except Left as leaving:
             raise typer.Exit(INTERRUPTED) from leaving
+        except typer.BadParameter as error:
+            if not (wanted := _wanted(error)):
+                raise
+            complain(wanted, f"`{error.ctx.command_path if error.ctx else 'farm'} -h` tells what it takes.")
+            raise typer.Exit(UsageError.exit_code) from error
         except KeyboardInterrupt as interruption:
             complain("interrupted.", getattr(interruption, "hint", ""))
             raise typer.Exit(INTERRUPTED) from interruption
@@ -68,6 +73,26 @@ class FarmGroup(TyperGroup):
                 "This is a fault in farm, not in what you asked. `farm --debug ...` shows where.",
             )
             raise typer.Exit(1) from error
+
+
+# What pydantic, which reads the options, finds wrong with a number -> what to say instead.
+_WANTED = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+}
+
+
+def _wanted(error: typer.BadParameter) -> str:
+    """What an option wants that got no such number; "" for other mistakes."""
+    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not errors or error.param is None or errors[0]["type"] not in _WANTED:
+        return ""
+    option = max(error.param.opts, key=len)
+    wanted = _WANTED[errors[0]["type"]].format(**errors[0].get("ctx", {}))
+    return f"{option} wants {wanted}, not '{errors[0]['input']}'."
 
 
 def _trace(ctx: Any) -> None:
