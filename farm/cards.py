@@ -12,7 +12,7 @@ from farm.benchmark.protocol import Software
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
 from farm.store import tables
-from farm.store.content import store_software
+from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now
 from farm.store.locks import locked
 from farm.store.tables import CardState, ItemState
@@ -142,7 +142,7 @@ def quarantine(database: Database, card_id: str, reason: str) -> None:
     Raises:
         NoSuchCard
     """
-    _change(database, card_id, CardState.QUARANTINED, reason[:500])
+    _change(database, card_id, CardState.QUARANTINED, storable_text(reason[:500]))
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:

@@ -26,7 +26,7 @@ from farm.request import Request
 from farm.reuse import find_readings, satisfies, subject_key
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.content import reading_row
+from farm.store.content import reading_row, storable_text
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState
 
@@ -241,8 +241,8 @@ def _closing(reading_id: str, *, reused: bool) -> dict[str, Any]:
 def _failing(reason: str, message: str) -> dict[str, Any]:
     return {
         "state": ItemState.FAILED,
-        "reason": reason,
-        "message": message[:2000],
+        "reason": storable_text(reason),
+        "message": storable_text(message[:2000]),
         "claim_key": None,
         "lease_until_s": 0.0,
         "ended_at_s": database_now(),
@@ -336,7 +336,8 @@ def note_attempt(database: Database, claimed: Claim, reason: str, message: str) 
     """Keep why an attempt ended, on an item that may be tried again."""
     with database.write() as session:
         if (item := _held(session, claimed)) is not None:
-            session.execute(update(Item).where(col(Item.id) == item.id).values(reason=reason, message=message[:2000]))
+            told = {"reason": storable_text(reason), "message": storable_text(message[:2000])}
+            session.execute(update(Item).where(col(Item.id) == item.id).values(**told))
 
 
 def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:

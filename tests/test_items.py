@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import update
+from sqlmodel import select
 
 from farm import cards, items, jobs
 from farm.benchmark.protocol import Stopping
@@ -309,3 +311,29 @@ def test_when_it_ends_without_a_reading_the_other_is_measured(any_database, card
     assert isinstance(again, Claim)
     assert complete(any_database, again, card).accepted
     assert only(any_database, first.job_id).state == ItemState.CANCELLED
+
+
+@pytest.mark.parametrize("text", ["a zero byte: \0", "half a surrogate: \ud800"])
+def test_a_reason_that_is_no_text_is_told_as_far_as_it_is_one(any_database, text):
+    (card,) = register(any_database, 0)
+    (item,) = items_of(any_database, plan(any_database, [card]))
+    held = claim(any_database, item)
+    items.note_attempt(any_database, held, "crashed", text)
+    assert items_of(any_database, item.job_id)[0].message.startswith(text[:-1])
+    items.fail(any_database, held, "raised", text)
+    (item,) = items_of(any_database, item.job_id)
+    assert (item.state, item.message[:-1]) == ("failed", text[:-1])
+    cards.quarantine(any_database, card, text)
+
+
+def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database):
+    (card,) = register(any_database, 0)
+    (item,) = items_of(any_database, plan(any_database, [card]))
+    details = {"nan": math.nan, "deep": [{"inf": -math.inf, "text": "\0\ud800"}], "one": 1.0}
+    read = dataclasses.replace(READING, power_w=math.nan, details=details)
+    held = claim(any_database, item)
+    assert items.complete(any_database, held, read, card_id=card, software_id=SOFTWARE.id).accepted
+    with any_database.read() as session:
+        (row,) = session.exec(select(tables.Reading))
+    assert row.power_w is None
+    assert row.details == {"nan": None, "deep": [{"inf": None, "text": "\ufffd?"}], "one": 1.0}

@@ -6,6 +6,7 @@ All are content-addressed, so writing one twice is no error and two writers at o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -199,4 +200,26 @@ def reading_row(reading: protocols.Reading) -> dict[str, Any]:
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name not in skip}
     row["throttle_reasons"] = list(reading.throttle_reasons)
     row["flags"] = list(reading.flags)
-    return row
+    columns = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+    # A number that must be there and is none is refused: there is no reading without it.
+    return {
+        name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
+        for name, value in row.items()
+    }
+
+
+def storable(value: Any) -> Any:
+    """What any database takes: PostgreSQL has no zero byte in a text and no NaN in JSON, and none has half a surrogate."""
+    if isinstance(value, str):
+        return storable_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {storable(key): storable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(entry) for entry in value]
+    return value
+
+
+def storable_text(text: str) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -199,7 +199,7 @@ def make_url_or_explain(url: str) -> Any:
         parsed = make_url(url)
         if "@" in (parsed.host or ""):  # a piece of the password, which would be told as a host that is not found
             raise ValueError("@ in the host's name")
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError):
         raise SettingsError(
             "The database URL cannot be read.",
             "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
