@@ -14,7 +14,7 @@ from cli.output import say
 def resume(
     job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
     failed: Annotated[
-        bool, typer.Option("--failed", help="Measure again also what failed, with all its attempts.")
+        bool, typer.Option("--failed", help="Measure again also what failed or was cancelled, with all its attempts.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
 ) -> None:
@@ -30,7 +30,7 @@ def resume(
     if failed:
         check_broker(settings())  # before anything is set waiting that nobody could be told of
         again = jobs.retry_failed(database, row.id)
-        say(f"Tried again: {again} failed {plural('item', again)} of job {row.id}.")
+        say(f"Tried again: {again} failed or cancelled {plural('item', again)} of job {row.id}.")
         with database.read() as session:
             row = jobs.find(session, row.id)
     if row.state != "open":

@@ -205,14 +205,26 @@ def cancel(database: Database, job_id: str) -> int:
 
 
 def retry_failed(database: Database, job_id: str) -> int:
-    """Set a job's failed items waiting again, with all their attempts; how many."""
+    """Set what failed in a job, or was cancelled with it, waiting again with all attempts; how many items that is.
+
+    What is still in work since the cancel goes on, and what was read since is kept: neither is begun anew.
+    """
     with database.write() as session:
         job = locked(session, tables.Job, job_id)
         if job is None:
             return 0
-        again = session.execute(
+        its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+        lock_items(session, *its_closed)
+        cancelled = (col(Item.job_id) == job_id, col(Item.state) == ItemState.CANCELLED)
+        read = update(Item).where(*cancelled, col(Item.reading_id).is_not(None)).values(state=ItemState.DONE)
+        in_work = (
             update(Item)
-            .where(col(Item.job_id) == job_id, col(Item.state) == ItemState.FAILED)
+            .where(*cancelled, col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now())
+            .values(state=ItemState.CLAIMED, ended_at_s=None)
+        )
+        again = (
+            update(Item)
+            .where(*its_closed)
             # All in the newest round: that is the one whose verdict is made anew.
             .values(
                 state=ItemState.WAITING,
@@ -221,18 +233,24 @@ def retry_failed(database: Database, job_id: str) -> int:
                 reason="",
                 message="",
                 token="",
+                claim_key=None,
                 holder="",
+                lease_until_s=0.0,
                 published_at_s=None,
                 ended_at_s=None,
             )
         )
-        if again.rowcount:  # type: ignore[attr-defined]
+        kept, going_on, begun = (
+            int(session.execute(statement).rowcount)  # type: ignore[attr-defined]
+            for statement in (read, in_work, again)
+        )
+        if kept or going_on or begun:
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
             verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
-        return int(again.rowcount)  # type: ignore[attr-defined]
+        return going_on + begun
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
@@ -287,11 +305,19 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
 def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:
     """Which of the requests are done already, by `Request.id`: a finished job asked the same, and nothing failed."""
     wanted = [request.id for request in requests]
-    failed = select(Item.job_id).where(Item.state == ItemState.FAILED)
+    asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
+    not_whole = select(Item.job_id).where(col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+    of_several_softwares = (
+        select(Item.job_id)
+        .join(tables.Reading, col(tables.Reading.id) == col(Item.reading_id))
+        .where(col(Item.job_id).in_(asked))
+        .group_by(col(Item.job_id))
+        .having(func.count(func.distinct(tables.Reading.software_id)) > 1)
+    )
     query = select(tables.Job.request_id).where(
-        tables.Job.state == JobState.DONE,
-        col(tables.Job.request_id).in_(wanted),
-        col(tables.Job.id).not_in(failed),
+        col(tables.Job.id).in_(asked),
+        col(tables.Job.id).not_in(not_whole),
+        col(tables.Job.id).not_in(of_several_softwares),
     )
     return set(session.exec(query))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import pytest
+from sqlalchemy import update
 from sqlmodel import select
 
 from farm import items, jobs
+from farm.benchmark.simulated import SOFTWARE
 from farm.moving import give_up, move_items, rebalance
 from farm.placement import Queue, Work, balance, place
 from farm.planning import LEFT, add_round
+from farm.request import Request
 from farm.rounds import Closing, close_round
-from farm.store import tables
+from farm.store import content, tables
 from farm.store.tables import ItemState
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
@@ -294,6 +298,69 @@ def test_retrying_failures_makes_the_newest_verdict_anew(any_database):
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     with any_database.read() as session:
         assert len(session.exec(tables.Verdict.__table__.select()).all()) == 1  # type: ignore[attr-defined]
+
+
+def done(database, job_id):
+    """Whether a finished job is found that asked the same as this one."""
+    with database.read() as session:
+        request = Request.from_json(session.get_one(tables.Job, job_id).request)
+        return request.id in jobs.done_entries(session, [request])
+
+
+def test_retrying_a_cancelled_job_takes_along_what_was_cancelled_and_keeps_what_was_read_since(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=5)
+    failed, read, in_work, let_go, _ = items_of(any_database, job_id)
+    items.fail(any_database, claim(any_database, failed), "raised", "no")
+    late, still = claim(any_database, read), claim(any_database, in_work)
+    claim(any_database, let_go, "gone", lease_s=-1)
+    jobs.cancel(any_database, job_id)
+    complete(any_database, late, card)
+    assert jobs.retry_failed(any_database, job_id) == 4
+    assert [item.state for item in items_of(any_database, job_id)] == [
+        "waiting",
+        "done",
+        "claimed",
+        "waiting",
+        "waiting",
+    ]
+    assert complete(any_database, still, card).accepted
+    assert close_round(any_database, job_id, 1).closing is Closing.OPEN
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert states(any_database, job_id, "tuple") == {card: "done"}
+    assert done(any_database, job_id)
+
+
+def test_a_job_that_was_read_to_its_end_after_its_cancel_gets_its_verdict_when_it_is_tried_again(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card])
+    held = claim(any_database, items_of(any_database, job_id)[0])
+    jobs.cancel(any_database, job_id)
+    complete(any_database, held, card)
+    assert not done(any_database, job_id)
+    assert jobs.retry_failed(any_database, job_id) == 0
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert done(any_database, job_id)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "of another software"])
+def test_a_job_with_something_cancelled_or_of_several_softwares_is_not_done(any_database, how):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=2)
+    newer = dataclasses.replace(SOFTWARE, torch="9.9.9")
+    with any_database.write() as session:
+        content.store_software(session, newer)
+    one, other = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, one), card)
+    assert close_round(any_database, job_id, 1).closing is Closing.OPEN
+    held = claim(any_database, other, software_id=newer.id)
+    complete(any_database, held, card, software_id=SOFTWARE.id if how == "cancelled" else newer.id)
+    close_round(any_database, job_id, 1)
+    assert done(any_database, job_id) == (how == "cancelled")
+    with any_database.write() as session:
+        session.execute(update(tables.Item).where(tables.Item.id == other.id).values(state=ItemState.CANCELLED))
+    assert not done(any_database, job_id)
 
 
 # -------------------------------------------------------------------------------------------- the arithmetic
