@@ -26,7 +26,7 @@ from farm.settings import Settings
 from farm.spool import Spool
 from farm.store.database import Database
 from farm.store.tables import Card, CardState, ItemState
-from tasks.queues import queue_depth
+from tasks.queues import queue_depths
 
 log = logging.getLogger("farm.control")
 
@@ -95,9 +95,10 @@ class FarmCollector(Collector):
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
-        with contextlib.suppress(FarmError, OperationalError, RedisError):  # away for one queue, it is for all
+        with contextlib.suppress(FarmError, OperationalError, RedisError):
+            depths = queue_depths([entry.view.card.id for entry in entries])
             for entry in entries:
-                messages.add_metric(_labels(entry.view.card), queue_depth(entry.view.card.id))
+                messages.add_metric(_labels(entry.view.card), depths[entry.view.card.id])
         for entry in entries:
             device = self._device(entry.view.card.id)
             if device is not None:

@@ -23,7 +23,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-from tasks.queues import follow_up, publish_aggregate, publish_items, publish_round, queue_depth
+from tasks.queues import follow_up, publish_aggregate, publish_items, publish_round, queue_depths
 
 log = logging.getLogger("farm.control")
 
@@ -106,10 +106,10 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[cards.Card
     Which items of a busy card have lost theirs cannot be told, so all are published; messages too many are declined.
     """
     idle_for_s = max(2 * current.heartbeat_s, 5.0)
-    for view in views:
-        if view.state not in (CardState.IDLE, CardState.BUSY):
-            continue
-        messages = queue_depth(view.card.id)
+    working = [view for view in views if view.state in (CardState.IDLE, CardState.BUSY)]
+    depths = queue_depths([view.card.id for view in working])
+    for view in working:
+        messages = depths[view.card.id]
         with store.read() as session:
             if view.state != CardState.IDLE or messages:
                 wait = session.execute(_without_holder(func.count(), view.card.id, farm, idle_for_s, published=True))

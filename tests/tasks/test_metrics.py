@@ -45,7 +45,7 @@ def free_port():
 @pytest.fixture
 def no_broker(monkeypatch):
     """None, and nobody waits for it."""
-    monkeypatch.setattr(metrics, "queue_depth", lambda card_id: 0)
+    monkeypatch.setattr(metrics, "queue_depths", lambda ids: dict.fromkeys(ids, 0))
 
 
 @pytest.mark.serial

@@ -103,7 +103,7 @@ def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, m
             raise KeyError("what nobody thought of")
 
     monkeypatch.setattr(recovery, "publish_round", publish)
-    monkeypatch.setattr(recovery, "queue_depth", lambda card_id: 1)
+    monkeypatch.setattr(recovery, "queue_depths", lambda ids: dict.fromkeys(ids, 1))
     time.sleep(0.05)
     reconcile_now(any_database, Settings(reconcile_s=0.001), "")
     assert set(published) == {bad, good}
@@ -134,7 +134,7 @@ def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(a
     job_id = plan(any_database, [card], number=10)
     assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
     published, messages = [], 0
-    monkeypatch.setattr(recovery, "queue_depth", lambda card_id: messages)
+    monkeypatch.setattr(recovery, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
     monkeypatch.setattr(recovery, "publish_items", lambda store, ids: published.extend(ids))
 
     def publish_lost():

@@ -14,7 +14,7 @@ from farm.settings import settings
 from farm.store.tables import Card, Item, Job
 from tasks import submit
 from tasks.app import CONTROL_QUEUE, configure
-from tasks.queues import follow_up, publish_items
+from tasks.queues import follow_up, publish_items, queue_depths
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, register
 from tests.statements import values_at_once
@@ -135,3 +135,15 @@ def test_what_wakes_at_once_is_published_with_few_values_in_a_statement(any_data
     assert max(numbers) < 600
     with redis.Redis.from_url(at_broker.redis_url) as client:
         assert client.llen(f"card.{item.card_id}") == 2
+
+
+def test_all_queues_are_counted_over_one_connection(at_broker, broker):
+    with redis.Redis.from_url(broker.redis_url) as client:
+        for number in range(20):
+            client.rpush(f"card.SIM-{number}", *["message"] * (number + 1))
+        before = client.info("stats")["total_connections_received"]
+        depths = queue_depths([f"SIM-{number}" for number in range(21)])
+        opened = client.info("stats")["total_connections_received"] - before
+    assert depths == {f"SIM-{number}": number + 1 for number in range(20)} | {"SIM-20": 0}
+    assert opened == 1
+    assert queue_depths([]) == {}
