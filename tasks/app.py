@@ -7,6 +7,7 @@ database is the truth and the queue only transport, so nothing here tries to mak
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from typing import Any
 
@@ -33,6 +34,11 @@ POOL_START_S = 120.0
 #: How long a chord is counted after its last part. One that takes longer, or lost a part that moved to another card, is
 #: forgotten: whoever closes the round's last item asks for the aggregation in any case. Unit: s.
 CHORD_EXPIRES_S = 24 * 3600
+
+# What goes on inside them tells nobody anything: the lines of these are warnings and worse. That a worker did not answer
+# Flower in time is no more than its page shows.
+logging.getLogger("alembic").setLevel(logging.WARNING)
+logging.getLogger("flower.inspector").setLevel(logging.ERROR)
 
 screening.install()
 app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"])

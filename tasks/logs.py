@@ -7,12 +7,12 @@ process has imported this module, as all that measure have.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import sys
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
@@ -48,18 +48,17 @@ def set_up(as_json: bool | None = None) -> None:
         as_json: None for what the environment says.
     """
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
+    formatter = JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
-    )
+    handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     if as_json:
         sys.excepthook = _log_uncaught
         threading.excepthook = _log_uncaught_in_thread
-        import celery.apps.worker  # only a worker's process needs it
+    import celery.apps.worker  # only a worker's process needs it
 
-        celery.apps.worker.safe_say = _say
+    celery.apps.worker.safe_say = functools.partial(_say, formatter)
 
 
 @setup_logging.connect(weak=False)
@@ -81,8 +80,8 @@ def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
         _log_uncaught(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
 
 
-def _say(message: Any, _stream: Any = None) -> None:
+def _say(formatter: logging.Formatter, message: Any, _stream: Any = None) -> None:
     """What Celery tells of its end: from within a signal's handler, where no lock may be waited for."""
-    line = json.dumps(_line(time.time(), "info", "celery.worker", str(message)))
+    record = logging.LogRecord("celery.worker", logging.INFO, "", 0, str(message), None, None)
     with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{formatter.format(record)}\n".encode())

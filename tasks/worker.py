@@ -20,11 +20,13 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from celery.exceptions import SecurityWarning
 from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 
@@ -118,6 +120,8 @@ def serve_control() -> int:
 
 
 def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) -> int:
+    # It names an option that is not ours. As root or not, nothing that travels is executable (docs/security.md).
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         hostname=f"{name}@{host}",
         queues=list(queues),

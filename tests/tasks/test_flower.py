@@ -48,6 +48,7 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqli
         assert page.get("/tasks")[0] == 200
         assert page.get("/api/worker/shutdown/control@x", method="POST")[0] in (401, 403, 405)
         assert "a-secret-word" not in " ".join(process_titles(process.pid)) + farm.log.read_text()
+        assert "alembic" not in farm.log.read_text()
         (listening,) = {
             connection.laddr.ip
             for connection in psutil.Process(process.pid).net_connections("tcp")
