@@ -7,8 +7,8 @@ measurement file can be refused before anything heavy loads.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -163,8 +163,20 @@ RECIPES: dict[str, Recipe] = {
 
 
 @dataclass(frozen=True)
+class _LeftOut:
+    """Combinations that PyTorch refuses for one kind of reason; the example and its reason are of the first."""
+
+    count: int
+    example: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({'such as ' if self.count > 1 else ''}{self.example})"
+
+
+@dataclass(frozen=True)
 class Expansion:
-    """What a sweep came to: its tuples, and how many combinations PyTorch refused, by reason."""
+    """What a sweep came to: its tuples, and how many combinations PyTorch refused, by reason with an example."""
 
     tuples: tuple[OperatorTuple, ...]
     skipped: Mapping[str, int]
@@ -222,21 +234,28 @@ def _explore(sweep: Sweep) -> Expansion:
 
     recipe = RECIPES[sweep.operator]
     found: dict[str, OperatorTuple] = {}
-    skipped: Counter[str] = Counter()
+    skipped: dict[str, _LeftOut] = {}
+    varied = [name for name, given in sweep.grid.items() if len(given) > 1] or list(sweep.grid)
     for combination in itertools.product(*sweep.grid.values()):
         values = {**recipe.names, **dict(zip(sweep.grid, combination, strict=True))}
         try:
             spec = sweep_building.build(sweep.operator, recipe, values)
         except sweep_building.Impossible as refusal:
-            skipped[str(refusal)] += 1
+            example = ", ".join(f"{name} {_written(values[name])}" for name in varied)
+            first = skipped.get(refusal.kind, _LeftOut(0, example, str(refusal)))
+            skipped[refusal.kind] = dataclasses.replace(first, count=first.count + 1)
             continue
         found.setdefault(spec.id, spec)
     if not found:
-        reason = next(iter(skipped), "the grid is empty")
+        reason = next(map(str, skipped.values()), "the grid is empty")
         raise UsageError(
             f"None of the {sweep.size} combinations of {sweep} is possible: {reason}.", "Correct the grid."
         )
-    return Expansion(tuple(found.values()), dict(skipped))
+    return Expansion(tuple(found.values()), {str(left): left.count for left in skipped.values()})
+
+
+def _written(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _check_value(operator: str, name: str, value: Any, default: Any) -> None:

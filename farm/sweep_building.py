@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class Impossible(Exception):
-    """PyTorch refuses this combination; the text says why, without the combination's own figures."""
+    """PyTorch refuses this combination; the text says why. `kind` is the same without the combination's own figures."""
+
+    @property
+    def kind(self) -> str:
+        return re.sub(r"[(\[][\d\sx,]+[)\]]|-?\d+", "…", str(self))
 
 
 class _Function(torch.nn.Module):
@@ -136,8 +140,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """PyTorch's message without its figures, so that refusals of one kind count together."""
+    """The first line of PyTorch's message."""
     if isinstance(error, CaptureError) and error.__cause__ is not None:
         error = error.__cause__
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r"[(\[][\d\sx,]+[)\]]|-?\d+", "…", line)[:200].rstrip(" .")
+    return line[:200].rstrip(" .")
