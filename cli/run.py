@@ -121,6 +121,10 @@ def _measure(
     # Celery loads only when there is something to do.
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
+    from tasks.submit import check_operators
+
+    for _, request, own in planned:
+        check_operators(database, request, [card.id for card in own])
 
     def starting() -> None:
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")

@@ -10,9 +10,9 @@ from sqlmodel import Session, col, select
 from farm import jobs
 from farm.aggregate import next_operators
 from farm.captures import capture_for, counts, store_sweep, unscoped_parts
-from farm.errors import CaptureError, NoSuchJob
+from farm.errors import NoSuchJob, UnknownOperator, did_you_mean
 from farm.installed import torch_version
-from farm.request import Request
+from farm.request import Request, named
 from farm.roofline import roofline_of
 from farm.rounds import close_known_rounds, remember_significant, significant
 from farm.settings import settings
@@ -73,6 +73,7 @@ def submit(
         planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=own_farm(), pinned=pinned)
         tuples, calls = len(operator_ids), len(operator_ids)
     else:
+        check_operators(database, request, card_ids)
         device_type, torch = _of_cards(database, card_ids)
         capture_id = capture_for(database, request, device_type=device_type, torch=torch)
         if not known:
@@ -92,6 +93,29 @@ def submit(
         jobs.cancel(database, planned.job_id)  # nobody has been told of it yet
         raise
     return Submitted(planned.job_id, request.title, tuples, calls, planned.new, planned.reused)
+
+
+def check_operators(database: Database, request: Request, card_ids: Sequence[str]) -> None:
+    """Hold the operators that were named against the model; what takes it apart is kept. Before anything is started.
+
+    Raises:
+        UnknownOperator: none of them occurs in the model.
+        CaptureError: the model cannot be taken apart.
+    """
+    asked = named(request.operators)
+    if request.variant is None or not asked:
+        return
+    device_type, torch = _of_cards(database, card_ids)
+    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
+    with database.read() as session:
+        ids = list(counts(session, capture_id))
+        there = set(session.exec(select(tables.Operator.short_name).where(col(tables.Operator.id).in_(ids))))
+    if not there.intersection(asked):
+        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
+        raise UnknownOperator(
+            f"{request.title} has none of the operators {', '.join(asked)}.",
+            f"{near} It has {', '.join(sorted(there))}.".strip(),
+        )
 
 
 def resume(database: Database, job_id: str) -> int:
@@ -127,25 +151,8 @@ def _of_cards(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
 
 
 def _scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
-    """The operator types of the first round.
-
-    Raises:
-        CaptureError: none of the named types occurs in the model.
-    """
+    """The operator types of the first round."""
     if request.operators != ("auto",):
-        if request.operators != ("all",):
-            there = set(
-                session.exec(
-                    select(tables.Operator.short_name).where(
-                        col(tables.Operator.id).in_(list(counts(session, capture_id)))
-                    )
-                )
-            )
-            if not there.intersection(request.operators):
-                raise CaptureError(
-                    f"{request.title} has none of the operators {', '.join(request.operators)}.",
-                    f"It has {', '.join(sorted(there))}.",
-                )
         return list(request.operators)
     card = session.get(tables.Card, card_ids[0])
     assert card is not None, "cards register before a job is planned"
