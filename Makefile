@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?=
 
-.PHONY: demo test lint types format check clean migration-first
+.PHONY: demo test lint types format check clean
 
 demo: .venv/.installed  ## measure resnet18 on this machine, end to end
 	$(BIN)/farm run resnet18
@@ -25,9 +25,6 @@ check: test lint types
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-
-migration-first: .venv/.installed-dev  ## until the first release: write the first migration anew from the tables
-	PYTHONPATH=. $(BIN)/python .ci/migration_first.py
 
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Name one: make PYTHON=/path/to/python3"; exit 1; }

@@ -217,6 +217,7 @@ class Item(SQLModel, table=True):
         UniqueConstraint("job_id", "subject_kind", "subject_id", "protocol_id", "card_id", "role"),
         Index("ix_item_job_round_state", "job_id", "round", "state"),
         Index("ix_item_card_state", "card_id", "state"),
+        Index("ix_item_state_ended", "state", "ended_at_s"),  # asked of all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
@@ -17,19 +18,36 @@ from sqlmodel import SQLModel, select
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.store.database import Database, database_now, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
+from tests.planned import items_of, plan, register
 
 
 def test_the_migrations_build_exactly_the_tables(any_database):
     with any_database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         differences = compare_metadata(context, SQLModel.metadata)
-    assert differences == [], "tables.py has changed: run `make migration-first` (before the first release)"
+    assert differences == [], "tables.py has changed: write a revision (CONTRIBUTING.md)"
     any_database.check_schema()
 
 
 def test_an_upgrade_of_the_newest_schema_changes_nothing(any_database):
     any_database.upgrade()
     assert any_database.schema_version() == newest_schema()
+
+
+def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_database_url, monkeypatch):
+    with monkeypatch.context() as patched:
+        upgrade = command.upgrade
+        patched.setattr(command, "upgrade", lambda config, _: upgrade(config, "0001"))
+        database = Database(any_database_url)
+        database.upgrade()
+    assert database.schema_version() == "0001"
+    (item,) = items_of(database, plan(database, register(database, 0)))
+    with pytest.raises(SchemaMismatch, match="needs " + newest_schema()):
+        database.check_schema()
+    database.upgrade()
+    database.check_schema()
+    assert items_of(database, item.job_id) == [item]
+    database.close()
 
 
 def test_upgrades_at_the_same_time_wait_for_each_other(any_database_url):
@@ -111,8 +129,8 @@ def test_a_newer_schema_asks_for_a_newer_program(any_database, action):
 
 
 def test_an_older_schema_asks_for_an_upgrade(any_database, monkeypatch):
-    monkeypatch.setattr("farm.store.database.newest_schema", lambda: "0002")
-    with pytest.raises(SchemaMismatch, match="has schema 0001, this program needs 0002") as caught:
+    monkeypatch.setattr("farm.store.database.newest_schema", lambda: "0003")
+    with pytest.raises(SchemaMismatch, match="has schema 0002, this program needs 0003") as caught:
         any_database.check_schema()
     assert "Stop the workers" in caught.value.next_step
 
