@@ -35,11 +35,16 @@ class Outcome:
     """What came of the wishes of one command."""
 
     submitted: list[Submitted] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)  # entries of files, with the jobs that have done them
 
     @property
     def job_ids(self) -> list[str]:
         return [one.job_id for one in self.submitted]
+
+    @property
+    def shown_ids(self) -> list[str]:
+        """The jobs to report: what was known first."""
+        return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
 
 
 def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[Planned]:
@@ -47,9 +52,11 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
 
     Raises:
         UsageError: a value is wrong; the message begins with the file and line of a wish from a file.
+        UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
     """
     from farm.defaults import by_model, complete
     from farm.errors import MeasurementFileError, UsageError
+    from farm.operators.names import check_asked_operators
 
     planned = []
     for wish in wishes:
@@ -61,32 +68,8 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
                     raise
                 raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
             planned.append((wish, request, list(group)))
-    check_operators(request for _, request, _ in planned)
+    check_asked_operators([request for _, request, _ in planned])
     return planned
-
-
-def check_operators(requests: Iterable[Request]) -> None:
-    """Raises:
-    UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
-    """
-    check_operator_names({name for request in requests for name in request.operators} - {"all", "auto"})
-
-
-def check_operator_names(names: Iterable[str]) -> None:
-    """Raises:
-    UnknownOperator: one of the short names ("Conv2d") is of no operator that PyTorch has.
-    """
-    names = sorted(names)
-    if not names:
-        return
-    from farm.errors import UnknownOperator
-    from farm.operators.allowed import ALLOWED_OPERATORS
-
-    # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
-    known = sorted({name.rpartition(".")[2] for name in ALLOWED_OPERATORS}, key=lambda name: (name[0].isupper(), name))
-    for name in names:
-        if name not in known:
-            raise UnknownOperator.named(name, known)
 
 
 def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
@@ -94,15 +77,17 @@ def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome
     from farm import jobs
 
     written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
-    done: set[str] = set()
+    done: dict[str, str] = {}
     if written:
         with database.read() as session:
             done = jobs.done_entries(session, written)
     left = []
     for wish, request, cards in planned:
         if wish.where and request.reuse != "none" and request.id in done:
-            outcome.skipped.append(request.title)
-            say(f"{wish.where}: {request.title} is done already; --reuse none measures it again.")
+            outcome.skipped.append({"title": request.title, "job": done[request.id]})
+            say(
+                f"{wish.where}: {request.title} is done already, as job {done[request.id]}; --reuse none measures it again."
+            )
         else:
             left.append((wish, request, cards))
     return left
@@ -239,7 +224,7 @@ def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[
 
 
 def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
-    """Print the reports of ended jobs.
+    """Print the reports of ended jobs, and of those that had done what a file asks.
 
     Raises:
         BelowTarget: ``--check`` was given and a verdict did not pass.
@@ -247,7 +232,7 @@ def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
     from farm.report import report as reports
 
     with database.read() as session:
-        built = [reports.build(session, job_id) for job_id in outcome.job_ids]
+        built = [reports.build(session, job_id) for job_id in outcome.shown_ids]
     if asked.as_json:
         emit_json({"reports": [one.to_json() for one in built], "skipped": outcome.skipped})
     else:

@@ -302,8 +302,8 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
     return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
 
 
-def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:
-    """Which of the requests are done already, by `Request.id`: a finished job asked the same, and nothing failed."""
+def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
+    """Which of the requests are done already, `Request.id` -> the newest finished job that asked the same, and failed nowhere."""
     wanted = [request.id for request in requests]
     asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
     not_whole = select(Item.job_id).where(col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
@@ -314,12 +314,16 @@ def done_entries(session: Session, requests: Sequence[Request]) -> set[str]:
         .group_by(col(Item.job_id))
         .having(func.count(func.distinct(tables.Reading.software_id)) > 1)
     )
-    query = select(tables.Job.request_id).where(
-        col(tables.Job.id).in_(asked),
-        col(tables.Job.id).not_in(not_whole),
-        col(tables.Job.id).not_in(of_several_softwares),
+    query = (
+        select(tables.Job.request_id, tables.Job.id)
+        .where(
+            col(tables.Job.id).in_(asked),
+            col(tables.Job.id).not_in(not_whole),
+            col(tables.Job.id).not_in(of_several_softwares),
+        )
+        .order_by(col(tables.Job.created_at_s))
     )
-    return set(session.exec(query))
+    return {request_id: job_id for request_id, job_id in session.exec(query)}
 
 
 def _now(session: Session) -> float:

@@ -116,9 +116,18 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_proce
     assert len(reports[0]["tuples"]) == 2
     assert "1 of 3 combinations left out" in said.stderr
 
-    again = json.loads(farm_process("run", "-f", path, "--json").stdout)
-    assert again["reports"] == []
-    assert again["skipped"] == ["kernels", "squeezenet1_1 1x224 float32", "squeezenet1_1 2x224 float32"]
+    # What is done already is not measured again, and its report is shown.
+    said = farm_process("run", "-f", path, "--json")
+    again = json.loads(said.stdout)
+    assert [one["title"] for one in again["skipped"]] == [
+        "kernels",
+        "squeezenet1_1 1x224 float32",
+        "squeezenet1_1 2x224 float32",
+    ]
+    jobs = [report["job_id"] for report in reports]
+    assert [one["job"] for one in again["skipped"]] == jobs
+    assert [report["job_id"] for report in again["reports"]] == jobs
+    assert f"is done already, as job {jobs[0]};" in said.stderr
 
 
 @pytest.mark.parametrize(("sign", "moment"), [(signal.SIGINT, "measuring"), (signal.SIGTERM, "starting")])
