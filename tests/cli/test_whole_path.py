@@ -79,19 +79,19 @@ def wait_for(condition, process, timeout_s=180):
 
 
 def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm, farm_process):
-    # Only one type is measured, so that the verdict cannot pass and --check has something to say.
+    # Only one type is measured: too little for a verdict, so that --check has nothing to say.
     said = farm_process("run", "resnet18", "--json", "--operators", "Linear", "--check")
-    assert said.code == 5
-    assert "error: 1 of 1 verdicts did not pass: resnet18" in said.stderr
+    assert said.code == 0, said.stderr
     (report,) = json.loads(said.stdout)["reports"]
     assert report["state"] == "done"
+    assert report["verdict"]["outcome"] == "none"
     assert sum(row["calls"] for row in report["types"]) == 68
     assert "68 calls of 28 operator tuples" in said.stderr
 
     job = report["job_id"]
     assert json.loads(farm("report", job, "--json").stdout)["verdict"] == report["verdict"]
     assert "resnet18" in farm("report", job[:4]).stdout
-    assert farm("report", job, "--check").code == 5
+    assert farm("report", job, "--check").code == 0
     assert json.loads(farm("status", job, "--json").stdout)["jobs"][0]["state"] == "done"
     assert farm("status", "--watch").code == 0
     (row,) = json.loads(farm("jobs", "--json").stdout)["jobs"]
@@ -232,4 +232,4 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
     assert farm("cancel", job).code == 0
     again = farm_process("resume", jobs[0], "--failed")
     assert again.code == 0, again.stderr
-    assert f"0 failed items of job {jobs[0]}" in again.stderr
+    assert f"0 failed or cancelled items of job {jobs[0]}" in again.stderr
