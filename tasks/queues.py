@@ -142,9 +142,14 @@ def aggregate_signature(job_id: str, number: int) -> Signature:
 
 def _measure(item_id: int, card_id: str, short_name: str | None, label: str | None) -> Signature:
     signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
-    # The shadow name becomes a Prometheus label in Flower: the operator's name, never its shapes.
+    # The shadow name becomes a Prometheus label in Flower: the operator's name, never its shapes. The time limit is the
+    # worker's own: a publisher that knows the task would send its own along, which would count instead.
     return signature.set(
-        queue=card_queue(card_id), shadow=short_name or "whole model", argsrepr=label or "", kwargsrepr=""
+        queue=card_queue(card_id),
+        shadow=short_name or "whole model",
+        argsrepr=label or "",
+        kwargsrepr="",
+        time_limit=None,
     )
 
 

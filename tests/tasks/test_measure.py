@@ -11,7 +11,7 @@ from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 from farm.spool import Spool
-from tasks import measure
+from tasks import measure, queues
 from tests.planned import READING, claim, items_of, plan, readings, register
 
 CARD = Card(id="SIM-0", kind="simulated", model="a card", memory_bytes=0, host="here", index=0)
@@ -90,6 +90,12 @@ def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_dat
     worker.benchmark.unhealthy = ""
     cards.resume(any_database, "SIM-0", quarantined=True)
     assert measure._measure(None, worker, waiting[0].id)["status"] == "done"
+
+
+def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
+    assert measure.measure.time_limit, "this process knows the task, and has a limit of its own for it"
+    message = queues._measure(1, "SIM-0", "Conv2d", "Conv2d 3->8")
+    assert {**measure.measure._get_exec_options(), **message.options}["time_limit"] is None
 
 
 def refuse(*_, **__):
