@@ -7,6 +7,7 @@ not the tuples'.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ import torch
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.protocol import REPEATED, OnPhase, Protocol, Reading, Stopping
 from farm.benchmark.workload import Workload, prepare_canary
+
+_log = logging.getLogger(__name__)
 
 EVERY = 25  # tuples between two readings of the canary
 SIZE = 2048  # of the square matrices that it multiplies
@@ -49,9 +52,9 @@ class Canary:
             try:
                 with numeric_flags(Protocol()):  # the same on this card for every job, whatever its own flags
                     reading = self._read(read, first)
-            except (
-                Exception
-            ):  # a lack of memory, say: no reason to fail the tuple, before the next one it is tried again
+            except Exception as error:
+                # A lack of memory, say: no reason to fail the tuple. Before the next one it is tried again.
+                _log.warning("The canary could not be read: %s", error)
                 return self._notes[-1] if self._notes else None
             self._due = self._every
             self._notes.append(

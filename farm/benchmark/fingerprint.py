@@ -1,7 +1,7 @@
 """What a card is like, taken once when a worker first sees it with a driver: rates, idle levels, its power sensors.
 
 The rates feed the roofline (`farm.roofline`): what the card reaches, not what its data sheet says. The sensors' lag and
-averaging explain what a window can and cannot tell. Short: some ten seconds on a GPU, one on a CPU.
+averaging explain what a window can and cannot tell. Short: some twelve seconds on a GPU, one on a CPU.
 """
 
 from __future__ import annotations
