@@ -23,7 +23,7 @@ from farm.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
-from farm.store.locks import lock_open_jobs, locked
+from farm.store.locks import lock_open_jobs, lock_with_open_jobs, locked
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
@@ -67,15 +67,11 @@ def move_items(
             if card is None or card.last_seen_at_s >= since_s:
                 return []
             its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))
-        with_job = col(tables.Job.id) == col(Item.job_id)
-        jobs = lock_open_jobs(
-            session, session.exec(select(Item.job_id).join(tables.Job, with_job).where(*its).distinct())
-        )
+        jobs, held = lock_with_open_jobs(session, *its)
         may_take = {key: _takers(job, peers) for key, job in jobs.items()}
-        held = select(Item).join(tables.Job, with_job).where(*its).order_by(col(Item.id)).with_for_update(of=Item)
         by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
-        for item in session.exec(held):
-            if takers := may_take.get(item.job_id):
+        for item in held:
+            if takers := may_take[item.job_id]:
                 by_peers[takers].append(item)
         movable = [item for items in by_peers.values() for item in items]
         for item in movable:
@@ -124,15 +120,10 @@ def give_up(
         ]
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
-        with_job = col(tables.Job.id) == col(Item.job_id)
-        jobs = lock_open_jobs(
-            session, session.exec(select(Item.job_id).join(tables.Job, with_job).where(*its).distinct())
-        )
-        left = select(Item).join(tables.Job, with_job).where(*its).order_by(col(Item.id)).with_for_update(of=Item)
+        jobs, left = lock_with_open_jobs(session, *its)
         by_job: dict[str, list[Item]] = defaultdict(list)
-        for item in session.exec(left):
-            if item.job_id in jobs:
-                by_job[item.job_id].append(item)
+        for item in left:
+            by_job[item.job_id].append(item)
         wanted: list[Item] = []
         for key, items in by_job.items():
             open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))

@@ -34,6 +34,14 @@ def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
     return {job_id: job for job_id, job in found.items() if job.state == JobState.OPEN}
 
 
+def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:
+    """The items of these conditions, on them and on their jobs, whose jobs are open: first these are locked, then they."""
+    with_job = col(Job.id) == col(Item.job_id)
+    jobs = lock_open_jobs(session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct()))
+    query = select(Item).join(Job, with_job).where(*which).order_by(col(Item.id)).with_for_update(of=Item)
+    return jobs, [item for item in session.exec(query) if item.job_id in jobs]
+
+
 def lock_items(session: Session, *which: Any) -> None:
     """Take the items of these conditions in the order of their ids, which one UPDATE of them all would not."""
     if session.get_bind().dialect.name == "postgresql":
