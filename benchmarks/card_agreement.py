@@ -137,7 +137,6 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
 
 def outside(card: Any) -> list[dict[str, Any]]:
     """The farm's own figures beside those of meters that share no code with it, on the same loops."""
-    import torch
 
     from farm.benchmark.measure import Bench
     from farm.devices.device import open_device
@@ -146,16 +145,15 @@ def outside(card: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with CardLock(card.id, settings().lock_dir):
         bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
-        stream = torch.cuda.Stream() if cuda else None
         if cuda:
             for text in ("resnet50", "vit_b_16"):
-                found.append(_energy(Variant(text, 32, 224), bench, stream))
+                found.append(_energy(Variant(text, 32, 224), bench))
         for subject in _operators():
-            found += _times(subject, bench, stream)
+            found += _times(subject, bench)
     return found
 
 
-def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
+def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
     """Power of one 10 s loop by another meter around it and by the farm's sampler within: the same loop."""
     import torch
 
@@ -166,7 +164,7 @@ def _energy(variant: Variant, bench: Any, stream: Any) -> dict[str, Any]:
 
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol()
-    with numeric_flags(protocol), grad_mode(protocol), torch.cuda.stream(stream):
+    with numeric_flags(protocol), grad_mode(protocol):
         workload = prepare(subject, protocol, bench.torch_device)
 
         def loop(seconds: float) -> None:
@@ -248,7 +246,7 @@ def _operators() -> list[Subject]:
     return subjects
 
 
-def _times(subject: Subject, bench: Any, stream: Any) -> list[dict[str, Any]]:
+def _times(subject: Subject, bench: Any) -> list[dict[str, Any]]:
     import torch
     from torch.utils import benchmark
 
@@ -264,19 +262,17 @@ def _times(subject: Subject, bench: Any, stream: Any) -> list[dict[str, Any]]:
     label = OperatorTuple.from_json(subject.spec).label
     rows = []
     with numeric_flags(protocol), grad_mode(protocol):
-        context = torch.cuda.stream(stream) if cuda else torch.no_grad()
-        with context:
-            workload = prepare(subject, protocol, bench.torch_device)
-            one = workload.rounds[0]
-            # Its own clock around our rounds: a round is long against the launch and the synchronisation.
-            timer = benchmark.Timer(
-                "for _ in range(20): launch()" + ("\ntorch.cuda.synchronize()" if cuda else ""),
-                globals={"launch": one.launch, "torch": torch},
-                num_threads=torch.get_num_threads(),
-            )
-            theirs_us = timer.blocked_autorange(min_run_time=1.0).median / 20 / one.passes * 1e6
-            rows.append({"meter": "torch.utils.benchmark", "theirs": theirs_us})
-            workload.close()
+        workload = prepare(subject, protocol, bench.torch_device)
+        one = workload.rounds[0]
+        # Its own clock around our rounds: a round is long against the launch and the synchronisation.
+        timer = benchmark.Timer(
+            "for _ in range(20): launch()" + ("\ntorch.cuda.synchronize()" if cuda else ""),
+            globals={"launch": one.launch, "torch": torch},
+            num_threads=torch.get_num_threads(),
+        )
+        theirs_us = timer.blocked_autorange(min_run_time=1.0).median / 20 / one.passes * 1e6
+        rows.append({"meter": "torch.utils.benchmark", "theirs": theirs_us})
+        workload.close()
         if cuda:
             try:
                 from triton.testing import do_bench_cudagraph

@@ -105,8 +105,6 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
 
 def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """Time and power of the calls, one after the other, over a window of its own."""
-    import torch
-
     from farm.benchmark.capture_graph import capture_graph
     from farm.benchmark.power import window_power
     from farm.benchmark.rounds import Clock
@@ -118,20 +116,18 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
             call()
 
     device = bench.torch_device
-    stream = torch.cuda.Stream(device) if bench.cuda else None
-    with torch.cuda.stream(stream):  # does nothing without one
-        run()
-        launch = capture_graph([run], device).replay if bench.cuda else run
-        clock = Clock(Workload([Round(launch, 1)], device, round_s=0.01))
-        with Sampler(bench.device) as sampler:
-            start_s = time.perf_counter()
-            while time.perf_counter() - start_s < WARM_UP_S:
-                clock.step()
-            begin_s = time.perf_counter()
-            while time.perf_counter() - begin_s < WINDOW_S:
-                clock.step()
-            end_s = time.perf_counter()
-            clock.finish()
+    run()
+    launch = capture_graph([run], device).replay if bench.cuda else run
+    clock = Clock(Workload([Round(launch, 1)], device, round_s=0.01))
+    with Sampler(bench.device) as sampler:
+        start_s = time.perf_counter()
+        while time.perf_counter() - start_s < WARM_UP_S:
+            clock.step()
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < WINDOW_S:
+            clock.step()
+        end_s = time.perf_counter()
+        clock.finish()
     power = window_power(sampler, begin_s, end_s)
     rounds = clock.between(power.begin_s, power.end_s)
     window = sampler.window(power.begin_s, power.end_s)

@@ -103,7 +103,6 @@ class BenchmarkProcess:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
         environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"  # here PyTorch must know whether it can use the card
         self._process = subprocess.Popen(
             [
                 sys.executable,

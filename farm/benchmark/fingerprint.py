@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark import statistics
+from farm.benchmark.capture_graph import capture_graph
 from farm.benchmark.levels import next_to_nothing
 from farm.benchmark.sampler import Sampler
 from farm.fingerprints import VERSION
@@ -122,16 +123,9 @@ def _launch_floor_us(bench: Bench) -> float:
 
     tiny = torch.zeros(1, device=bench.torch_device)
     nodes = 1000
-    stream = torch.cuda.Stream(bench.torch_device)
-    with torch.cuda.stream(stream):
-        graph = torch.cuda.CUDAGraph()
-        tiny.add_(1)
-        torch.cuda.synchronize(bench.torch_device)
-        graph.capture_begin()
-        for _ in range(nodes):
-            tiny.add_(1)
-        graph.capture_end()
-        return _seconds_each(graph.replay, bench) / nodes * 1e6
+    tiny.add_(1)
+    graph = capture_graph([lambda: tiny.add_(1)] * nodes, bench.torch_device)
+    return _seconds_each(graph.replay, bench) / nodes * 1e6
 
 
 # -------------------------------------------------------------------------------------------------- sensors

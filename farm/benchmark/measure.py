@@ -75,7 +75,8 @@ class Bench:
     """A card made ready for measuring in this process.
 
     Make it before anything touches CUDA: the processes that appear on the card while the context is made are this
-    one (in a container NVML names it by its id on the host).
+    one (in a container NVML names it by its id on the host). On a GPU its stream is the current one of the thread that
+    makes it from then on.
     """
 
     def __init__(
@@ -103,9 +104,12 @@ class Bench:
         self.levels = Levels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
+            # One stream for all that this process does, the health check and every copy too: once there is work on a
+            # second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One stream").
+            self._stream = torch.cuda.Stream(self.torch_device)
+            torch.cuda.set_stream(self._stream)
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
-            self._stream = torch.cuda.Stream(self.torch_device)
         else:
             torch.set_num_threads(threads or _physical_cores())
         self.own_processes, known = own_processes(before, device.compute_processes() or frozenset(), os.getpid())

@@ -234,11 +234,7 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU.
-
-    It stands by without a call of CUDA, not even whether there is one: beside a process that had only asked that,
-    kernels of the measuring process took 0.15 to 0.4 us longer more often than not (docs/method.md, "Exclusive").
-    """
+    """Verifies with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -248,24 +244,21 @@ class TorchVerifier(Runner):
 
         self.device = device
         self._torch = torch
-        self._torch_device = torch.device("cuda:0" if device.card.kind == "cuda" else "cpu")
-        self.software = _software(torch, device.card)
-
-    def _require_card(self) -> None:
-        torch = self._torch
-        if self._torch_device.type == "cuda" and not torch.cuda.is_available():
+        cuda = device.card.kind == "cuda"
+        if cuda and not torch.cuda.is_available():
             raise Unmeasurable(
                 "not_available",
-                f"PyTorch {torch.__version__} cannot use the card {self.device.card}.",
+                f"PyTorch {torch.__version__} cannot use the card {device.card}.",
                 "Install a build of PyTorch for CUDA that suits the driver.",
             )
+        self._torch_device = torch.device("cuda:0" if cuda else "cpu")
+        self.software = _software(torch, device.card)
 
     def verify(
         self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         from farm.benchmark import verification
 
-        self._require_card()
         return verification.verify(subject, protocol, self._torch_device, predicted)
 
     def poisoned(self) -> bool:
@@ -285,7 +278,6 @@ class TorchRunner(TorchVerifier):
     def __init__(self, device: Device) -> None:
         idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         super().__init__(device)
-        self._require_card()
         from farm.benchmark import measure
 
         idle_power_w = idle.stop()

@@ -197,7 +197,7 @@ class Trace:
         return cls((data["window_s"][0], data["window_s"][1]), series)
 
 
-METHOD = 3  # raised when a change of the code changes what a reading says; readings of another are not reused
+METHOD = 4  # raised when a change of the code changes what a reading says; readings of another are not reused
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
 INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
 

@@ -15,7 +15,6 @@ computing anything, on fake tensors that claim to be on a device; meta tensors w
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -120,9 +119,6 @@ def predict(
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
     _refuse_opaque(model)
-    # Fake tensors ask hundreds of times whether there is CUDA. By NVML, that leaves the driver alone: a process that has
-    # initialised it may slow one that measures beside it (docs/method.md, "Exclusive").
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     mode = FakeTensorMode()
     fakes = Fakes(mode, device_type)
     with fakes.swapped(model):

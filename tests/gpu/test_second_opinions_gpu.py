@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -40,17 +38,15 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     device.close()
 
 
-def test_a_verifier_that_stands_by_has_not_touched_cuda() -> None:
-    def opened(pid: int | None) -> set[str]:
-        folder = Path(f"/proc/{pid}/fd")
-        return {os.readlink(entry) for entry in folder.iterdir()}
-
-    with BenchmarkProcess(discover(settings())[0].id) as process:
-        process.wait_ready()
-        assert process._verifier is not None
-        process._verifier.wait_ready()
-        assert "/dev/nvidia-uvm" in opened(process.pid)
-        assert "/dev/nvidia-uvm" not in opened(process._verifier.pid), "NVML does not open it, CUDA does"
+def test_processes_agree_on_what_a_graph_with_memory_operations_takes() -> None:
+    # 20 of its 846 kernels wait for one. Work on a second stream, a copy for the health check say, made each 14 us longer.
+    variant = Variant("swin_t", 1, 224)
+    subject = Subject("variant", variant.id, variant.to_json())
+    times_us = []
+    for _ in range(2):
+        with BenchmarkProcess(discover(settings())[0].id) as process:
+            times_us += [process.measure(subject, Protocol(), Stopping()).reading.time_us for _ in range(2)]
+    assert max(times_us) < 1.02 * min(times_us), times_us
 
 
 def test_a_process_that_measures_never_uses_the_profiler() -> None:
