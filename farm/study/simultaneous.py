@@ -73,9 +73,10 @@ def _alone_and_beside(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("alone_temperature_c", "°C, alone", "count"),
         Column("beside_temperature_c", "°C, beside", "count"),
     )
+    others = "1 other card" if len(plan.neighbours) == 1 else f"{len(plan.neighbours)} other cards"
     counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in plan.neighbours)
     notes = [
-        f"Beside means: {len(plan.neighbours)} other cards of the host measured the same list at the same time.",
+        f"Beside means: {others} of the host measured the same list at the same time.",
         f"Readings that they took: {counts}.",
     ]
     for key, what in (("time", "Time"), ("energy", "Energy")):
