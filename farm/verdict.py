@@ -124,10 +124,14 @@ class Canary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sum against whole of one quantity, in one unit. `gap` is relative and signed."""
+    """Sum against whole of one quantity, in one unit. `gap` is relative and signed.
+
+    `common` is the part of the total's half-width that all tuples share, which no longer window makes smaller.
+    """
 
     total: Figure
     whole: Figure | None = None
+    common: float = 0.0
 
     @property
     def gap(self) -> Figure | None:

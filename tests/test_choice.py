@@ -84,6 +84,14 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
     assert (without.context_time_us, without.weights_in_cache) == (None, None)
 
 
+def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():
+    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
+    verdict = aggregate([part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph")
+    (reason,) = (reason for reason in verdict.reasons if "time gap is known" in reason)
+    assert "what neighbours in the model change" in reason
+    assert "Longer windows or" not in reason
+
+
 def test_a_sum_of_both_kinds_of_readings_says_so():
     parts = [
         Part("a", "", "", 1, reading=reading(details={"context": CONTEXT})),
