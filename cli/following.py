@@ -169,7 +169,7 @@ def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
 
 def ended(progresses: Iterable[Progress]) -> bool:
     """Whether none of the jobs goes on."""
-    return all(progress.state != "open" for progress in progresses)
+    return all(progress.over for progress in progresses)
 
 
 def next_progress(database: Database, job_ids: Sequence[str]) -> list[Progress]:

@@ -47,7 +47,8 @@ def bars(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:
 
 def line(job: Progress) -> str:
     """The same for a log: one line per change, without bars or colours."""
-    return f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_aside(job)}".rstrip()
+    told = f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_aside(job)}".rstrip()
+    return f"{told}: {job.message}" if job.message else told
 
 
 def _aside(job: Progress) -> str:

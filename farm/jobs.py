@@ -46,6 +46,12 @@ class Progress:
     started_at_s: float
     elapsed_s: float
     message: str = ""
+    abandoned: bool = False  # still open, and the command that worked on it is gone
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody works on it any more."""
+        return self.state != JobState.OPEN or self.abandoned
 
     @property
     def closed(self) -> int:
@@ -171,6 +177,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
         message,
+        gone,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cli import following, opening, submit
 from cli.trace import sparkline
+from farm import embedded, jobs
 from farm.benchmark.protocol import Trace
 from farm.devices.device import Card
 from farm.settings import settings
@@ -195,6 +196,21 @@ def test_the_end_of_watching_names_every_job(farm, database, monkeypatch):
     monkeypatch.setattr(following, "follow", lambda *_, **__: None)
     assert "`farm report job1` shows the result." in farm("status", "job1", "--watch").stderr
     assert "`farm report job1`, `farm report job1` show the results." in farm("status", "job1", "job1", "-w").stderr
+
+
+@pytest.mark.parametrize("how", [["--watch"], ["--watch", "--json"]])
+def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
+    rows.model_job(database)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with database.write() as session:
+        job = session.get_one(tables.Job, "job1")
+        job.state, job.farm = "open", embedded.name_of(settings().host, ended.pid, "ab")
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    said = farm("status", "job1", *how)
+    assert said.code == 0
+    assert jobs.ABANDONED in (said.stdout if "--json" in how else said.stderr)
 
 
 def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
