@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from farm import cards, jobs
 from farm.benchmark.protocol import Protocol, Stopping
@@ -153,14 +154,22 @@ def running(
         assert worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:
-        try:
-            for _ in range(2):  # what hangs in there has its time to end in order, and is then ended
-                worker.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.wait(30)
-        finally:
-            worker.kill()
-            database.close()
+        kill_all_of(worker.pid)  # how a farm ends in order is a test of its own, and takes seconds
+        worker.wait()
+        database.close()
+
+
+def kill_all_of(pid: int) -> None:
+    """kill -9 of a process and all below it."""
+    try:
+        top = psutil.Process(pid)
+        top.suspend()  # it starts nobody again
+        found = [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def store_operators(database: Database, behaviours: Sequence[str], seconds: float | None = None) -> list[str]:
