@@ -132,9 +132,14 @@ def running(
     cards: int = 1,
     fit: int | None = None,
     options: Sequence[str] = (),
+    in_order: bool = False,
     **settings: str,
 ) -> Iterator[Farm]:
-    """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit)."""
+    """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit).
+
+    Args:
+        in_order: at the end it is told to stop, which takes seconds; else it is killed.
+    """
     environment = {
         **os.environ,
         "FARM_BROKER_URL": broker_url,
@@ -154,7 +159,11 @@ def running(
         assert worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:
-        kill_all_of(worker.pid)  # how a farm ends in order is a test of its own, and takes seconds
+        if in_order:
+            worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(60)
+        kill_all_of(worker.pid)
         worker.wait()
         database.close()
 
@@ -162,7 +171,7 @@ def running(
 def kill_all_of(pid: int) -> None:
     """kill -9 of a process and all below it."""
     try:
-        top = psutil.Process(pid)
+        top = psutil.Process(pid)  # of a child that was not waited for yet: nobody else has its number
         top.suspend()  # it starts nobody again
         found = [top, *top.children(recursive=True)]
     except psutil.NoSuchProcess:

@@ -1,4 +1,7 @@
-"""The whole path on a real CPU: a user's own model, real servers and workers, both databases, torch in the end."""
+"""The whole path on a real CPU: a user's own model, real servers and workers, torch in the end.
+
+On PostgreSQL; on SQLite `farm run` takes it (`test_whole_path.py`).
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ import sys
 import pytest
 
 from farm.store.database import Database
-from tests.farms import ROOT, Farm
+from tests.farms import ROOT, Farm, kill_all_of
 
 MODELS = """
 import torch
@@ -34,20 +37,20 @@ def out_of_range():
 
 
 @pytest.fixture
-def cpu_farm(tmp_path, broker, any_database_url):
+def cpu_farm(tmp_path, broker, postgres_url):
     """A broker, a database and a real ``farm worker`` for the CPU; two models of the user's in its settings."""
     (tmp_path / "models_of_mine.py").write_text(MODELS)
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
         "FARM_BROKER_URL": broker.url,
-        "FARM_DATABASE_URL": any_database_url,
+        "FARM_DATABASE_URL": postgres_url,
         "FARM_MODELS": json.dumps(
             {name: f"models_of_mine:{name}" for name in ("residual", "out_of_range")},
         ),
         "PYTHONPATH": str(tmp_path),
     }
-    database = Database(any_database_url)
+    database = Database(postgres_url)
     farm = Farm(database, environment, tmp_path / "farm.log")
     assert farm.ask("db", "upgrade").returncode == 0
     worker = farm.start("worker", "--card", "cpu")
@@ -55,12 +58,9 @@ def cpu_farm(tmp_path, broker, any_database_url):
         farm.wait_for(lambda: worker.poll() is not None or farm.alive(), 120)
         yield farm
     finally:
-        worker.terminate()
-        try:
-            worker.wait(60)
-        finally:
-            worker.kill()
-            database.close()
+        kill_all_of(worker.pid)
+        worker.wait()
+        database.close()
 
 
 def submit(farm, *arguments):

@@ -16,7 +16,7 @@ from tests.farms import ROOT, running
 def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and_processes_die(
     tmp_path, broker, sqlite_url
 ):
-    with running(tmp_path, broker.url, sqlite_url, options=("--json",), FARM_MAX_ATTEMPTS="1") as farm:
+    with running(tmp_path, broker.url, sqlite_url, options=("--json",), in_order=True, FARM_MAX_ATTEMPTS="1") as farm:
         job_id = farm.submit(["", "raise", "crash", "oom"])
         farm.wait_for(lambda: farm.ended(job_id))
         assert sorted(item.state for item in farm.items(job_id)) == ["done", "failed", "failed", "failed"]
@@ -33,7 +33,7 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
 
 @pytest.mark.serial
 def test_for_people_every_line_has_one_form_and_is_of_the_farm_or_of_its_workers(tmp_path, broker, sqlite_url):
-    with running(tmp_path, broker.url, sqlite_url) as farm:
+    with running(tmp_path, broker.url, sqlite_url, in_order=True) as farm:
         job_id = farm.submit([""])
         farm.wait_for(lambda: farm.ended(job_id))
     lines = [line for line in farm.log.read_text().splitlines() if line]
