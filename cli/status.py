@@ -44,8 +44,10 @@ def status(
 def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
     if watch and not as_json:
         following.follow(database, job_ids, on_stdout=True)
-        shown = ", ".join(f"`farm report {job_id}`" for job_id in job_ids)
-        say(f"→ {shown} {'shows the result' if len(job_ids) == 1 else 'show the results'}.")
+        abandoned = {progress.job_id for progress in following.progress_of(database, job_ids) if progress.abandoned}
+        shown = [f"`farm report {job_id}`" for job_id in job_ids if job_id not in abandoned]
+        if shown:
+            say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
         return
     while True:
         progresses = following.progress_of(database, job_ids)

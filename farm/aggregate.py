@@ -216,11 +216,10 @@ def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -
                 f"The sum's {name} is {gap.value * 100:+.1f} % off the whole; {_percent(allowed)} is allowed."
             )
         if gap.half_width > max(allowed, abs(gap.value)):
-            # Half of it: the rest, in quadrature or not, is then the smaller part.
-            shared = comparison.common > comparison.total.half_width / 2
+            whole = comparison.whole.value if comparison.whole else math.inf
             why = (
-                "Most of that is what neighbours in the model change, or the clock: longer windows do not narrow it."
-                if shared
+                "Most of that is what neighbours in a model change, or the power limit: longer windows do not narrow it."
+                if comparison.common / whole > gap.half_width / 2
                 else "Longer windows or a quieter card tell more."
             )
             reasons.append(f"The {name} gap is known to ± {_percent(gap.half_width)} only. {why}")

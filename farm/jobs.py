@@ -70,6 +70,7 @@ class Progress:
             "measuring": [{"card": card, "operator": label} for card, label in self.current],
             "elapsed_s": self.elapsed_s,
             "message": self.message,
+            "abandoned": self.abandoned,
         }
 
 
@@ -263,7 +264,8 @@ def retry_failed(database: Database, job_id: str) -> int:
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
     """Give a job to the farm that is to go on with it; False where another has it.
 
-    A `farm run` has its jobs as long as one of its workers is seen. Afterwards nobody would look after them.
+    A `farm run` has its jobs as long as one of its workers is seen, or until it is known to have ended. Afterwards nobody
+    would look after them.
 
     Args:
         heartbeat_s: how often workers are seen.
@@ -273,7 +275,7 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         if job is None or job.farm == farm or not job.farm:
             return job is not None and job.farm == farm
         within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
-        for view in card_views(session, heartbeat_s):
+        for view in card_views(session, heartbeat_s) if not is_gone(job.farm, settings().host) else ():
             if farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s:
                 return False
         job.farm = farm

@@ -106,8 +106,18 @@ def add_round(
         session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
     )
     roofline = _roofline(request, cards[0])
+    now_s = _now(session)
     tuples = [
-        new_item(job, cards[0], "tuple", "operator", operator.id, protocol.id, _expected_s(request, roofline, operator))
+        new_item(
+            job,
+            cards[0],
+            "tuple",
+            "operator",
+            operator.id,
+            protocol.id,
+            _expected_s(request, roofline, operator),
+            now_s,
+        )
         for operator, protocol in _operators(session, request, capture_id, operator_ids)
         if (operator.id, protocol.id) not in there and ("all" in scope or operator.short_name in scope)
     ]
@@ -198,7 +208,14 @@ def new_item(
     subject_id: str,
     protocol_id: str,
     expected_s: float,
+    now_s: float | None = None,
 ) -> Item:
+    """An item that waits.
+
+    Args:
+        now_s: the time by the database's clock, of whoever makes many: rows whose time the database itself fills in are
+            inserted one by one.
+    """
     return Item(
         job_id=job.id,
         round=job.round,
@@ -209,7 +226,7 @@ def new_item(
         card_id=card.id,
         card_model=card.model,
         expected_s=expected_s,
-        created_at_s=database_now(),  # type: ignore[arg-type]
+        created_at_s=database_now() if now_s is None else now_s,  # type: ignore[arg-type]
     )
 
 
@@ -238,10 +255,15 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     if software_id is None:
         return
     readings = find_readings(session, items, request, software_id, {card.id for card in cards})
+    now_s = _now(session)
     for item, reading in zip(items, readings, strict=True):
         if reading is not None:
             item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
-            item.card_id, item.ended_at_s = reading.card_id, database_now()  # type: ignore[assignment]
+            item.card_id, item.ended_at_s = reading.card_id, now_s
+
+
+def _now(session: Session) -> float:
+    return float(session.exec(select(database_now())).one())
 
 
 def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:

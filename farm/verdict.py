@@ -126,7 +126,8 @@ class Canary:
 class Comparison:
     """Sum against whole of one quantity, in one unit. `gap` is relative and signed.
 
-    `common` is the part of the total's half-width that all tuples share, which no longer window makes smaller.
+    `common` is the part of the total's half-width that longer windows do not narrow: what neighbours in the model, or
+    clocks at the power limit, leave unsure of all tuples alike. It is not stored.
     """
 
     total: Figure

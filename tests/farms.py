@@ -159,26 +159,30 @@ def running(
         assert worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:
-        if in_order:
-            worker.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
+            if in_order:
+                worker.terminate()
                 worker.wait(60)
-        kill_all_of(worker.pid)
-        worker.wait()
-        database.close()
+        finally:
+            kill_all_of(worker)
+            database.close()
 
 
-def kill_all_of(pid: int) -> None:
-    """kill -9 of a process and all below it."""
-    try:
-        top = psutil.Process(pid)  # of a child that was not waited for yet: nobody else has its number
+def kill_all_of(worker: subprocess.Popen[bytes]) -> None:
+    """kill -9 of a `farm worker` and all below it, and wait until they are gone.
+
+    What one of them starts in the meantime ends with its parent: each asks the kernel for that when it begins.
+    """
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(worker.pid)
         top.suspend()  # it starts nobody again
         found = [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    worker.wait()
+    psutil.wait_procs(found[1:], 10)
 
 
 def store_operators(database: Database, behaviours: Sequence[str], seconds: float | None = None) -> list[str]:

@@ -65,7 +65,7 @@ def test_a_job_whose_command_was_killed_says_so_and_measures_nothing(any_databas
             session.get_one(tables.Job, job_id).farm = farm
         with any_database.read() as session:
             found = jobs.progress(session, job_id)
-        assert found.over is bool(found.message)
+        assert found.over is found.abandoned is bool(found.message)
         return found.message, len(found.current)
 
     ended = subprocess.Popen(["true"])

@@ -61,7 +61,7 @@ class BenchmarkProcess:
         Args:
             env: environment variables for the process, beside this one's.
             verify_apart: verify variants in a process of its own; without it, on GPUs.
-            verifier: be that process: it imports PyTorch and leaves the card alone until it is asked.
+            verifier: be that process: it imports PyTorch and makes no context on the card until it is asked.
         """
         self.card_id = card_id
         self.starts = 0

@@ -67,6 +67,17 @@ THERMAL = ("thermal", "hardware_thermal")
 OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 
 
+def _one_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for all that this process does, the health check and every copy too: the current one from now on.
+
+    Once there is work on a second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One
+    stream"). It is not the default one, on which no graph can be captured.
+    """
+    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+    return torch.cuda.current_stream(device)
+
+
 def silent(phase: str, details: dict[str, Any]) -> None:
     """An `on_phase` that says nothing."""
 
@@ -75,8 +86,8 @@ class Bench:
     """A card made ready for measuring in this process.
 
     Make it before anything touches CUDA: the processes that appear on the card while the context is made are this
-    one (in a container NVML names it by its id on the host). On a GPU its stream is the current one of the thread that
-    makes it from then on.
+    one (in a container NVML names it by its id on the host). On a GPU the thread that makes it stays on one
+    stream from then on.
     """
 
     def __init__(
@@ -104,10 +115,7 @@ class Bench:
         self.levels = Levels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
-            # One stream for all that this process does, the health check and every copy too: once there is work on a
-            # second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One stream").
-            self._stream = torch.cuda.Stream(self.torch_device)
-            torch.cuda.set_stream(self._stream)
+            self._stream = _one_stream(self.torch_device)
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:

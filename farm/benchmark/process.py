@@ -1,6 +1,6 @@
 """The benchmark process: it imports torch and owns the CUDA context of a card.
 
-With --verifier it stands by beside the one that measures, leaves the card alone until it is asked to verify a variant,
+With --verifier it stands by beside the one that measures, makes no context until it is asked to verify a variant,
 and is ended after that (`farm.benchmark.client`).
 
     python -m farm.benchmark.process --card ID
@@ -69,7 +69,7 @@ class Answers:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="farm.benchmark.process")
     parser.add_argument("--card", required=True)
-    parser.add_argument("--verifier", action="store_true", help="leave the card alone until a request to verify comes")
+    parser.add_argument("--verifier", action="store_true", help="make no context until a request to verify comes")
     parser.add_argument("--parent", type=int, default=0, help="the process whose end is this one's end")
     options = parser.parse_args()
     answers = Answers(_private_output())

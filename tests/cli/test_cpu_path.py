@@ -58,8 +58,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
         farm.wait_for(lambda: worker.poll() is not None or farm.alive(), 120)
         yield farm
     finally:
-        kill_all_of(worker.pid)
-        worker.wait()
+        kill_all_of(worker)
         database.close()
 
 

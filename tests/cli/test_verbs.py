@@ -211,6 +211,9 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
     said = farm("status", "job1", *how)
     assert said.code == 0
     assert jobs.ABANDONED in (said.stdout if "--json" in how else said.stderr)
+    assert "shows the result" not in said.stderr
+    if "--json" in how:
+        assert json.loads(said.stdout)["jobs"][0]["abandoned"] is True
 
 
 def test_submit_says_how_to_follow_every_job(farm, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from farm.benchmark.cache import cache_bytes, found_again
 from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.health import HealthCheck
 from farm.benchmark.measure import Bench
 from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
 from farm.devices.device import discover, open_device
@@ -92,10 +93,19 @@ def test_who_is_on_the_card_is_looked_up_during_the_window(bench: Bench) -> None
 def test_a_small_footprint_is_found_again_and_a_large_one_is_not(bench: Bench) -> None:
     device = bench.torch_device
     size = cache_bytes(device)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        assert (found_again(size // 2, device) or 0) > 0.5
-        assert (found_again(2 * size, device) or 0) < 0.2
-        assert found_again(100 * size, device) == 0
+    assert (found_again(size // 2, device) or 0) > 0.5
+    assert (found_again(2 * size, device) or 0) < 0.2
+    assert found_again(100 * size, device) == 0
+
+
+def test_all_work_of_a_process_is_on_one_stream_which_is_not_the_default_one(bench: Bench) -> None:
+    device = bench.torch_device
+    stream = torch.cuda.current_stream(device)
+    assert stream != torch.cuda.default_stream(device)
+    assert HealthCheck(torch, device).run() == ""
+    bench.measure(linear(256, 1024, 1024), Protocol(), Stopping())
+    another = Bench(bench.device, device, idle_power_w=80.0)
+    assert torch.cuda.current_stream(device) == stream == another._stream == bench._stream
 
 
 def test_rounds_are_as_long_for_a_whole_model_that_is_short_on_the_card_and_long_to_launch(bench: Bench) -> None:

@@ -39,7 +39,7 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
 
 
 def test_processes_agree_on_what_a_graph_with_memory_operations_takes() -> None:
-    # 20 of its 846 kernels wait for one. Work on a second stream, a copy for the health check say, made each 14 us longer.
+    # Ten in a pass. Once a process had worked on a second stream, for its health check say, each took 14 us longer.
     variant = Variant("swin_t", 1, 224)
     subject = Subject("variant", variant.id, variant.to_json())
     times_us = []

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tasks.servers import BrokerServer
-from tests.farms import ROOT, running
+from tests.farms import ROOT, TIMEOUT_S, running
 from tests.flowers import AUTH, flower_of, free_port
 
 BROKER, DATABASE = "broker-pass-4711", "database-pass-0815"
@@ -99,15 +99,17 @@ VERBS = (
 
 def answers(farm, *verbs):
     """What each verb says, one after the other in one process: most of a verb's time is its start."""
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", ONE_BY_ONE, json.dumps(verbs)],
         cwd=ROOT,
         env=farm.environment,
         capture_output=True,
         text=True,
-        check=True,
-    ).stdout
-    return {" ".join(words): text for words, text in zip(verbs, json.loads(said), strict=True)}
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    told = {" ".join(words): text for words, text in zip(verbs, json.loads(done.stdout), strict=True)}
+    return {**told, f"beside {', '.join(told)}": done.stderr}
 
 
 def titles():
