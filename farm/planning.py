@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, func, select
 
-from farm.benchmark.protocol import Protocol
 from farm.captures import classes
 from farm.errors import NoSuchCard, UsageError
 from farm.placement import Work, place
@@ -114,12 +113,12 @@ def add_round(
             "tuple",
             "operator",
             operator.id,
-            protocol.id,
+            protocol_id,
             _expected_s(request, roofline, operator),
             now_s,
         )
-        for operator, protocol in _operators(session, request, capture_id, operator_ids)
-        if (operator.id, protocol.id) not in there and ("all" in scope or operator.short_name in scope)
+        for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
+        if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
     ]
     _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
@@ -232,17 +231,17 @@ def new_item(
 
 def _operators(
     session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
-) -> list[tuple[tables.Operator, Protocol]]:
-    """What is to be read, and under which protocol: a tuple that meets two classes of data is two things."""
+) -> list[tuple[tables.Operator, str]]:
+    """What is to be read, and under the protocol of which id: a tuple that meets two classes of data is two things."""
     if capture_id is not None:
         pairs = list(classes(session, capture_id, request.protocol.data))
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
     found = fetch(session, tables.Operator, (operator_id for operator_id, _ in pairs))
-    protocols = {data: request.protocol.with_data(data) for _, data in pairs}
-    for protocol in protocols.values():
-        store_protocol(session, protocol)
-    return [(found[operator_id], protocols[data]) for operator_id, data in pairs]
+    protocol_ids = {
+        data: store_protocol(session, request.protocol.with_data(data)) for data in {data for _, data in pairs}
+    }
+    return [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
 
 
 def _mean_s(items: Sequence[Item]) -> float:
