@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlmodel import Session, col, select
@@ -38,6 +39,7 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
     labels = told_apart({operator.id: operator.label for operator in operators.values()})
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
+    doubtful = _before_a_changed_canary(readings.values())
     by_subject = _preferred(item for item in items if item.role == "tuple")
     protocol = Protocol.from_json(job.request["protocol"])
 
@@ -57,7 +59,7 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
                 flops=operator.flops,
                 bytes_moved=operator.bytes_moved,
                 estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
-                reading=ReadingView.of(row) if row else None,
+                reading=_flagged(ReadingView.of(row), row.id in doubtful) if row else None,
                 reason="" if row else _reason(item, in_scope),
                 card_id=row.card_id if row else item.card_id if item else "",
                 in_scope=in_scope,
@@ -186,6 +188,27 @@ def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> lis
     }
     found = [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
     return found + _references(readings.values())
+
+
+def _before_a_changed_canary(rows: Iterable[tables.Reading]) -> frozenset[str]:
+    """The readings that were good by the canary before them, while the next one of their process had changed.
+
+    When between the two it changed is not known. Each reading notes the canary before it alone, so only the rows of those
+    that came later tell.
+    """
+    noted = {
+        row.id: (row.card_id, note.get("process"), note["number"], "canary_off" in row.flags)
+        for row in rows
+        if (note := row.details.get("canary"))
+    }
+    changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
+    return frozenset(
+        reading_id for reading_id, (card, process, number, _) in noted.items() if (card, process, number) in changed
+    )
+
+
+def _flagged(view: ReadingView, doubtful: bool) -> ReadingView:
+    return replace(view, flags=tuple(sorted({*view.flags, "canary_off"}))) if doubtful else view
 
 
 def _references(rows: Iterable[tables.Reading]) -> list[Canary]:

@@ -119,6 +119,22 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)
 
 
+def test_what_was_read_just_before_the_canary_was_found_changed_is_flagged_too(database):
+    rows.model_job(database)
+    with database.write() as session:
+        items = session.exec(select(tables.Item).where(tables.Item.role == "tuple", tables.Item.state == "done")).all()
+        readings = [session.get_one(tables.Reading, item.reading_id) for item in items]
+        *before, after = (row for row in readings if row.card_id == rows.CARD)
+        for (
+            row
+        ) in readings:  # the last on its card comes after the canary that had changed, those of another card never
+            number, time_us = (2, 109.0) if row is after else (1, 100.0)
+            row.details = {**row.details, "canary": {"number": number, "process": 7, "time_us": time_us}}
+            row.flags = ["canary_off"] if row is after else []
+    assert (len(before), len(readings)) == (1, 3)
+    assert judged(database).flags["canary_off"] == 2
+
+
 def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
     rows.model_job(database)
     with database.write() as session:
