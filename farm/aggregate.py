@@ -114,7 +114,7 @@ def aggregate(
             _power(energy.total, time.total),
             _power(energy.whole, time.whole) if energy.whole and time.whole else None,
         )
-        above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy)
+        above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy, common_mj)
 
     coverage = coverage_of(parts)
     apart = sum(part.reading is not None and "context" not in part.reading.details for part, _ in measured)
@@ -328,6 +328,7 @@ def _above_idle(
     wholes: Sequence[ReadingView],
     weights: Sequence[float],
     systematic: float,
+    common_mj: float,
 ) -> Comparison | None:
     """Energy beyond what the resting card draws in the same time; gross is this plus idle power × total time."""
     terms: list[Figure] = []
@@ -338,7 +339,6 @@ def _above_idle(
         terms.append(figure.times(part.count))
     above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
     known = [figure for figure in above if figure]
-    common_mj = _over_calls(measured, lambda chosen: chosen.unsure_mj)
     return Comparison(
         _sum(terms, systematic, common_mj), _mean(known, weights) if known and len(known) == len(above) else None
     )

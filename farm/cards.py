@@ -13,7 +13,7 @@ from farm.devices.device import Card
 from farm.errors import NoSuchCard
 from farm.store import tables
 from farm.store.content import storable_text, store_software
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, read_clock_s
 from farm.store.locks import locked
 from farm.store.tables import CardState, ItemState
 
@@ -198,7 +198,7 @@ def _change(
 
 def views(session: Session, heartbeat_s: float) -> list[CardView]:
     """All cards that ever registered, with what they do now."""
-    now = session.exec(select(database_now())).one()
+    now = read_clock_s(session)
     waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
     measuring = dict(
@@ -229,7 +229,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]
 
     An embedded farm's are not among them: when its command was killed, nobody waits for them.
     """
-    now_s = session.exec(select(database_now())).one()
+    now_s = read_clock_s(session)
     return [
         (card, now_s - card.last_seen_at_s)
         for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))

@@ -5,7 +5,8 @@ The rules that make "measured once, accepted once" hold whatever dies:
 * A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
   whether a result is accepted**, in the same transaction that writes the reading.
 * ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*. It closes with the first
-  one's reading where that is good enough for it, and wakes up where it is not, or where the first one fails. An item that is cancelled in work keeps it until it ends.
+  one's reading where that is good enough for it, and wakes up where it is not, or where the first one fails. An item
+  that is cancelled in work keeps it until it ends.
 * Attempts are counted here and nowhere else; the claim after the last attempt closes the item as failed.
 """
 

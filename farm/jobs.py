@@ -23,7 +23,7 @@ from farm.request import Request
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, read_clock_s
 from farm.store.locks import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 
@@ -137,7 +137,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         heartbeat_s: how often workers are seen, for telling a lost card; the setting's if None.
     """
     job = session.get_one(tables.Job, job_id)
-    now = _now(session)
+    now = read_clock_s(session)
     counts: dict[str, int] = {}
     reused = 0
     left_s: dict[str, float] = defaultdict(float)
@@ -275,9 +275,11 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         if job is None or job.farm == farm or not job.farm:
             return job is not None and job.farm == farm
         within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
-        for view in card_views(session, heartbeat_s) if not is_gone(job.farm, settings().host) else ():
-            if farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s:
-                return False
+        if not is_gone(job.farm, settings().host) and any(
+            farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s
+            for view in card_views(session, heartbeat_s)
+        ):
+            return False
         job.farm = farm
         session.add(job)
         return True
@@ -333,10 +335,6 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .order_by(col(tables.Job.created_at_s))
     )
     return {request_id: job_id for request_id, job_id in session.exec(query)}
-
-
-def _now(session: Session) -> float:
-    return float(session.exec(select(database_now())).one())
 
 
 def _new_id(session: Session) -> str:

@@ -22,7 +22,7 @@ from farm.placement import Queue, Work, balance
 from farm.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.database import Database, database_now
+from farm.store.database import Database, database_now, read_clock_s
 from farm.store.locks import lock_open_jobs, lock_with_open_jobs, locked
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
@@ -63,7 +63,7 @@ def move_items(
             its.append(col(Item.lease_until_s) < database_now())
         if unseen_s is not None:
             card = locked(session, tables.Card, card_id)
-            since_s = session.exec(select(database_now())).one() - unseen_s
+            since_s = read_clock_s(session) - unseen_s
             if card is None or card.last_seen_at_s >= since_s:
                 return []
             its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))

@@ -20,7 +20,7 @@ from farm.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.content import store_protocol
-from farm.store.database import database_now
+from farm.store.database import database_now, read_clock_s
 from farm.store.tables import OPEN, Item, ItemState
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
@@ -105,7 +105,7 @@ def add_round(
         session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
     )
     roofline = _roofline(request, cards[0])
-    now_s = _now(session)
+    now_s = read_clock_s(session)
     tuples = [
         new_item(
             job,
@@ -254,15 +254,11 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     if software_id is None:
         return
     readings = find_readings(session, items, request, software_id, {card.id for card in cards})
-    now_s = _now(session)
+    now_s = read_clock_s(session)
     for item, reading in zip(items, readings, strict=True):
         if reading is not None:
             item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
             item.card_id, item.ended_at_s = reading.card_id, now_s
-
-
-def _now(session: Session) -> float:
-    return float(session.exec(select(database_now())).one())
 
 
 def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:

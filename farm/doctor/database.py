@@ -18,9 +18,8 @@ SKEW_PROBLEM_S = 300.0
 
 def database_checks(current: Settings) -> Iterator[Check]:
     """Does it answer, has it this program's schema, does its clock agree, and what do its cards say?"""
-    from sqlmodel import select
 
-    from farm.store.database import Database, database_now
+    from farm.store.database import Database, read_clock_s
 
     try:
         database = Database(current.database)
@@ -37,7 +36,7 @@ def database_checks(current: Settings) -> Iterator[Check]:
     try:
         database.check_schema()
         with database.read() as session:
-            begun_s, clock_s, ended_s = time.time(), session.exec(select(database_now())).one(), time.time()
+            begun_s, clock_s, ended_s = time.time(), read_clock_s(session), time.time()
             yield _where_the_database_is(current, str(database), sqlite, database.url)
             yield ok("schema", f"{database.schema_version()}, as this program needs it")
             yield _clock(0.0 if sqlite else (begun_s + ended_s) / 2 - clock_s, (ended_s - begun_s) / 2)

@@ -17,7 +17,7 @@ from typing import Any
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -64,6 +64,11 @@ def _sqlite_now(element: Any, compiler: Any, **kw: Any) -> str:
 @compiles(database_now, "postgresql")
 def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
+
+
+def read_clock_s(session: Session) -> float:
+    """The database's clock now. Unit: s since 1970."""
+    return float(session.scalars(select(database_now())).one())
 
 
 class Database:
