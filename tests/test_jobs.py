@@ -7,11 +7,12 @@ import subprocess
 
 import pytest
 
-from farm import embedded, jobs
+from farm import cards, embedded, jobs
 from farm.errors import NoSuchCard, UsageError
 from farm.items import Claim
 from farm.settings import settings
 from farm.store import tables
+from farm.store.database import read_clock_s
 from farm.store.tables import ItemState
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, plan, plan_model, readings, register, sweep
@@ -74,6 +75,30 @@ def test_a_job_whose_command_was_killed_says_so_and_measures_nothing(any_databas
     assert told(embedded.name_of(here, os.getpid(), "ab")) == ("", 1)
     assert told(embedded.name_of("another", ended.pid, "ab")) == ("", 1), "only its host could tell"
     assert told(embedded.name_of(here, ended.pid, "ab")) == (jobs.ABANDONED, 0)
+
+
+def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is_known_to_have_ended(any_database):
+    (card_id,) = register(any_database, 0)
+    job_id = plan(any_database, [card_id])
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = settings().host
+
+    def taken_from(farm, unseen_s=0.0):
+        with any_database.write() as session:
+            session.get_one(tables.Job, job_id).farm = farm
+            card = session.get_one(tables.Card, card_id)
+            card.worker = cards.holder_name(card_id, here, 1, "tag", farm)
+            card.last_seen_at_s = read_clock_s(session) - unseen_s
+        taken = jobs.take_over(any_database, job_id, "another", heartbeat_s=5.0)
+        with any_database.read() as session:
+            assert session.get_one(tables.Job, job_id).farm == ("another" if taken else farm)
+        return taken
+
+    assert not taken_from(embedded.name_of(here, os.getpid(), "ab"))
+    assert taken_from(embedded.name_of(here, os.getpid(), "ab"), unseen_s=60.0)
+    assert taken_from(embedded.name_of(here, ended.pid, "ab"))
+    assert not taken_from(embedded.name_of("elsewhere", ended.pid, "ab")), "only its host could tell"
 
 
 def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):
