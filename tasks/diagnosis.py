@@ -22,6 +22,8 @@ from tasks.servers import broker_program
 QUESTION = "farm_versions"
 #: How often the workers are asked, a second each.
 PINGS = 3
+#: The share of its memory from which on a broker is warned of.
+NEARLY_FULL = 0.9
 
 
 def broker_checks(current: Settings) -> Iterator[Check]:
@@ -78,13 +80,21 @@ def _checks_certificate(query: str) -> bool:
 
 def _memory(memory: dict[str, Any]) -> Check:
     policy = memory.get("maxmemory_policy", "noeviction")
-    used = f"{int(memory.get('used_memory', 0)) / 2**20:.1f} MiB used"
-    if policy != "noeviction" and memory.get("maxmemory"):
+    used_bytes, most_bytes = int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0))
+    used = f"{used_bytes / 2**20:.1f} MiB used" + (f" of {most_bytes / 2**20:.1f}" if most_bytes else "")
+    if policy != "noeviction" and most_bytes:
         return Check(
             "broker memory",
             "problem",
             f"{used}; its policy '{policy}' throws messages away when it is full",
             "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
+        )
+    if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
+        return Check(
+            "broker memory",
+            "problem" if used_bytes >= most_bytes else "warning",
+            f"{used}: {'it takes no more messages' if used_bytes >= most_bytes else 'it is nearly full'}",
+            "Raise its `maxmemory` (deploy/redis/redis.conf), or let the workers empty their queues.",
         )
     return ok("broker memory", f"{used}, {policy}")
 

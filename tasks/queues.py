@@ -16,6 +16,7 @@ from celery import chord
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
+from redis.exceptions import OutOfMemoryError
 from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
@@ -176,10 +177,15 @@ def _mark_published(session: Session, item_ids: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _publishing() -> Iterator[None]:
-    """Turns a broker that does not answer into an error for people."""
+    """Turns a broker that does not answer, or is full, into an error for people."""
     try:
         yield
     except (OperationalError, RedisError) as error:
+        if isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError):
+            raise BrokerUnreachable(
+                f"The broker {masked(settings().broker_url)} is full: it takes no more messages.",
+                "Raise its `maxmemory`; the job is in the database and goes on by itself when there is room.",
+            ) from error
         raise BrokerUnreachable(
             f"The broker {masked(settings().broker_url)} does not answer: {error}.",
             "Start it again; the job is in the database, continue it with `farm resume JOB`.",

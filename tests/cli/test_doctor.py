@@ -252,6 +252,14 @@ def test_a_live_farm_is_fine_and_a_broker_that_forgets_is_not(examined, monkeypa
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             assert levels(examined(), "broker memory")[0][0] == "problem"
+            client.config_set("maxmemory-policy", "noeviction")
+            assert levels(examined(), "broker memory")[0][0] == "ok"
+            client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.05)))
+            assert levels(examined(), "broker memory")[0][0] == "warning"
+            client.config_set("maxmemory", "100kb")
+            ((level, told),) = levels(examined(), "broker memory")
+            assert level == "problem"
+            assert "it takes no more messages" in told
         finally:
             for name in ("maxmemory", "maxmemory-policy"):
                 client.config_set(name, before[name])

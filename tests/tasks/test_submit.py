@@ -8,6 +8,7 @@ from sqlmodel import select
 
 from farm import cards, items
 from farm.benchmark.protocol import Protocol, Stopping
+from farm.errors import BrokerUnreachable
 from farm.items import Claim, Closed, Declined
 from farm.request import Request, Sweep
 from farm.settings import settings
@@ -71,6 +72,21 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(an
     with redis.Redis.from_url(at_broker.redis_url) as client:
         assert Counter({card: client.llen(f"card.{card}") for card in (drained, peer)}) == {drained: 0, peer: 3}
     assert complete(any_database, still, drained).accepted
+
+
+def test_a_full_broker_is_said_to_be_full_and_its_job_waits_for_room(any_database, at_broker):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=2)
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        client.config_set("maxmemory", "1mb")
+        try:
+            with pytest.raises(BrokerUnreachable, match="is full") as caught:
+                submit.resume(any_database, job_id)
+        finally:
+            client.config_set("maxmemory", "0")
+        assert "maxmemory" in caught.value.next_step
+        assert submit.resume(any_database, job_id) == 2
+        assert client.llen(f"card.{card}") == 2
 
 
 def test_resuming_publishes_also_what_a_dead_worker_held(any_database, at_broker):
