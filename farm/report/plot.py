@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farm.benchmark import statistics
 from farm.benchmark.protocol import Trace
 from farm.errors import UsageError
 
@@ -105,7 +106,7 @@ def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
 
 
 def window_power_w(trace: Trace) -> float | None:
-    """The counter's slope over the window, from its first tick there to its last. Unit: W."""
+    """The counter's slope over the window's ticks, fitted as the reading's own power is. Unit: W."""
     times, energies = trace.series.get("energy_mj", ([], []))
     begin_s, end_s = trace.window_s
     inside = [
@@ -115,7 +116,7 @@ def window_power_w(trace: Trace) -> float | None:
     ]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return None
-    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]) / 1e3
+    return statistics.slope(*zip(*inside, strict=True)).rate / 1e3
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
@@ -127,6 +128,8 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     check_path(path)
     panels = [panel for panel in (_PANELS) if any(name in trace.series for name in panel[1])]
     figure, axes = _figure([2.2] * max(1, len(panels)))
+    for axis in axes[1:]:
+        axis.sharex(axes[0])
     begin_s, end_s = trace.window_s
     for axis, (unit, names) in zip(axes, panels, strict=False):
         axis.axvspan(begin_s, end_s, color=WINDOW, label="window" if axis is axes[0] else None, zorder=0)
