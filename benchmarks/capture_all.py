@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from farm import catalog
+from farm.models import catalog
 from farm.operators.capture import Capture, capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
 from farm.devices.lock import CardLock
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.words.validation import parse
 
 TIMES = 5
 LOOP_S = 10.0
@@ -99,7 +101,7 @@ def _read_again(
 
 
 def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> dict[str, Any]:
-    from farm.fingerprints import pooled
+    from farm.words.fingerprint import pooled
 
     together = pooled(fingerprints.values())
     lists: dict[str, list[list[float]]] = {
@@ -116,7 +118,7 @@ def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> di
 
 def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[float]:
     """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one knows what."""
-    from farm.fingerprints import w_per_c
+    from farm.words.fingerprint import w_per_c
 
     if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
         return []
@@ -138,7 +140,7 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
 def outside(card: Any) -> list[dict[str, Any]]:
     """The farm's own figures beside those of meters that share no code with it, on the same loops."""
     from farm.benchmark.measure import Bench
-    from farm.devices.device import open_device
+    from farm.devices.finding import open_device
 
     cuda = card.kind == "cuda"
     found: list[dict[str, Any]] = []
@@ -257,7 +259,6 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
 
     from farm.benchmark.passes import grad_mode, numeric_flags
     from farm.benchmark.workload import prepare
-    from farm.operators.tuple import OperatorTuple
 
     cuda, protocol = bench.cuda, _protocol(bench)
     stopping = Stopping() if cuda else Stopping(warm_up_s=0.1, minimum_s=0.3, maximum_s=0.6)
@@ -273,7 +274,7 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
         )
         theirs_us = timer.blocked_autorange(min_run_time=1.0).median / 20 / one.passes * 1e6
         workload.close()
-    label = OperatorTuple.from_json(subject.spec).label
+    label = label_of(parse(subject.spec))
     return {"what": label, "unit": "us", "ours": ours_us, "meter": "torch.utils.benchmark", "theirs": theirs_us}
 
 
@@ -281,14 +282,13 @@ def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, A
     """The row with another meter's time; None where that is missing or does not work."""
     from farm.benchmark.passes import grad_mode, numeric_flags
     from farm.operators.rebuild import rebuild
-    from farm.operators.tuple import OperatorTuple
 
     protocol = _protocol(bench)
     with numeric_flags(protocol), grad_mode(protocol):
         try:
             from triton.testing import do_bench_cudagraph
 
-            built = rebuild(OperatorTuple.from_json(subject.spec), bench.torch_device)
+            built = rebuild(parse(subject.spec), bench.torch_device)
             return {**row, "meter": "do_bench_cudagraph", "theirs": do_bench_cudagraph(built.run, rep=300) * 1e3}
         except Exception as error:  # another program's trouble is a note, not the end of ours
             print(f"do_bench_cudagraph: {type(error).__name__}: {error}")

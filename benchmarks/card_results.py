@@ -24,8 +24,8 @@ from typing import Any
 
 from card_tables import EXTRAS, newest, write
 
-from farm.benchmark.protocol import Stopping, Variant
-from farm.request import Request
+from farm.words.protocol import Stopping, Variant
+from farm.words.request import Request
 
 # In the order of their worth, should the card's time end: families first, then batch 1, then the long ones.
 LIST = [
@@ -79,7 +79,7 @@ def main() -> None:
     os.environ["FARM_DATABASE_URL"] = f"sqlite:///{options.database.resolve()}"
     if options.plan:
         return plan(options)
-    from farm.devices.device import discover
+    from farm.devices.finding import discover
     from farm.settings import settings
     from farm.store.database import Database
 
@@ -142,7 +142,7 @@ def variant(text: str) -> Variant:
 
 
 def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
-    from farm.defaults import Wish, complete
+    from farm.asking.defaults import Wish, complete
 
     one = variant(text)
     wish = Wish(
@@ -162,9 +162,10 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
 
 def plan(options: argparse.Namespace) -> None:
     """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
-    from farm.captures import capture_for, classes
-    from farm.installed import torch_version
+    from farm.devices.installed import torch_version
+    from farm.jobs.opening import capture_for
     from farm.settings import settings
+    from farm.store.calls import classes
     from farm.store.database import Database
 
     settings.cache_clear()
@@ -199,9 +200,10 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
-    from farm.captures import capture_for, classes
-    from farm.installed import torch_version
+    from farm.devices.installed import torch_version
+    from farm.jobs.opening import capture_for
     from farm.settings import settings
+    from farm.store.calls import classes
     from tasks.embedded import EmbeddedFarm
     from tasks.submit import submit
 

@@ -5,7 +5,7 @@
 
 For the heaviest layers of each model, measured alone by the farm's own benchmark: standard normal inputs; standard
 normal with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
-(`farm/data_classes.py`); and the very activations that a running model with seeded weights gave it.
+(`farm/words/data_classes.py`); and the very activations that a running model with seeded weights gave it.
 Normal comes first and last, so that drift shows. Then, for the first model as a whole, a long window: power against
 temperature at constant work.
 """
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from farm.benchmark import statistics
-from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant
-from farm.devices.device import discover, open_device
+from farm.benchmark import intervals
+from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant
+from farm.words.validation import parse
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")
@@ -95,11 +97,11 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
         inside = [value for moment, value in zip(*temperatures, strict=True) if begin_s - 0.1 <= moment <= end_s + 0.1]
         if inside and begin_s > 0.6:
             power_w = (ticks_mj[index] - ticks_mj[index - 4]) / (end_s - begin_s) / 1e3
-            points.append((begin_s, power_w, statistics.mean(inside)))
+            points.append((begin_s, power_w, intervals.mean(inside)))
     found["points"] = points
     found["clock_mhz"] = series.get("sm_clock_mhz")
     if len(points) >= 4:
-        fit = statistics.line([point[2] for point in points], [point[1] for point in points])
+        fit = intervals.line([point[2] for point in points], [point[1] for point in points])
         found |= {"w_per_c": fit.rate, "w_per_c_half_width": fit.half_width}
     return found
 
@@ -113,16 +115,15 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
 
     from farm.benchmark import verification
     from farm.benchmark.passes import build_variant
-    from farm.data_classes import class_of
     from farm.operators.seen import describe
-    from farm.operators.tuple import OperatorTuple
+    from farm.words.data_classes import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())
     observed, _ = verification.verify(subject, protocol, bench.torch_device, None)
     assert observed is not None
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     paths = {call["tuple_id"]: call["module_path"] for call in reversed(observed["calls"])}
-    specs = {tuple_id: OperatorTuple.from_json(data) for tuple_id, data in observed["tuples"].items()}
+    specs = {tuple_id: parse(data) for tuple_id, data in observed["tuples"].items()}
 
     def weight(tuple_id: str) -> float:  # seconds on a card such as the H200
         cost = observed["costs"][tuple_id]
@@ -156,7 +157,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
         row: dict[str, Any] = {
             "variant": str(variant),
             "tuple": tuple_id,
-            "label": specs[tuple_id].label,
+            "label": label_of(specs[tuple_id]),
             "path": paths[tuple_id],
             "calls": counts[tuple_id],
             "mean": values.mean().item(),
@@ -252,7 +253,7 @@ def show(out: dict[str, Any]) -> None:
         temperatures = [row[form].get("temperature_c") for form in FORMS]
         print(f"     {seen}; C: {temperatures}; {','.join(base.get('flags', []))}")
     for form, values in changes.items():
-        print(f"{form:14} energy: median {statistics.median(values):+.2%}, {min(values):+.2%} to {max(values):+.2%}")
+        print(f"{form:14} energy: median {intervals.median(values):+.2%}, {min(values):+.2%} to {max(values):+.2%}")
 
 
 if __name__ == "__main__":

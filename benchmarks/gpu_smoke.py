@@ -18,10 +18,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant, content_id
-from farm.devices.device import discover, open_device
+from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant, content_id
+from farm.words.validation import parse
 
 
 def main() -> None:
@@ -65,7 +67,6 @@ def main() -> None:
 
 def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, repeat: int) -> dict[str, Any]:
     from farm.benchmark import verification
-    from farm.operators.tuple import OperatorTuple
 
     print(f"\n=== {variant}")
     whole_subject = Subject("variant", variant.id, variant.to_json())
@@ -94,9 +95,9 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
         except Unmeasurable as error:
             failed[tuple_id] = error
     tuples_s = time.perf_counter() - tuples_begin_s
-    specs = {tuple_id: OperatorTuple.from_json(data) for tuple_id, data in observed["tuples"].items()}
+    specs = {tuple_id: parse(data) for tuple_id, data in observed["tuples"].items()}
     for tuple_id, error in failed.items():
-        print(f"FAILED    {counts[tuple_id]}x {specs[tuple_id].label}: {error.reason}: {error.message[:150]}")
+        print(f"FAILED    {counts[tuple_id]}x {label_of(specs[tuple_id])}: {error.reason}: {error.message[:150]}")
     compare("steady", whole, readings, counts, burst=False)
     if any("burst" in reading.details for reading in readings.values()):
         compare("bursts", whole, readings, counts, burst=True)
@@ -117,7 +118,7 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
         "protocol": protocol.to_json(),
         "whole": plain(whole),
         "counts": dict(counts),
-        "labels": {tuple_id: spec.label for tuple_id, spec in specs.items()},
+        "labels": {tuple_id: label_of(spec) for tuple_id, spec in specs.items()},
         "readings": {tuple_id: plain(reading) for tuple_id, reading in readings.items()},
         "failed": {tuple_id: [error.reason, error.message] for tuple_id, error in failed.items()},
         "kernels": findings["kernels"],
@@ -169,7 +170,7 @@ def by_type(readings: dict[str, Reading], counts: Counter[str], specs: dict[str,
         reading = readings[tuple_id]
         burst = reading.details.get("burst", {})
         print(
-            f"  {counts[tuple_id]:3}x {specs[tuple_id].label[:70]:70} {reading.time_us:9.1f} us "
+            f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us:9.1f} us "
             f"{reading.power_w or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz {','.join(reading.flags)}"
             + (f" | burst {burst['time_us']:.1f} us {burst['power_w']:.0f} W" if burst else "")
         )

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from farm.words.label import label_of
+
 WINDOW_S = 2.0
 WARM_UP_S = 1.5
 LIGHT_BYTES = 2**28
@@ -30,7 +32,7 @@ def main() -> None:
     parser.add_argument("--shares", default="0.5,0.3", help="of the time that the product takes in company")
     parser.add_argument("--json", type=Path, default=Path("power_limit.json"))
     options = parser.parse_args()
-    from farm.devices.device import discover
+    from farm.devices.finding import discover
     from farm.devices.lock import CardLock
     from farm.settings import settings
 
@@ -46,10 +48,10 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     from torch import nn
 
     from farm.benchmark.measure import Bench
-    from farm.benchmark.protocol import Protocol, Stopping, Subject
-    from farm.devices.device import open_device
+    from farm.devices.finding import open_device
     from farm.operators.capture import capture
     from farm.operators.rebuild import rebuild
+    from farm.words.protocol import Protocol, Stopping, Subject
 
     cuda = card.kind == "cuda"
     bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
@@ -61,7 +63,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {
         "card": card.to_json(),
         "torch": torch.__version__,
-        "product": spec.label,
+        "product": label_of(spec),
         "steady": _figures(reading.time_us, reading.power_w, reading.sm_clock_mhz, reading.flags),
         "burst": reading.details.get("burst"),
         "company": [],
@@ -86,8 +88,8 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """What a sum would take of the product's reading, given how the card ran the two together."""
-    from farm.choice import choose
-    from farm.verdict import ReadingView
+    from farm.verdict.choice import choose
+    from farm.verdict.figures import ReadingView
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
         limited = ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
@@ -105,9 +107,9 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
 
 def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """Time and power of the calls, one after the other, over a window of its own."""
-    from farm.benchmark.capture_graph import capture_graph
+    from farm.benchmark.clock import Clock
+    from farm.benchmark.cuda_graph import capture_graph
     from farm.benchmark.power import window_power
-    from farm.benchmark.rounds import Clock
     from farm.benchmark.sampler import Sampler
     from farm.benchmark.workload import Round, Workload
 

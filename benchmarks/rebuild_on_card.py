@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Variant
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Variant
+from farm.words.validation import parse
 
 MODELS = [f"{name}:32:{dtype}" for dtype in ("float32", "bfloat16") for name in ("vit_b_16", "swin_t", "convnext_tiny")]
 
@@ -70,13 +72,12 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     """One variant: what its rebuilt tuples do otherwise, as texts. `operators`: aten operators, shapes or strides."""
     import torch
 
-    from farm.benchmark.inmodel import kernels_of_calls
+    from farm.benchmark.in_model import kernels_of_calls
     from farm.benchmark.passes import build_variant, numeric_flags
     from farm.operators.capture import verify_on_device
     from farm.operators.profiled import launched_kernels
     from farm.operators.rebuild import rebuild
     from farm.operators.replay import mismatches
-    from farm.operators.tuple import OperatorTuple
 
     began_s = time.perf_counter()
     with numeric_flags(Protocol()), torch.no_grad():
@@ -89,12 +90,12 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
         if device.type == "cuda":
             kernels = []
             for tuple_id, spec in found.capture.tuples.items():
-                rebuilt = rebuild(OperatorTuple.from_json(json.loads(json.dumps(spec.to_json()))), device)
+                rebuilt = rebuild(parse(json.loads(json.dumps(spec.to_json()))), device)
                 rebuilt.run()  # one-time work of cuDNN and cuBLAS does not count
                 seen = launched_kernels(rebuilt.run, device)
                 if seen != expected[tuple_id]:
                     kernels.append(
-                        f"{spec.label}: only in the model {dict(expected[tuple_id] - seen)}, "
+                        f"{label_of(spec)}: only in the model {dict(expected[tuple_id] - seen)}, "
                         f"only rebuilt {dict(seen - expected[tuple_id])}"
                     )
                 del rebuilt

@@ -16,10 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark import statistics
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
-from farm.devices.device import Card, Device, discover, open_device
+from farm.benchmark import intervals
+from farm.devices.device import Card, Device
+from farm.devices.finding import discover, open_device
 from farm.settings import settings
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.words.validation import parse
 
 
 class Silent(Device):
@@ -72,7 +75,7 @@ def main() -> None:
             f"  median {row['median']:+.3%} ± {row['median_half_width']:.3%}  thread busy {row['busy_share']:.2%}"
         )
     if rows:
-        middle = statistics.median([row["mean"] for row in rows])
+        middle = intervals.median([row["mean"] for row in rows])
         most = max((row["mean"] for row in rows), key=abs)
         print(f"all: mean {middle:+.3%} in the median over {len(rows)} tuples, {most:+.3%} at most")
 
@@ -86,10 +89,9 @@ def _subjects(text: str, wanted: int, device: Any) -> list[tuple[str, Subject]]:
     assert observed is not None
     order = sorted(observed["tuples"], key=lambda key: (observed["costs"][key]["bytes"], key))
     spread = {order[round(step * (len(order) - 1) / max(1, wanted - 1))] for step in range(wanted)}
-    from farm.operators.tuple import OperatorTuple
 
     return [
-        (OperatorTuple.from_json(observed["tuples"][key]).label, Subject("operator", key, observed["tuples"][key]))
+        (label_of(parse(observed["tuples"][key])), Subject("operator", key, observed["tuples"][key]))
         for key in order
         if key in spread
     ]
@@ -112,10 +114,10 @@ def _compare(
         time_us = with_it.time_us
     row: dict[str, Any] = {"label": label, "subject": subject.id, "time_us": time_us, "pairs": pairs}
     for name, values in figures.items():
-        row[name] = statistics.mean(values)
-        spread = statistics.deviation(values) / len(values) ** 0.5
-        row[f"{name}_half_width"] = statistics.student_t_95(len(values) - 1) * spread if len(values) > 1 else 1.0
-    return {**row, "busy_share": statistics.mean(busy)}
+        row[name] = intervals.mean(values)
+        spread = intervals.deviation(values) / len(values) ** 0.5
+        row[f"{name}_half_width"] = intervals.student_t_95(len(values) - 1) * spread if len(values) > 1 else 1.0
+    return {**row, "busy_share": intervals.mean(busy)}
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ where the database is more than half way to its limit (half of the items per sec
 done, half of a card's time spent in sessions, half of the time computed as SQLite's only writer, half a core of
 PostgreSQL's), or where an item is lost, begun twice or read twice.
 
-The simulation runs the arithmetic of the farm's placement, `farm.placement`: 100 cards, 10,000 items, one card four times
+The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000 items, one card four times
 slower, one dying half-way. Cards work at their own pace, every five seconds a pass of the reconciler balances them, a
 dead card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by all the speed there is.
-The arithmetic is told more than in a farm: what exactly remains of an item in work (`farm.moving.rebalance` counts all of
+The arithmetic is told more than in a farm: what exactly remains of an item in work (`farm.jobs.moving.rebalance` counts all of
 it), how slow a card was in all that it has done (there: in its last 15 minutes, from five items on), and that also where
-a dead card's items are given away (`farm.planning.place_items` takes the cards for equally fast).
+a dead card's items are given away (`farm.jobs.planning.place_items` takes the cards for equally fast).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from farm.placement import Queue, Work, balance, place
+from farm.jobs.balance import Queue, Work, balance, place
 
 PASS_S, LOST_S = 5.0, 15.0
 #: What 10,000 items may take of the broker, and the share of what the database bears that a farm may ask for.
@@ -153,7 +153,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
     import redis
     from sqlmodel import func, select
 
-    from farm import jobs
+    from farm.jobs import jobs
     from farm.settings import Settings
     from farm.store import tables
     from tasks.app import configure
@@ -204,7 +204,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         database_s = _processor_s(server) - before_s if server else 0.0
         with farm.database.read() as session:
             readings = session.exec(select(func.count()).select_from(tables.Reading)).one()
-        done = farm.items(job_id)
+        done = farm.jobs.items(job_id)
         # Again, since others may have had the machine meanwhile: the better one is nearer to the limit.
         alone_per_s = max(alone_per_s, alone(alone_url, items=500))
     items_per_s = items / whole_s

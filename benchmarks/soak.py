@@ -38,8 +38,8 @@ import psutil
 import redis
 from sqlmodel import col, func, select
 
-from farm import cards, jobs
 from farm.errors import CardBusy, FarmError
+from farm.jobs import cards, jobs
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.tables import ItemState

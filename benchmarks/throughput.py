@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
-    from farm.defaults import by_model
-    from farm.devices.device import discover
+    from farm.asking.defaults import by_model
+    from farm.devices.finding import discover
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
@@ -113,7 +113,7 @@ class Runs:
 
     def store(self, batch: int) -> list[str]:
         """The tuples of all grids; their ids."""
-        from farm.captures import store_sweep
+        from farm.jobs.opening import store_sweep
 
         return [one for name in GRIDS for one in store_sweep(self.database, self._request(name, batch))]
 
@@ -125,7 +125,7 @@ class Runs:
         Args:
             before: tuples to be measured first, so that the job does not pay for a process's first reading.
         """
-        from farm import jobs
+        from farm.jobs import jobs
         from tasks.queues import publish_round
 
         self.farm.wait_ready()
@@ -154,8 +154,8 @@ class Runs:
         return self._outcome(name, planned.job_id, card_ids)
 
     def _request(self, operator: str, batch: int, name: str = "") -> Any:
-        from farm.defaults import Wish, complete
-        from farm.request import Sweep
+        from farm.asking.defaults import Wish, complete
+        from farm.words.request import Sweep
 
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
         return complete(Wish(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
@@ -221,7 +221,7 @@ def _of_card(items: Sequence[Any], began_s: float) -> dict[str, float]:
 
 
 def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
-    from farm.benchmark.protocol import inside_s
+    from farm.words.protocol import inside_s
 
     return sum(inside_s(row["cost_s"]) for row in rows) / card_s if card_s else None
 

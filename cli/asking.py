@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from farm.defaults import Wish
+    from farm.asking.defaults import Wish
 
 _WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where, and the verdict"
 
@@ -51,13 +51,13 @@ class Asked:
 
         Raises:
             UsageError: nothing to measure was named.
-            UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.catalog.find` and
-                `farm.measurement_file.load`.
+            UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
+                `farm.asking.measurement_file.load`.
         """
-        from farm import measurement_file
-        from farm.catalog import find
-        from farm.defaults import QUICK, Wish, operator_names
+        from farm.asking import measurement_file
+        from farm.asking.defaults import QUICK, Wish, operator_names
         from farm.errors import UsageError
+        from farm.models.catalog import find
 
         said = Wish(
             batch=self.batch,

@@ -14,7 +14,7 @@ def cancel(
     job: Annotated[list[str], typer.Argument(metavar="JOB", help="The job's id, or its beginning.")],
 ) -> None:
     """End jobs early: what is being measured is finished and kept, the rest is not begun."""
-    from farm import jobs
+    from farm.jobs import jobs
 
     database = opening.open_database()
     with database.read() as session:

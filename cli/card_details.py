@@ -11,7 +11,7 @@ _RATES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16"
 
 
 def render(row: Mapping[str, Any]) -> Table:
-    """A table of two columns. Keys: those of `farm.listing.registered_cards`."""
+    """A table of two columns. Keys: those of `farm.jobs.listing.registered_cards`."""
     table = Table(box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left")
     for name, value in lines(row):
         table.add_row(name, value)

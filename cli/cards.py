@@ -24,8 +24,8 @@ def cards(
     local: Annotated[bool, typer.Option("--local", help="Only this host's cards; asks no database.")] = False,
 ) -> None:
     """List the cards of this host, and those that joined the farm; take one out of work or put it back."""
-    from farm import listing
     from farm.errors import UsageError
+    from farm.jobs import listing
 
     if words and words[0] in VERBS:
         if len(words) != 2:
@@ -40,7 +40,7 @@ def cards(
     if not local:
         rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
     if card is not None:
-        from farm.defaults import matching_rows
+        from farm.asking.defaults import matching_rows
         from farm.errors import NoSuchCard
 
         found = matching_rows(rows.values(), card)
@@ -61,8 +61,8 @@ def cards(
 
 
 def _registered() -> list[dict[str, Any]]:
-    from farm import listing
     from farm.errors import FarmUnavailable
+    from farm.jobs import listing
     from farm.settings import settings
 
     try:
@@ -82,7 +82,7 @@ def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str,
 
 
 def _drain(name: str) -> str:
-    from farm import cards
+    from farm.jobs import cards
 
     database = opening.open_database()
     with database.read() as session:
@@ -97,8 +97,8 @@ def _drain(name: str) -> str:
 
 
 def _resume(name: str) -> str:
-    from farm import cards
     from farm.errors import UsageError
+    from farm.jobs import cards
 
     database = opening.open_database()
     with database.read() as session:
@@ -114,7 +114,7 @@ def _resume(name: str) -> str:
 
 
 def _release(name: str) -> str:
-    from farm import cards
+    from farm.jobs import cards
 
     database = opening.open_database()
     with database.read() as session:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farm.verdict import Figure
+    from farm.verdict.figures import Figure
 
 Units = Sequence[tuple[str, float]]  # falling; the factor turns the unit into the base unit
 

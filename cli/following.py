@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cli.asking import Asked
-    from farm.defaults import Wish
+    from farm.asking.defaults import Wish
     from farm.devices.device import Card
-    from farm.jobs import Progress
+    from farm.jobs.jobs import Progress
     from farm.report.report import Report
-    from farm.request import Request, Sweep
     from farm.store.database import Database
+    from farm.words.request import Request, Sweep
     from tasks.embedded import EmbeddedFarm
     from tasks.submit import Submitted
 
@@ -54,9 +54,9 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
         UsageError: a value is wrong; the message begins with the file and line of a wish from a file.
         UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
     """
-    from farm.defaults import by_model, complete
+    from farm.asking.defaults import by_model, complete
+    from farm.asking.names import check_asked_operators
     from farm.errors import MeasurementFileError, UsageError
-    from farm.operators.names import check_asked_operators
 
     planned = []
     for wish in wishes:
@@ -74,7 +74,7 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
 
 def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
     """The plans without the entries of files that the database has whole already; says which those are."""
-    from farm import jobs
+    from farm.jobs import jobs
 
     written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
     done: dict[str, str] = {}
@@ -130,7 +130,7 @@ def submit_all(
 
 def say_skipped(sweep: Sweep) -> None:
     """Say which combinations of a sweep are impossible, and why: nothing is left out in silence."""
-    from farm.sweep import explore
+    from farm.operators.sweep import explore
 
     expansion = explore(sweep)
     for reason, count in expansion.skipped.items():
@@ -161,7 +161,7 @@ def follow(
 
 def progress_of(database: Database, job_ids: Sequence[str]) -> list[Progress]:
     """Where the jobs stand now."""
-    from farm import jobs
+    from farm.jobs import jobs
 
     with database.read() as session:
         return [jobs.progress(session, job_id) for job_id in job_ids]

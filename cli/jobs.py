@@ -15,7 +15,7 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """List jobs, newest first."""
-    from farm import listing
+    from farm.jobs import listing
 
     with opening.open_database().read() as session:
         rows = listing.jobs(session, limit)

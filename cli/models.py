@@ -17,8 +17,8 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """List the models of the catalog."""
-    from farm import catalog
     from farm.errors import UnknownModel
+    from farm.models import catalog
 
     names = catalog.names()
     if pattern:

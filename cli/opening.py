@@ -29,7 +29,8 @@ def open_database() -> Database:
 
 def all_own_cards() -> list[Card]:
     """Every card of this host, its CPU included, and also those that refuse to be measured on."""
-    from farm.devices.device import cpu_card, discover
+    from farm.devices.cpu import cpu_card
+    from farm.devices.finding import discover
     from farm.settings import settings
 
     found = discover(settings())
@@ -56,7 +57,7 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     Raises:
         NoSuchCard: nothing matches, or what matches cannot be measured on; says why.
     """
-    from farm.defaults import choose_cards
+    from farm.asking.defaults import choose_cards
     from farm.errors import NoSuchCard
 
     if not wanted:

@@ -21,12 +21,12 @@ def operators(
     as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
-    from farm import listing
-    from farm.benchmark.protocol import Variant
-    from farm.catalog import find
+    from farm.models.catalog import find
+    from farm.report.operators import operators as list_operators
+    from farm.words.protocol import Variant
 
     size = find(model).check_size(input_size)
-    listed = listing.operators(Variant(model, batch, size, dtype, memory_format, mode))
+    listed = list_operators(Variant(model, batch, size, dtype, memory_format, mode))
     if as_json:
         emit_json(listed.to_json())
     else:

@@ -13,7 +13,7 @@ from cli import tables
 from cli.figures import span
 
 if TYPE_CHECKING:
-    from farm.jobs import Progress
+    from farm.jobs.jobs import Progress
 
 
 def bars(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:

@@ -19,7 +19,7 @@ def report(
     check: Annotated[bool, typer.Option("--check", help="Exit with 5 unless the verdict passes.")] = False,
 ) -> None:
     """Show a job's figures: per operator type, sum against whole, coverage and verdict."""
-    from farm import jobs
+    from farm.jobs import jobs
     from farm.report import report as reports
 
     database = opening.open_database()

@@ -16,9 +16,9 @@ from cli import tables
 from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, part_of, percent, plural, quantity, span
 
 if TYPE_CHECKING:
-    from farm.audit import KernelAudit
     from farm.report import Report, TypeRow
-    from farm.verdict import Adjustment, Verdict
+    from farm.verdict.audit import KernelAudit
+    from farm.verdict.verdict import Adjustment, Verdict
 
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4

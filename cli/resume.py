@@ -19,7 +19,7 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
 ) -> None:
     """Go on with a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
-    from farm import jobs
+    from farm.jobs import jobs
     from farm.settings import settings
     from tasks.app import check_broker
     from tasks.submit import resume as resume_job

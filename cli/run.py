@@ -119,9 +119,9 @@ def _measure(
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
+    from farm.jobs.opening import check_operators
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
-    from tasks.submit import check_operators
 
     for _, request, own in planned:
         check_operators(database, request, [card.id for card in own])

@@ -40,8 +40,8 @@ def significant(
 @app.command()
 def add(operators: Names) -> None:
     """Add operator types."""
-    from farm.operators.names import check_operator_names
-    from farm.rounds import remember_significant
+    from farm.asking.names import check_operator_names
+    from farm.jobs.closing import remember_significant
 
     check_operator_names(operators)
     with opening.open_database().write() as session:
@@ -52,7 +52,7 @@ def add(operators: Names) -> None:
 @app.command()
 def remove(operators: Names) -> None:
     """Remove operator types."""
-    from farm.rounds import forget_significant
+    from farm.jobs.closing import forget_significant
 
     with opening.open_database().write() as session:
         forget_significant(session, operators)

@@ -65,7 +65,7 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
 def _jobs(database: Database, wanted: list[str]) -> list[str]:
     from sqlmodel import select
 
-    from farm import jobs
+    from farm.jobs import jobs
     from farm.store import tables
 
     with database.read() as session:

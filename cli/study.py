@@ -90,8 +90,8 @@ def perform(
     as_json: bool,
 ) -> None:
     """Choose the card, measure, show."""
-    from farm.catalog import find
-    from farm.defaults import Wish, complete
+    from farm.asking.defaults import Wish, complete
+    from farm.models.catalog import find
     from farm.report import plot
     from farm.settings import settings
     from farm.store.database import Database

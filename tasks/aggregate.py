@@ -6,9 +6,9 @@ import functools
 import logging
 from collections import Counter
 
-from farm import items
 from farm.errors import FarmUnavailable
-from farm.rounds import Closing, close_round, end_without_sum
+from farm.jobs import items
+from farm.jobs.closing import Closing, close_round, end_without_sum
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database

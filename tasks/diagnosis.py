@@ -10,9 +10,9 @@ from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
+from farm.devices.installed import program_versions
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
-from farm.installed import program_versions
 from farm.masking import masked
 from farm.settings import Settings
 from tasks.app import app, check_broker

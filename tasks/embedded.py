@@ -15,16 +15,17 @@ from types import TracebackType
 
 from sqlmodel import col, select
 
-from farm import embedded, jobs
 from farm.devices.device import Card
+from farm.devices.installed import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
-from farm.installed import is_installed
-from farm.request import Request
+from farm.jobs import jobs, owner
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState, JobState
+from farm.words.protocol import Software
+from farm.words.request import Request
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer
 from tasks.worker import Supervisor
@@ -50,7 +51,7 @@ class EmbeddedFarm:
         self.settings = current
         self.cards = list(cards)
         self.starting = starting
-        self.id = embedded.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
+        self.id = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
         self.database: Database | None = None
@@ -86,7 +87,7 @@ class EmbeddedFarm:
             for card in self.cards:
                 row = session.get(tables.Card, card.id)
                 software = session.get(tables.Software, row.software_id) if row and row.software_id else None
-                if software is None or not is_installed(software, card):
+                if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
                     return False
         return True
 
@@ -193,12 +194,12 @@ def _cancel_abandoned(database: Database, host: str) -> None:
     """End the jobs of embedded farms on this host that were killed before they could."""
     with database.read() as session:
         query = select(tables.Job.farm).where(
-            col(tables.Job.farm).startswith(embedded.beginning(host), autoescape=True),
+            col(tables.Job.farm).startswith(owner.beginning(host), autoescape=True),
             tables.Job.state == JobState.OPEN,
         )
         farms = set(session.exec(query))
     for farm in farms:
-        if embedded.is_gone(farm, host):
+        if owner.is_gone(farm, host):
             _cancel(database, farm)
 
 

@@ -22,18 +22,18 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init, worker_process_shutdown
 
-from farm import cards, fingerprints, items
 from farm.benchmark.client import Answer, BenchmarkProcess
-from farm.benchmark.protocol import Software
-from farm.captures import predicted_counts, store_observed
-from farm.devices.device import open_device
+from farm.devices.finding import open_device
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
-from farm.items import Claim, Closed, Declined
+from farm.jobs import cards, items
+from farm.jobs.items import Claim, Closed, Declined
+from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.spool import Spool
 from farm.store import tables
+from farm.store.calls import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState
+from farm.words.protocol import Software
 from tasks import logs  # noqa: F401 - a pool process logs in its worker's form
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
 from tasks.process import STOPPING, die_with_parent
@@ -86,8 +86,8 @@ class CardWorker:
     def _fingerprint(self, card_id: str, driver: str) -> None:
         """Take the card's fingerprint if it has none with this driver; the card is measured without one, too."""
         try:
-            if fingerprints.wanted(self.database, card_id, driver):
-                fingerprints.keep(self.database, card_id, self.benchmark.fingerprint())
+            if cards.wants_fingerprint(self.database, card_id, driver):
+                cards.keep_fingerprint(self.database, card_id, self.benchmark.fingerprint())
         except FarmError as error:
             log.warning("The card %s has no fingerprint: %s", card_id, error.message)
 

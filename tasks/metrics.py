@@ -1,6 +1,6 @@
 """The farm's figures for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts in the database (`farm.census`) and asks this host's cards for their power, so there is no state to
+Every scrape counts in the database (`farm.jobs.census`) and asks this host's cards for their power, so there is no state to
 lose and nothing to add up between processes. A host tells of its own cards only: sums over hosts count nothing twice.
 Except for the cards that are lost, of which every host tells: theirs may be down.
 """
@@ -19,11 +19,12 @@ from prometheus_client.registry import Collector
 from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from farm import cards, census
-from farm.devices.device import Device, find_card, open_device
+from farm.devices.device import Device
+from farm.devices.finding import find_card, open_device
 from farm.errors import FarmError
+from farm.jobs import cards, census
+from farm.jobs.spool import Spool
 from farm.settings import Settings
-from farm.spool import Spool
 from farm.store.database import Database
 from farm.store.tables import Card, CardState, ItemState
 from tasks.queues import queue_depths

@@ -21,7 +21,7 @@ from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import BrokerUnreachable
-from farm.items import Closed
+from farm.jobs.items import Closed
 from farm.masking import masked
 from farm.settings import settings
 from farm.store import tables

@@ -16,9 +16,9 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm import cards, items
 from farm.errors import FarmUnavailable
-from farm.moving import give_up, move_items, rebalance
+from farm.jobs import cards, items
+from farm.jobs.moving import give_up, move_items, rebalance
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now

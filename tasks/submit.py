@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlmodel import Session, col, select
-
-from farm import jobs
-from farm.aggregate import next_operators
-from farm.captures import capture_for, counts, store_sweep, unscoped_parts
-from farm.errors import NoSuchJob, UnknownOperator, did_you_mean
-from farm.installed import torch_version
-from farm.request import Request, named
-from farm.roofline import roofline_of
-from farm.rounds import close_known_rounds, remember_significant, significant
+from farm.errors import NoSuchJob
+from farm.jobs import jobs
+from farm.jobs.closing import close_known_rounds
+from farm.jobs.opening import capture_for, check_operators, device_and_torch, first_scope, store_sweep
 from farm.settings import settings
 from farm.store import tables
+from farm.store.calls import counts
 from farm.store.database import Database
 from farm.store.tables import JobState
+from farm.words.request import Request
 from tasks.queues import own_farm, publish_aggregate, publish_round
 from tasks.recovery import put_right
 
@@ -74,12 +70,12 @@ def submit(
         tuples, calls = len(operator_ids), len(operator_ids)
     else:
         check_operators(database, request, card_ids)
-        device_type, torch = _of_cards(database, card_ids)
+        device_type, torch = device_and_torch(database, card_ids)
         capture_id = capture_for(database, request, device_type=device_type, torch=torch)
         if not known:
             ready()
         with database.write() as session:
-            scope = _scope(session, request, capture_id, card_ids)
+            scope = first_scope(session, request, capture_id, card_ids)
             number = counts(session, capture_id)
         planned = jobs.create(
             database, request, card_ids, scope=scope, capture_id=capture_id, farm=own_farm(), pinned=pinned
@@ -93,29 +89,6 @@ def submit(
         jobs.cancel(database, planned.job_id)  # nobody has been told of it yet
         raise
     return Submitted(planned.job_id, request.title, tuples, calls, planned.new, planned.reused)
-
-
-def check_operators(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """Hold the operators that were named against the model; what takes it apart is kept. Before anything is started.
-
-    Raises:
-        UnknownOperator: none of them occurs in the model.
-        CaptureError: the model cannot be taken apart.
-    """
-    asked = named(request.operators)
-    if request.variant is None or not asked:
-        return
-    device_type, torch = _of_cards(database, card_ids)
-    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
-    with database.read() as session:
-        ids = list(counts(session, capture_id))
-        there = set(session.exec(select(tables.Operator.short_name).where(col(tables.Operator.id).in_(ids))))
-    if not there.intersection(asked):
-        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
-        raise UnknownOperator(
-            f"{request.title} has none of the operators {', '.join(asked)}.",
-            f"{near} It has {', '.join(sorted(there))}.".strip(),
-        )
 
 
 def resume(database: Database, job_id: str) -> int:
@@ -137,30 +110,3 @@ def resume(database: Database, job_id: str) -> int:
         return published
     publish_aggregate(job_id, job.round)
     return 0
-
-
-def _of_cards(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
-    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
-    local = torch_version()
-    with database.read() as session:
-        card = session.get(tables.Card, card_ids[0]) if card_ids else None
-        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
-    device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
-    simulated = card is not None and card.kind == "simulated"
-    return device_type, local if software is None or simulated else software.torch
-
-
-def _scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
-    """The operator types of the first round."""
-    if request.operators != ("auto",):
-        return list(request.operators)
-    card = session.get(tables.Card, card_ids[0])
-    assert card is not None, "cards register before a job is planned"
-    assert request.variant is not None
-    roofline = roofline_of(
-        card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
-    )
-    parts = unscoped_parts(session, capture_id, roofline)
-    first = next_operators(parts, significant(session), target=request.target)
-    remember_significant(session, first, "loop")
-    return first

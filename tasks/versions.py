@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.worker.control import inspect_command
 
-from farm.installed import program_versions
+from farm.devices.installed import program_versions
 from tasks.diagnosis import QUESTION
 
 _loaded = program_versions()

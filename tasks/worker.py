@@ -30,12 +30,13 @@ from celery.exceptions import SecurityWarning
 from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 
-from farm import cards, items
-from farm.devices.device import Card, find_card
+from farm.devices.device import Card
+from farm.devices.finding import find_card
 from farm.devices.lock import CardLock
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
+from farm.jobs import cards, items
+from farm.jobs.spool import Spool
 from farm.settings import Settings, settings
-from farm.spool import Spool
 from farm.store.database import Database
 from tasks import logs, versions  # noqa: F401 - a worker answers what versions it runs
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from farm import cards, jobs
-from farm.benchmark.protocol import Protocol, Stopping
-from farm.request import Request, Sweep
+from farm.jobs import cards, jobs
 from farm.store import tables
 from farm.store.database import Database
+from farm.words.protocol import Protocol, Stopping
+from farm.words.request import Request, Sweep
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 180.0  # generous: it is only ever reached by what will never come, however busy the machine

@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlmodel import select
 
-from farm import cards, items, jobs
-from farm.benchmark.protocol import METHOD, Protocol, Reading, Stopping, Variant
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
-from farm.request import Request, Sweep
+from farm.jobs import cards, items, jobs
 from farm.store import content, tables
 from farm.store.database import Database
+from farm.words.protocol import METHOD, Protocol, Reading, Stopping, Variant
+from farm.words.request import Request, Sweep
 from tests.farms import store_operators
 
 READING = Reading(

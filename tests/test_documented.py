@@ -8,9 +8,9 @@ import typer
 from sqlalchemy import text
 
 from cli.main import app
-from farm.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
+from farm.asking.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
+from farm.operators.recipes import RECIPES
 from farm.settings import Settings
-from farm.sweep import RECIPES
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -82,8 +82,8 @@ def test_every_key_of_a_measurement_file_is_documented():
 
 
 def test_the_example_of_a_measurement_file_is_one():
-    from farm.catalog import find
-    from farm.measurement_file import parse
+    from farm.asking.measurement_file import parse
+    from farm.models.catalog import find
 
     (example,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL)
     wishes = parse(example, "example.yml", check_model=find)

@@ -1,4 +1,4 @@
-"""The import rule: cli -> tasks -> farm, never back; and torch only where arithmetic is done."""
+"""The import rules: cli -> tasks -> farm, one way through the rooms of `farm` too, and torch only where arithmetic is done."""
 
 import ast
 import subprocess
@@ -14,39 +14,59 @@ FORBIDDEN = {
     "tasks": ("cli", "typer", "click", "rich"),
     "cli": (),
 }
+#: The rooms of `farm`, top to bottom: each imports only from those below it.
+ORDER = (
+    "study",
+    "doctor",
+    "report",
+    "jobs",
+    "verdict",
+    "prediction",
+    "asking",
+    "store",
+    "benchmark",
+    "operators",
+    "models",
+    "devices",
+    "words",
+    "json_file",
+    "settings",
+    "masking",
+    "errors",
+)
+MOST_AT_THE_ROOT = 20
+MOST_LOOSE_FILES = 4
 #: The only files that may import torch when they themselves are imported.
 TORCH_ROOMS = (
     "farm/operators/",
-    "farm/catalog.py",
-    "farm/sweep_building.py",
     "farm/benchmark/bursts.py",
     "farm/benchmark/cache.py",
     "farm/benchmark/canary.py",
-    "farm/benchmark/capture_graph.py",
-    "farm/benchmark/context.py",
+    "farm/benchmark/clock.py",
+    "farm/benchmark/cuda_graph.py",
+    "farm/benchmark/in_model.py",
     "farm/benchmark/levels.py",
     "farm/benchmark/measure.py",
+    "farm/benchmark/neighbours.py",
     "farm/benchmark/passes.py",
-    "farm/benchmark/rounds.py",
-    "farm/benchmark/workload.py",
-    "farm/benchmark/inmodel.py",
     "farm/benchmark/process.py",
     "farm/benchmark/verification.py",
+    "farm/benchmark/workload.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",
-    "farm.aggregate",
-    "farm.benchmark.protocol",
-    "farm.benchmark.statistics",
-    "farm.catalog",
-    "farm.devices.device",
-    "farm.jobs",
-    "farm.listing",
-    "farm.measurement_file",
-    "farm.operators.tuple",
+    "farm.verdict.aggregate",
+    "farm.words.protocol",
+    "farm.benchmark.intervals",
+    "farm.models.catalog",
+    "farm.devices.finding",
+    "farm.jobs.jobs",
+    "farm.jobs.listing",
+    "farm.asking.measurement_file",
+    "farm.words.tuple",
     "farm.report.report",
     "farm.store.database",
-    "farm.sweep",
+    "farm.operators.sweep",
     "tasks.app",
     "tasks.embedded",
     "tasks.submit",
@@ -93,6 +113,71 @@ def test_a_room_imports_only_what_stands_below_it(room):
         if name.partition(".")[0] in FORBIDDEN[room]
     ]
     assert not found
+
+
+def parts_of_farm():
+    return {path.stem for path in (ROOT / "farm").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+
+
+def test_every_room_of_farm_has_its_place_in_the_order():
+    assert parts_of_farm() - {"__init__"} == set(ORDER)
+
+
+def test_the_root_of_farm_stays_small():
+    entries = [path for path in (ROOT / "farm").iterdir() if path.name != "__pycache__"]
+    loose = [path for path in entries if path.is_file() and path.name != "__init__.py"]
+    assert len(entries) <= MOST_AT_THE_ROOT
+    assert len(loose) <= MOST_LOOSE_FILES
+
+
+def modules(node):
+    """The modules that an import names: of `from farm.store import tables`, `farm.store.tables`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def arrows():
+    """(file, imported module), both dotted, of every import of `farm` by `farm`, wherever in the file it stands."""
+    for path in files("farm"):
+        here = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for name in modules(node):
+                    if name.startswith("farm."):
+                        yield here, name
+
+
+def test_inside_farm_imports_go_one_way():
+    found = []
+    for here, name in arrows():
+        mine, other = here.split(".")[1:2], name.split(".")[1]
+        if mine and mine[0] != other and other in ORDER and ORDER.index(mine[0]) > ORDER.index(other):
+            found.append(f"{here} imports {name}")
+    assert not found
+
+
+def test_no_file_imports_itself_in_a_circle():
+    there = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files("farm")}
+    below = {}
+    for here, name in arrows():
+        target = name if name in there else name.rpartition(".")[0]
+        if target in there:
+            below.setdefault(here, set()).add(target)
+    open_, done = [], set()
+
+    def visit(name):
+        if name in done:
+            return
+        assert name not in open_, " -> ".join([*open_[open_.index(name) :], name])
+        open_.append(name)
+        for other in sorted(below.get(name, ())):
+            visit(other)
+        open_.remove(name)
+        done.add(name)
+
+    for name in sorted(below):
+        visit(name)
 
 
 def test_torch_is_imported_at_the_top_only_where_arithmetic_is_done():

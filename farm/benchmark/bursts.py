@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import statistics
-from farm.benchmark.rounds import Clock, pass_times_us
+from farm.benchmark import intervals
+from farm.benchmark.clock import Clock, pass_times_us
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
@@ -53,7 +53,7 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
         ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
         if len(ticks_s) < 4:
             return None
-        rate = statistics.slope(ticks_s, ticks_mj)
+        rate = intervals.slope(ticks_s, ticks_mj)
         inside = clock.between(ticks_s[0], ticks_s[-1])
         if not inside:
             return None
@@ -78,8 +78,8 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
     weight_high, weight_low = (1 - low) / (high - low), (1 - high) / (high - low)
     power_w = weight_high * high_w - weight_low * low_w
     power_half_width_w = math.hypot(weight_high * high_hw, weight_low * low_hw)
-    time_us = statistics.mean(times_us)
-    time_half_width_us = statistics.finite(statistics.batch_half_width(times_us), time_us)
+    time_us = intervals.mean(times_us)
+    time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
     energy_mj = power_w * time_us * 1e-3
     return {
         "time_us": time_us,
@@ -87,10 +87,10 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
         "power_w": power_w,
         "power_half_width_w": power_half_width_w,
         "energy_mj": energy_mj,
-        "energy_half_width_mj": statistics.ratio_half_width(
+        "energy_half_width_mj": intervals.ratio_half_width(
             energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
         ),
-        "sm_clock_mhz": statistics.mean(clocks_mhz) if clocks_mhz else None,
+        "sm_clock_mhz": intervals.mean(clocks_mhz) if clocks_mhz else None,
         "pause_power_w": low_w - (high_w - low_w) / (high - low) * low,
         "duties": [round(high, 4), round(low, 4)],
         "duty_power_w": [round(high_w, 2), round(low_w, 2)],

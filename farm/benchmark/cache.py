@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from farm.benchmark.capture_graph import capture_graph
-from farm.benchmark.statistics import median
+from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.intervals import median
 
 CPU_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
 PIECES = 64  # a cache is walked through in so many

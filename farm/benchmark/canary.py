@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from farm.benchmark.passes import numeric_flags
-from farm.benchmark.protocol import REPEATED, OnPhase, Protocol, Reading, Stopping
 from farm.benchmark.workload import Workload, prepare_canary
+from farm.words.protocol import REPEATED, OnPhase, Protocol, Reading, Stopping
 
 _log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.protocol import OnPhase, Protocol, Reading, Software, Stopping, Subject
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
+from farm.words.protocol import OnPhase, Protocol, Reading, Software, Stopping, Subject
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
@@ -232,7 +232,7 @@ class BenchmarkProcess:
             self._verifier.close()  # nothing but this process may be on the card when it measures
 
     def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprint`).
+        """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprinting`).
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from farm.benchmark import statistics
+from farm.benchmark import intervals
 from farm.benchmark.sampler import Sampler
 from farm.devices.device import Device
 
@@ -69,5 +69,5 @@ def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> 
         end_s = time.perf_counter()
     times, energies = sampler.ticks(begin_s)
     if len(times) >= 3:
-        return statistics.slope(times, energies).rate / 1e3
+        return intervals.slope(times, energies).rate / 1e3
     return sampler.window(begin_s, end_s).power_w

@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from farm.benchmark import statistics
+from farm.benchmark import intervals
 from farm.benchmark.bursts import read_bursts
 from farm.benchmark.canary import Canary, with_canary
-from farm.benchmark.context import Others, read_context
+from farm.benchmark.clock import Clock, TimedRound, eager_time_us, pass_times_us, starved_share
 from farm.benchmark.levels import Levels
+from farm.benchmark.neighbours import Others, read_context
 from farm.benchmark.passes import grad_mode, numeric_flags
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
-from farm.benchmark.protocol import METHOD, REPEATED, OnPhase, Protocol, Reading, Stopping, Subject
-from farm.benchmark.rounds import Clock, TimedRound, eager_time_us, pass_times_us, starved_share
 from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
+from farm.words.protocol import METHOD, REPEATED, OnPhase, Protocol, Reading, Stopping, Subject
 
 CHECK_S = 0.02  # how often the stopping rule is asked
 DISAGREE = 0.02
@@ -296,8 +296,8 @@ class Bench:
         values = pass_times_us(clock.between(power.begin_s, power.end_s))
         if len(values) < 3:
             return False
-        figure = statistics.median if power.power_w is None else statistics.mean
-        time_share = statistics.relative(statistics.batch_half_width(values, figure), figure(values))
+        figure = intervals.median if power.power_w is None else intervals.mean
+        time_share = intervals.relative(intervals.batch_half_width(values, figure), figure(values))
         if time_share > stopping.time_half_width:
             return False
         if power.power_w is None:
@@ -320,11 +320,11 @@ class Bench:
         passes = sum(entry.passes for entry in rounds)
         if power.power_w is None:
             # Nothing must agree with an energy, and on a CPU that others use too the mean is mostly theirs.
-            time_us, figure = statistics.median(values), statistics.median
+            time_us, figure = intervals.median(values), intervals.median
         else:
             # Power is the mean over the window, so the time that it is multiplied with is the mean as well.
-            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, statistics.mean
-        half_width_us = statistics.finite(statistics.batch_half_width(values, figure), time_us)
+            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, intervals.mean
+        half_width_us = intervals.finite(intervals.batch_half_width(values, figure), time_us)
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
         details: dict[str, Any] = {
@@ -333,13 +333,13 @@ class Bench:
             **power.details,
             "rounds": len(rounds),
             "time_figure": "median" if power.power_w is None else "mean",
-            "time_mean_us": statistics.mean(values),
-            "time_mean_half_width_us": statistics.finite(statistics.batch_half_width(values), time_us),
-            "time_median_half_width_us": statistics.finite(
-                statistics.batch_half_width(values, statistics.median), time_us
+            "time_mean_us": intervals.mean(values),
+            "time_mean_half_width_us": intervals.finite(intervals.batch_half_width(values), time_us),
+            "time_median_half_width_us": intervals.finite(
+                intervals.batch_half_width(values, intervals.median), time_us
             ),
-            "time_trimmed_half_width_us": statistics.finite(
-                statistics.batch_half_width(values, statistics.trimmed_mean), time_us
+            "time_trimmed_half_width_us": intervals.finite(
+                intervals.batch_half_width(values, intervals.trimmed_mean), time_us
             ),
         }
         if not converged:
@@ -367,9 +367,9 @@ class Bench:
         if power.power_w is None:
             flags.add("no_energy")
         else:
-            power_half_width_w = statistics.finite(power.half_width_w or 0.0, power.power_w)
+            power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
             energy_mj = power.power_w * time_us * 1e-3
-            energy_half_width_mj = statistics.ratio_half_width(
+            energy_half_width_mj = intervals.ratio_half_width(
                 energy_mj, power.power_w, power_half_width_w, time_us, half_width_us
             )
             if power.source not in ("energy_counter", "rapl"):
@@ -390,8 +390,8 @@ class Bench:
         return Reading(
             time_us=time_us,
             time_half_width_us=half_width_us,
-            time_median_us=statistics.median(values),
-            time_trimmed_us=statistics.trimmed_mean(values),
+            time_median_us=intervals.median(values),
+            time_trimmed_us=intervals.trimmed_mean(values),
             passes=passes,
             window_s=power.end_s - power.begin_s,
             warm_up_s=warm_up_s,

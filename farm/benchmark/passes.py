@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.cache import found_again
-from farm.benchmark.protocol import Protocol, Subject, Variant
-from farm.data_classes import fillings
 from farm.errors import Unmeasurable
-from farm.operators.tuple import OperatorTuple
+from farm.words.data_classes import fillings
+from farm.words.protocol import Protocol, Subject, Variant
+from farm.words.tuple import OperatorTuple
+from farm.words.validation import parse
 
 if TYPE_CHECKING:
     from farm.operators.rebuild import Rebuilt
@@ -49,7 +50,7 @@ def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) 
     """
     from farm.operators.rebuild import rebuild, written_inputs
 
-    spec = OperatorTuple.from_json(subject.spec)
+    spec = parse(subject.spec)
     _guard(_tuple_bytes(spec), device)
     rebuilt = rebuild(spec, device)
     set_values(rebuilt, protocol.data)
@@ -157,7 +158,7 @@ def build_variant(
 
     With `hand_over` the next call for the same variant gets the same objects, once.
     """
-    from farm import catalog
+    from farm.models import catalog
 
     key = (variant.id, str(device))
     known = _handed_over.pop(key, None)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from farm.benchmark import statistics
+from farm.benchmark import intervals
 from farm.benchmark.sampler import Sampler
 
 FLOOR_TICKS = 5  # steps of the energy counter that a window holds at least
@@ -33,7 +33,7 @@ class Power:
     def relative(self) -> float:
         if self.power_w is None:
             return 0.0
-        return math.inf if self.half_width_w is None else statistics.relative(self.half_width_w, self.power_w)
+        return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
 
 
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
@@ -44,7 +44,7 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
         dropped = _ramp(pairs)
         pairs = pairs[dropped:]
         times, energies = [a for a, _ in pairs], [b for _, b in pairs]
-        rate = statistics.slope(times, energies)
+        rate = intervals.slope(times, energies)
         drift = _drift(times, energies)
         # A power on its way somewhere is known no better than to half the way that it made.
         half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
@@ -59,7 +59,7 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
         return Power(None, None, "", begin_s, end_s, {})
     values = sampler.power_values(begin_s, end_s)
     # A sensor may hold its value for a tenth of a second, however often it is asked: batches are to be longer.
-    half_width = statistics.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
+    half_width = intervals.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
     source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
     return Power(window.power_w, half_width, source, begin_s, end_s, {})
 
@@ -69,7 +69,7 @@ def _ramp(pairs: list[tuple[float, float]]) -> int:
     dropped = 0
     while len(pairs) - dropped > FLOOR_TICKS + 1:
         rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(pairs[dropped:], pairs[dropped + 1 :], strict=False)]
-        usual = statistics.median(rates[1:])
+        usual = intervals.median(rates[1:])
         # Two steps together: one late tick makes a short step and a long one.
         first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
         if abs(first / usual - 1) <= RAMP:

@@ -40,10 +40,11 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from farm.benchmark.health import AGAIN_AFTER_S, HealthCheck
-from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
-from farm.devices.device import Card, Device, find_card, open_device
+from farm.devices.device import Card, Device
+from farm.devices.finding import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
 from farm.settings import settings
+from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject
 
 PR_SET_PDEATHSIG = 1
 END = object()
@@ -186,7 +187,7 @@ class Runner:
         return ""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the card is like (`farm.benchmark.fingerprint`); {} where nothing is to be told."""
+        """What the card is like (`farm.benchmark.fingerprinting`); {} where nothing is to be told."""
         return {}
 
     def poisoned(self) -> bool:
@@ -304,9 +305,9 @@ class TorchRunner(TorchVerifier):
         return self._health.run()
 
     def fingerprint(self) -> dict[str, Any]:
-        from farm.benchmark import fingerprint
+        from farm.benchmark import fingerprinting
 
-        return fingerprint.take(self._bench)
+        return fingerprinting.take(self._bench)
 
 
 class _IdleWatch:
@@ -318,7 +319,7 @@ class _IdleWatch:
         self._sampler = Sampler(device).start()
 
     def stop(self) -> float | None:
-        from farm.benchmark.statistics import slope
+        from farm.benchmark.intervals import slope
 
         self._sampler.stop()
         # The later half: a card that worked a moment ago takes seconds to come to rest.

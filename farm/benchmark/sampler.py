@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from farm.benchmark.protocol import Trace
-from farm.benchmark.statistics import mean, median, slope, time_average
+from farm.benchmark.intervals import mean, median, slope, time_average
 from farm.devices.device import Device
+from farm.words.protocol import Trace
 
 BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject
 from farm.devices.simulated import SimulatedDevice, item_s
 from farm.errors import Unmeasurable
+from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject
 
 SOFTWARE = Software(torch="simulated", driver="simulated")
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"

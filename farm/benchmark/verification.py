@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from farm.benchmark.inmodel import time_in_model
+from farm.benchmark.in_model import time_in_model
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
-from farm.benchmark.protocol import Protocol, Subject, Variant
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Subject, Variant
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture
@@ -44,7 +45,7 @@ def verify(
         only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `differences`, which
         has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us), `tuple_kernels` (tuple
         id -> name -> count in one pass) and `in_model` (what each call took where it stands, see
-        `farm.benchmark.inmodel`), all three under the flags in `numerics`.
+        `farm.benchmark.in_model`), all three under the flags in `numerics`.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -71,7 +72,7 @@ def verify(
     if predicted is not None:
         differences += [f"predicted, not seen on the card: {count}x {tuple_id}" for tuple_id, count in missing.items()]
         differences += [
-            f"seen on the card, not predicted: {count}x {found.capture.tuples[tuple_id].label}"
+            f"seen on the card, not predicted: {count}x {label_of(found.capture.tuples[tuple_id])}"
             for tuple_id, count in unexpected.items()
         ]
     differences += [f"gap: {text}" for text in found.capture.gaps]
@@ -112,7 +113,7 @@ def _tuple_kernels(capture: Capture, protocol: Protocol, device: torch.device) -
                 rebuilt.run()  # what libraries do once does not count
                 found[tuple_id] = dict(launched_kernels(rebuilt.run, device).most_common())
             except Exception:  # its own item will say why
-                _log.debug("The kernels of %s were not seen", spec.label, exc_info=True)
+                _log.debug("The kernels of %s were not seen", label_of(spec), exc_info=True)
     return found
 
 

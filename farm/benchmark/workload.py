@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from farm.benchmark.cache import cache_bytes
-from farm.benchmark.capture_graph import capture_graph
+from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import CHAIN_LAYERS, MEMORY_SHARE, Pass, Passes, free_bytes, operator_passes, variant_passes
-from farm.benchmark.protocol import Launch, Protocol, Subject
 from farm.errors import TupleRejected, Unmeasurable
+from farm.words.protocol import Launch, Protocol, Subject
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005

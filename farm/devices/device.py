@@ -1,4 +1,4 @@
-"""What a card can tell, whatever it is: one abstract class, the card's description, and how cards are found.
+"""What a card can tell, whatever it is: one abstract class and the card's description.
 
 The farm asks cards through this surface alone, so that a GPU without an energy counter, a CPU and a simulated card
 are measured by the same code. What a card cannot tell is None and is missing from `Device.capabilities`: never zero.
@@ -12,9 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
-
-from farm.errors import NoSuchCard
-from farm.settings import Settings
 
 CardKind = Literal["cuda", "cpu", "simulated"]
 
@@ -105,71 +102,3 @@ class Device(ABC):
     def close(self) -> None:
         """Let go of the driver."""
         return None
-
-
-def discover(settings: Settings) -> list[Card]:
-    """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
-
-    GPUs hidden by CUDA_VISIBLE_DEVICES (as Slurm does) are left out. A card that is there but cannot be measured
-    on (a GPU in MIG mode, or one that does not answer) is listed with its `refusal`; the CPU is no card in its place.
-    """
-    if settings.simulated_cards:
-        from farm.devices import simulated
-
-        return simulated.simulated_cards(settings)
-    from farm.devices import nvidia
-
-    return nvidia.visible_cards(nvidia.nvidia_cards(settings), settings) or [cpu_card(settings)]
-
-
-def cpu_card(settings: Settings) -> Card:
-    """This host's CPU as a card: measured on when asked for by id, also where there are GPUs."""
-    from farm.devices import cpu
-
-    return cpu.cpu_card(settings)
-
-
-def find_card(card_id: str, settings: Settings) -> Card:
-    """The card of this host with that id.
-
-    Raises:
-        NoSuchCard: no such card here, or it refuses to be measured on; the message says why.
-    """
-    from farm.devices import nvidia, simulated
-
-    if card_id.startswith("SIM-"):
-        candidates = simulated.simulated_cards(settings)
-    elif card_id.startswith("CPU-"):
-        candidates = [cpu_card(settings)]
-    else:
-        candidates = nvidia.nvidia_cards(settings)
-    for card in candidates:
-        if card.id == card_id:
-            if card.refusal:
-                raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
-            return card
-    if silent := [card for card in candidates if card.id.startswith(nvidia.WITHOUT_UUID)]:
-        told = "; ".join(f"{card}: {card.refusal}" for card in silent)
-        raise NoSuchCard(f"No card of this host ({settings.host}) that answers is '{card_id}'. {told}", "Mend that.")
-    raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
-
-
-def open_device(card: Card) -> Device:
-    """The live device behind a card.
-
-    Raises:
-        NoSuchCard: the card refuses to be measured on, or is gone.
-    """
-    if card.refusal:
-        raise NoSuchCard(f"The card {card} cannot be measured on: {card.refusal}", "Choose another card.")
-    if card.kind == "cuda":
-        from farm.devices.nvidia import NvidiaDevice
-
-        return NvidiaDevice(card)
-    if card.kind == "cpu":
-        from farm.devices.cpu import CpuDevice
-
-        return CpuDevice(card)
-    from farm.devices.simulated import SimulatedDevice
-
-    return SimulatedDevice(card)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farm.doctor.check import Check, Level, ok
-from farm.embedded import is_gone
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
+from farm.jobs.owner import is_gone
 from farm.settings import Settings
 
 #: Leases live on the database's clock and bear any skew; logs, certificates and graphs do not.
@@ -77,7 +77,7 @@ def _clock(ahead_s: float, uncertain_s: float) -> Check:
 
 def card_checks(session: Any, current: Settings) -> Iterator[Check]:
     """The cards as the database knows them: which serve, which do not, and whether their software agrees."""
-    from farm import cards
+    from farm.jobs import cards
 
     views = cards.views(session, current.heartbeat_s)
     farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}

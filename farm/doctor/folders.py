@@ -12,8 +12,8 @@ from pathlib import Path
 
 from farm import settings as farm_settings
 from farm.doctor.check import Check, Level, ok
+from farm.jobs.spool import Spool
 from farm.settings import Settings
-from farm.spool import Spool
 
 DISK_PROBLEM_BYTES = 2**30
 DISK_WARNING_BYTES = 10 * 2**30

@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from farm.devices.device import Card, discover, open_device
+from farm.devices.device import Card
+from farm.devices.finding import discover, open_device
+from farm.devices.installed import Installed, installed_torch
 from farm.doctor.check import Check, ok
 from farm.errors import FarmError
-from farm.installed import Installed, installed_torch
 from farm.settings import Settings
 
 

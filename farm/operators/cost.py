@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.operators.tuple import OperatorTuple, plain
+from farm.words.tuple import OperatorTuple, plain
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.operators.allowed import ALLOWED_OPERATORS
 from farm.operators.encoding import decode, dtype_of
 from farm.operators.leaves import build_leaf
-from farm.operators.tuple import OperatorTuple, TensorSpec
 from farm.operators.values import fill, fill_of
+from farm.words.label import label_of
+from farm.words.tuple import OperatorTuple, TensorSpec
 
 __all__ = ["ALLOWED_OPERATORS", "Rebuilt", "rebuild", "written_inputs"]
 
@@ -108,7 +109,7 @@ class Rebuilt:
         return Rebuilt(self.spec, self.device, storages)
 
     def __repr__(self) -> str:
-        return f"<Rebuilt {self.spec.label} on {self.device}>"
+        return f"<Rebuilt {label_of(self.spec)} on {self.device}>"
 
 
 def rebuild(
@@ -132,7 +133,7 @@ def rebuild(
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     needed_bytes = sum(_storage_bytes(spec).values())
     if needed_bytes > _MOST_BYTES:
-        raise Unmeasurable("rejected", f"{spec.label} asks for {needed_bytes} bytes.", "No card holds as much.")
+        raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed_bytes} bytes.", "No card holds as much.")
     storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
     if filled and device.type != "meta":
         _fill(spec, storages, device, seed)

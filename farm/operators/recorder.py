@@ -26,7 +26,7 @@ from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
-from farm.operators.tuple import OperatorTuple, TensorSpec, canonical_stride
+from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]]], None]

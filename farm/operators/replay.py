@@ -18,7 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from farm.errors import FarmError
 from farm.operators.capture import Capture, Trace, capture
 from farm.operators.rebuild import rebuild
-from farm.operators.tuple import OperatorTuple
+from farm.words.label import label_of
+from farm.words.tuple import OperatorTuple
+from farm.words.validation import parse
 
 
 class _Once(nn.Module):
@@ -62,11 +64,11 @@ def mismatches(
         if only is not None and tuple_id not in only:
             continue
         try:
-            travelled = OperatorTuple.from_json(json.loads(json.dumps(spec.to_json())))
+            travelled = parse(json.loads(json.dumps(spec.to_json())))
             trace = replay(travelled, device or found.device_type, fake=device is None, grad_enabled=found.grad_enabled)
         except FarmError as error:
-            different.append(f"{spec.label}: {error.message}")
+            different.append(f"{label_of(spec)}: {error.message}")
             continue
         if trace != found.traces[tuple_id]:
-            different.append(f"{spec.label}: {found.traces[tuple_id]} in the model, {trace} rebuilt")
+            different.append(f"{label_of(spec)}: {found.traces[tuple_id]} in the model, {trace} rebuilt")
     return different

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm import catalog
-from farm.benchmark.protocol import Variant
 from farm.errors import FarmError
+from farm.models import catalog
 from farm.operators.capture import capture
 from farm.operators.values import channel_dimension
+from farm.words.protocol import Variant
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
@@ -75,7 +75,7 @@ def _between_channels(tensor: torch.Tensor, spread: float) -> float:
 
 
 def describe(tensor: torch.Tensor) -> dict[str, float] | None:
-    """What `farm.data_classes.class_of` goes by; None for integers, nothing, and what is not finite."""
+    """What `farm.words.data_classes.class_of` goes by; None for integers, nothing, and what is not finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     flat = tensor.detach().reshape(-1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farm.operators.tuple import OperatorTuple, TensorSpec, plain, tensor_references
+from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
 # Bits behind the point of each format.
 _MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}

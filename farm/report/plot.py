@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark import statistics
-from farm.benchmark.protocol import Trace
+from farm.benchmark import intervals
 from farm.errors import UsageError
+from farm.words.protocol import Trace
 
 WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
 COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f")
@@ -116,7 +116,7 @@ def window_power_w(trace: Trace) -> float | None:
     ]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return None
-    return statistics.slope(*zip(*inside, strict=True)).rate / 1e3
+    return intervals.slope(*zip(*inside, strict=True)).rate / 1e3
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:

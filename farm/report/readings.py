@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
-from farm.benchmark.protocol import Trace
 from farm.errors import UsageError
 from farm.store import tables
+from farm.words.protocol import Trace
 
 
 @dataclass(frozen=True)

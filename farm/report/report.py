@@ -16,17 +16,18 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.aggregate import aggregate, launch_gap_us
-from farm.benchmark.protocol import Protocol, inside_s
-from farm.choice import choose
 from farm.errors import NoSuchJob
-from farm.report.mixed import of_one_software
-from farm.report.parts import parts_of, seen_on_card
-from farm.request import named
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.tables import Item, ItemState, JobState
-from farm.verdict import VERDICT_SCHEMA, Chosen, Part, Verdict, Whole
+from farm.verdict.aggregate import aggregate, launch_gap_us
+from farm.verdict.choice import choose
+from farm.verdict.figures import Chosen, Part, Whole
+from farm.verdict.one_software import of_one_software
+from farm.verdict.parts import parts_of, seen_on_card
+from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
+from farm.words.protocol import Protocol, inside_s
+from farm.words.request import named
 
 SCHEMA = 1
 

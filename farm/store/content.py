@@ -14,13 +14,14 @@ from sqlalchemy import insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
 
-from farm.benchmark import protocol as protocols
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import database_now
+from farm.words import protocol as protocols
+from farm.words.label import label_of
 
 if TYPE_CHECKING:
-    from farm.operators.tuple import OperatorTuple
+    from farm.words.tuple import OperatorTuple
 
 
 class CostLike(Protocol):
@@ -96,7 +97,7 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike
             "name": spec.operator,
             "short_name": spec.short_name,
             "kind": spec.kind,
-            "label": spec.label,
+            "label": label_of(spec),
             "training": spec.training,
             "flops": cost.flops,
             "bytes_moved": cost.bytes,

@@ -59,7 +59,7 @@ class CardState(StrEnum):
 
 
 class Software(SQLModel, table=True):
-    """The software readings were taken with. ``id`` is `farm.benchmark.protocol.Software.id`."""
+    """The software readings were taken with. ``id`` is `farm.words.protocol.Software.id`."""
 
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
@@ -164,7 +164,7 @@ class Call(SQLModel, table=True):
 
 
 class Protocol(SQLModel, table=True):
-    """How readings were taken; ``id`` is `farm.benchmark.protocol.Protocol.id`."""
+    """How readings were taken; ``id`` is `farm.words.protocol.Protocol.id`."""
 
     __tablename__ = "protocol"
     id: str = Field(primary_key=True, max_length=32)
@@ -249,7 +249,7 @@ class Item(SQLModel, table=True):
 
 
 class Reading(SQLModel, table=True):
-    """One accepted result; fields as in `farm.benchmark.protocol.Reading`."""
+    """One accepted result; fields as in `farm.words.protocol.Reading`."""
 
     __tablename__ = "reading"
     __table_args__ = (Index("ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id"),)
@@ -286,7 +286,7 @@ class Reading(SQLModel, table=True):
 
 
 class Trace(SQLModel, table=True):
-    """The compressed time series of a reading (`farm.benchmark.protocol.Trace.pack`)."""
+    """The compressed time series of a reading (`farm.words.protocol.Trace.pack`)."""
 
     __tablename__ = "trace"
     reading_id: str = Field(primary_key=True, foreign_key="reading.id", ondelete="CASCADE")

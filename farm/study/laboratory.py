@@ -16,20 +16,21 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session
 
+from farm.asking.defaults import defaults_for
 from farm.benchmark.client import BenchmarkProcess
-from farm.benchmark.protocol import Protocol, Reading, Software, Stopping, Subject, Variant
-from farm.captures import capture_for, classes
-from farm.defaults import defaults_for
 from farm.devices.device import Card
+from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable
-from farm.installed import torch_version
-from farm.request import Request
-from farm.roofline import roofline_of
+from farm.jobs.opening import capture_for
+from farm.prediction.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
+from farm.store.calls import classes
 from farm.store.content import reading_row, store_protocol, store_software
 from farm.store.database import Database, database_now
+from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject, Variant
+from farm.words.request import Request
 
 STUDY = "study"  # the flag of every reading taken here
 

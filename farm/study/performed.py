@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from farm.benchmark.protocol import Variant
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
 from farm.json_file import write_whole
 from farm.settings import settings
 from farm.study import Study
 from farm.study.findings import Findings
+from farm.words.protocol import Variant
 
 
 @dataclass(frozen=True)

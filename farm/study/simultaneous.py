@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from farm.benchmark.client import START_TIMEOUT_S, BenchmarkProcess
-from farm.benchmark.protocol import Protocol, Stopping
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable, UsageError
@@ -19,6 +18,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.words.protocol import Protocol, Stopping
 
 
 def run(laboratory: Laboratory, plan: Plan) -> Findings:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from farm.aggregate import aggregate
 from farm.store import tables
 from farm.study.laboratory import Sample
-from farm.verdict import Part, ReadingView, Whole
+from farm.verdict.aggregate import aggregate
+from farm.verdict.figures import Part, ReadingView, Whole
 
 
 def against_whole(

@@ -9,8 +9,8 @@ import torch
 
 from farm.benchmark import canary
 from farm.benchmark.measure import Bench
-from farm.benchmark.protocol import Protocol, Reading, Stopping
 from farm.benchmark.workload import Workload
+from farm.words.protocol import Protocol, Reading, Stopping
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 

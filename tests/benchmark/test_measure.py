@@ -12,9 +12,9 @@ import torch
 from farm.benchmark.bursts import DUTIES
 from farm.benchmark.measure import Bench, own_processes
 from farm.benchmark.power import FLOOR_TICKS
-from farm.benchmark.protocol import Protocol, Reading, Stopping, Subject, Variant
 from farm.errors import Unmeasurable
-from farm.operators.tuple import OperatorTuple, TensorSpec
+from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant
+from farm.words.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import (
     linear,

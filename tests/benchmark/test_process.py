@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from farm.benchmark.client import BenchmarkProcess
-from farm.benchmark.protocol import Protocol, Stopping, Subject, content_id
 from farm.errors import Unmeasurable
+from farm.words.protocol import Protocol, Stopping, Subject, content_id
 
 CARD = "SIM-here-0"
 PROTOCOL, STOPPING = Protocol(), Stopping()
@@ -290,5 +290,5 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     process.measure(subject(), PROTOCOL, STOPPING)
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
-    program = "import sys, farm.benchmark.client, farm.devices.device, farm.benchmark.statistics; sys.exit('torch' in sys.modules)"
+    program = "import sys, farm.benchmark.client, farm.devices.device, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from farm.benchmark.protocol import Trace
+from farm.benchmark.intervals import slope
 from farm.benchmark.sampler import Sampler
-from farm.benchmark.statistics import slope
+from farm.words.protocol import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
 

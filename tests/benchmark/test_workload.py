@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from farm.benchmark.passes import CHAIN_LAYERS
-from farm.benchmark.protocol import Protocol
 from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
-from farm.operators.tuple import OperatorTuple
+from farm.words.protocol import Protocol
+from farm.words.validation import parse
 from tests.benchmark.operators import linear
 
 MIB = 2**20
@@ -50,7 +50,7 @@ def test_a_chain_feeds_each_layer_with_the_one_before() -> None:
     assert workload.rounds[0].passes % CHAIN_LAYERS == 0
     first_layer, second_layer = workload.keep[0][:2]
     fed = first_layer()
-    rebuilt = rebuild(OperatorTuple.from_json(linear(4, 16, 16).spec), "cpu")
+    rebuilt = rebuild(parse(linear(4, 16, 16).spec), "cpu")
     torch.testing.assert_close(second_layer(), fed @ rebuilt.weights[0].T)
 
 

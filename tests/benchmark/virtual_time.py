@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 
-from farm.benchmark import bursts, canary, levels, measure, rounds, sampler, workload
+from farm.benchmark import bursts, canary, clock, levels, measure, sampler, workload
 from farm.devices.device import Device
 from tests.benchmark import fake_device
 
@@ -77,7 +77,7 @@ class VirtualTime:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of `time` in the benchmark's modules and in the fake device."""
         stand_in = SimpleNamespace(perf_counter=self.perf_counter, sleep=self.sleep)
-        for module in (bursts, canary, levels, measure, rounds, sampler, workload, fake_device):
+        for module in (bursts, canary, levels, measure, clock, sampler, workload, fake_device):
             monkeypatch.setattr(module, "time", stand_in)
         for module in (bursts, levels, measure):
             monkeypatch.setattr(module, "Sampler", self.sampler)

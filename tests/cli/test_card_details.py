@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cli.card_details import lines
-from farm.defaults import matching_rows
+from farm.asking.defaults import matching_rows
 
 ROW = {
     "id": "GPU-1234",

@@ -1,7 +1,7 @@
 import pytest
 
 from cli.figures import ENERGY, TIME, count_of, gap, interval, percent, quantity, span
-from farm.verdict import Figure
+from farm.verdict.figures import Figure
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cli import following, lists, report_tables
 from cli import progress as progress_lines
 from farm import report
 from farm.errors import BelowTarget
-from farm.jobs import Progress
+from farm.jobs.jobs import Progress
 from farm.store import tables
 from tests.report import rows
 

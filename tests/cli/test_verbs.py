@@ -8,11 +8,11 @@ import pytest
 
 from cli import following, opening, submit
 from cli.trace import sparkline
-from farm import embedded, jobs
-from farm.benchmark.protocol import Trace
 from farm.devices.device import Card
+from farm.jobs import jobs, owner
 from farm.settings import settings
 from farm.store import tables
+from farm.words.protocol import Trace
 from tasks import app
 from tasks.submit import Submitted
 from tests.report import rows
@@ -205,7 +205,7 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
     ended.wait()
     with database.write() as session:
         job = session.get_one(tables.Job, "job1")
-        job.state, job.farm = "open", embedded.name_of(settings().host, ended.pid, "ab")
+        job.state, job.farm = "open", owner.name_of(settings().host, ended.pid, "ab")
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
     said = farm("status", "job1", *how)

@@ -64,7 +64,7 @@ def shared_farm(monkeypatch, tmp_path, broker, sqlite_url):
 
 
 def serving(database):
-    from farm import cards
+    from farm.jobs import cards
 
     with database.read() as session:
         return cards.alive(session, settings().heartbeat_s)
@@ -149,7 +149,7 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
     assert "Traceback" not in stderr
     if moment == "measuring":
         database = Database(settings().database)
-        from farm import listing
+        from farm.jobs import listing
 
         with database.read() as session:
             assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farm.devices.cpu import CpuDevice
-from farm.devices.device import cpu_card, find_card
+from farm.devices.cpu import CpuDevice, cpu_card
+from farm.devices.finding import find_card
 from farm.settings import settings
 
 

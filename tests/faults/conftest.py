@@ -19,7 +19,7 @@ import pytest
 import redis
 from sqlmodel import select
 
-from farm import jobs
+from farm.jobs import jobs
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.tables import ItemState

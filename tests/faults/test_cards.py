@@ -7,7 +7,7 @@ import json
 import pytest
 from sqlmodel import select
 
-from farm import cards
+from farm.jobs import cards
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now

@@ -7,9 +7,9 @@ import time
 import pytest
 from sqlalchemy import event
 
-from farm import items
 from farm.errors import DatabaseUnreachable
-from farm.spool import Spool
+from farm.jobs import items
+from farm.jobs.spool import Spool
 from farm.store.database import Database
 from tests.disks import SmallDisk, why_not
 from tests.planned import READING, claim, complete, items_of, plan, readings, register

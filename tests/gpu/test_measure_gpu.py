@@ -12,10 +12,10 @@ from farm.benchmark.cache import cache_bytes, found_again
 from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.health import HealthCheck
 from farm.benchmark.measure import Bench
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
-from farm.devices.device import discover, open_device
+from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
 from tests.benchmark.operators import linear, relu_in_place
 from tests.gpu import NEEDS_A_CARD
 

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from farm.audit import audit_kernels
 from farm.benchmark import verification
 from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.measure import Bench
-from farm.benchmark.protocol import Protocol, Stopping, Subject, Variant
-from farm.devices.device import discover, open_device
+from farm.devices.finding import discover, open_device
 from farm.settings import settings
-from farm.verdict import Part
+from farm.verdict.audit import audit_kernels
+from farm.verdict.figures import Part
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD

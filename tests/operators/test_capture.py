@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from farm import catalog
 from farm.errors import CaptureError
+from farm.models import catalog
 from farm.operators.capture import capture, predict, verify_on_device
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from farm import catalog
+from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches

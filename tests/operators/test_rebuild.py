@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farm import catalog
 from farm.errors import TupleRejected, Unmeasurable
+from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.rebuild import ALLOWED_OPERATORS, rebuild, written_inputs
-from farm.operators.tuple import OperatorTuple, TensorSpec
-from tests.operators.test_tuple import mangle
+from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.words.validation import parse
+from tests.words.test_tuple import mangle
 
 
 class _Model(nn.Module):
@@ -52,7 +53,7 @@ def one(model, *inputs, mode="eval"):
     found = capture(model.train(mode == "train"), inputs)
     assert not found.gaps
     (spec,) = found.tuples.values()
-    return OperatorTuple.from_json(spec.to_json())
+    return parse(spec.to_json())
 
 
 def finite(tensor):
@@ -123,7 +124,7 @@ def test_every_tuple_of_a_model_gives_on_the_cpu_what_it_was_predicted_to_give(n
         rebuilt = rebuild(spec, "cpu")
         seen = capture(_Model(rebuilt.run), ())
         assert not seen.overlaps
-        inside = rebuild(OperatorTuple.from_json(spec.to_json()), "cpu")
+        inside = rebuild(parse(spec.to_json()), "cpu")
         with torch.no_grad():
             assert all(finite(out) for out in _flat(inside.run())), spec
 
@@ -280,7 +281,7 @@ def test_mangled_tuples_that_still_parse_are_rebuilt_or_rejected():
         data = json.loads(chance.choice(originals))
         mangle(data, chance)
         try:
-            rebuilt = rebuild(OperatorTuple.from_json(data), "meta")
+            rebuilt = rebuild(parse(data), "meta")
         except (TupleRejected, Unmeasurable):
             continue
         with contextlib.suppress(Exception), torch.no_grad():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from farm import catalog
+from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.fakes import Fakes
 

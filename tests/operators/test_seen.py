@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from farm.benchmark.passes import set_values
-from farm.benchmark.protocol import Protocol, Variant
 from farm.benchmark.workload import prepare
-from farm.data_classes import class_of
 from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
 from farm.operators.seen import describe, seen_values, watch
+from farm.words.data_classes import class_of
+from farm.words.protocol import Protocol, Variant
 from tests.benchmark.operators import linear
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from farm.benchmark.protocol import METHOD, Protocol, Variant
-from farm.request import Request, Sweep
 from farm.store import tables
 from farm.store.database import Database
+from farm.words.protocol import METHOD, Protocol, Variant
+from farm.words.request import Request, Sweep
 
 CARD, OTHER_CARD = "GPU-aaaa0000-1111-2222-3333-444455556666", "GPU-bbbb0000-1111-2222-3333-444455556666"
 VARIANT = Variant("resnet18", 32, 224)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from farm.benchmark.protocol import Trace
 from farm.errors import UsageError
 from farm.report import plot
 from farm.report.readings import find_traced
 from farm.store import tables
+from farm.words.protocol import Trace
 from tests.report import rows
 
 

@@ -10,12 +10,13 @@ import sys
 import pytest
 from sqlmodel import select
 
-from farm import listing, report
-from farm.aggregate import aggregate
-from farm.benchmark.protocol import Protocol
+from farm import report
 from farm.errors import NoSuchJob
+from farm.jobs import listing
 from farm.report import parts_of
 from farm.store import tables
+from farm.verdict.aggregate import aggregate
+from farm.words.protocol import Protocol
 from tests.report import rows
 
 
@@ -191,7 +192,7 @@ def test_no_such_job_or_round(database):
 
 
 def test_reports_and_their_rendering_need_no_torch():
-    code = "import sys, farm.report, farm.aggregate, cli.report_tables; print('torch' in sys.modules, 'celery' in sys.modules)"
+    code = "import sys, farm.report, farm.verdict.aggregate, cli.report_tables; print('torch' in sys.modules, 'celery' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -9,13 +9,13 @@ import random
 import pytest
 
 from farm.errors import TupleRejected
-from farm.operators.tuple import OperatorTuple
+from farm.words.validation import parse
 
 SPECS = 10_000
 
 
 def captured():
-    from farm.catalog import build, example_inputs
+    from farm.models.catalog import build, example_inputs
     from farm.operators.capture import predict
 
     model = build("resnet18", dtype="float32", memory_format="contiguous", mode="eval")
@@ -61,7 +61,7 @@ def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatc
     for _ in range(SPECS):
         mangled = mangle(chance.choice(good), chance, junk)
         try:
-            spec = OperatorTuple.from_json(mangled)
+            spec = parse(mangled)
         except TupleRejected:
             refused += 1
             continue

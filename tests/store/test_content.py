@@ -11,25 +11,8 @@ from sqlmodel import select
 
 from farm.store.content import store_operators
 from farm.store.tables import Operator
+from farm.words.tuple import OperatorTuple
 from tests.statements import values_at_once
-
-
-@dataclass(frozen=True)
-class Spec:
-    """As much of a tuple as the database writes."""
-
-    id: str
-    operator: str = "torch.nn.ReLU"
-    short_name: str = "ReLU"
-    kind: str = "module"
-    label: str = "ReLU"
-    training: bool = False
-
-    def parameters_for_query(self) -> dict[str, Any]:
-        return {}
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1}
 
 
 @dataclass(frozen=True)
@@ -39,7 +22,7 @@ class Cost:
 
 
 def operators(*numbers: int) -> dict[Any, Cost]:
-    return {Spec(f"{number:08d}"): Cost() for number in numbers}
+    return {OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost() for number in numbers}
 
 
 def test_two_that_store_the_same_operators_in_opposite_orders_wait_for_each_other(any_database):

@@ -8,17 +8,17 @@ from sqlmodel import select
 from typer.testing import CliRunner
 
 from cli.main import app
-from farm.benchmark.protocol import Stopping, Subject, Variant
 from farm.devices.lock import CardLock
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, FarmError, UsageError
-from farm.reuse import satisfies
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
+from farm.store.reuse import satisfies
 from farm.study import STUDIES, data, find, performing, simultaneous, windows
 from farm.study.laboratory import Laboratory, Plan, Sample
 from farm.study.summing import against_whole
+from farm.words.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from sqlmodel import select
 
-from farm import cards, jobs, rounds
-from farm.benchmark.protocol import Protocol, Software
-from farm.captures import store_sweep
-from farm.devices.device import Card, discover
+from farm.devices.device import Card
+from farm.devices.finding import discover
+from farm.devices.installed import installed_torch
 from farm.errors import NoWorker
-from farm.installed import installed_torch
-from farm.items import Claim
-from farm.request import Request, Sweep
+from farm.jobs import cards, closing, jobs
+from farm.jobs.items import Claim
+from farm.jobs.opening import store_sweep
 from farm.settings import settings
 from farm.store.tables import Verdict
+from farm.words.protocol import Protocol, Software
+from farm.words.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
 from tasks.submit import submit
 from tests.planned import claim, complete, items_of
@@ -33,7 +34,7 @@ def measured(database, software):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
         complete(database, held, HERE.id, software_id=software_id)
-    assert rounds.close_known_rounds(database, planned.job_id, 1) is None
+    assert closing.close_known_rounds(database, planned.job_id, 1) is None
 
 
 def installed() -> Software:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from celery.exceptions import Ignore
 
-from farm import cards, items
 from farm.benchmark.client import Answer
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
-from farm.spool import Spool
+from farm.jobs import cards, items
+from farm.jobs.spool import Spool
 from tasks import measure, queues
 from tests.planned import READING, claim, items_of, plan, readings, register
 

@@ -12,13 +12,13 @@ import sqlalchemy
 import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
 
-from farm import cards, census, items, jobs
-from farm.benchmark.protocol import Software
-from farm.cards import register
 from farm.devices.device import Card
+from farm.jobs import cards, census, items, jobs
+from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
+from farm.words.protocol import Software
 from tasks import metrics
 from tasks.metrics import FarmCollector, serve
 from tests import planned

@@ -7,9 +7,9 @@ import time
 import pytest
 from sqlmodel import select
 
-from farm import cards
-from farm.items import Claim
-from farm.planning import add_round
+from farm.jobs import cards
+from farm.jobs.items import Claim
+from farm.jobs.planning import add_round
 from farm.settings import Settings
 from farm.store import tables
 from tasks import aggregate, recovery

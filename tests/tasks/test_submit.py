@@ -6,13 +6,13 @@ import pytest
 import redis
 from sqlmodel import select
 
-from farm import cards, items
-from farm.benchmark.protocol import Protocol, Stopping
 from farm.errors import BrokerUnreachable
-from farm.items import Claim, Closed, Declined
-from farm.request import Request, Sweep
+from farm.jobs import cards, items
+from farm.jobs.items import Claim, Closed, Declined
 from farm.settings import settings
 from farm.store.tables import Card, Item, Job
+from farm.words.protocol import Protocol, Stopping
+from farm.words.request import Request, Sweep
 from tasks import submit
 from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import follow_up, publish_items, queue_depths

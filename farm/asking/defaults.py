@@ -1,0 +1,243 @@
+"""What a job gets where a person said nothing: cards, batch, launch and windows that suit the card.
+
+A `Wish` holds what *was* said, on the command line or in a measurement file; everything else is None. It becomes
+a `Request` only when the kind of card is known, because a sensible batch and launch depend on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+from farm.errors import NoSuchCard, UsageError, did_you_mean
+from farm.words.protocol import Protocol as Method
+from farm.words.protocol import Stopping, Variant
+from farm.words.request import Request, Sweep
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What suits one kind of card."""
+
+    batch: int
+    launch: str
+    stopping: Stopping
+    data: str = "normal"
+
+
+_DEFAULTS = {
+    "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),  # values move an H200's power by 5 %
+    # A CPU has no graphs and seldom an energy counter, so short windows do: resnet18 ends in about two minutes.
+    "cpu": Defaults(batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)),
+    "simulated": Defaults(batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)),
+}
+
+#: `--quick`: figures to look at, not to publish.
+QUICK: dict[str, Any] = {
+    "warm_up_s": 0.1,
+    "minimum_s": 0.1,
+    "maximum_s": 0.5,
+    "time_half_width": 0.03,
+    "energy_half_width": 0.06,
+}
+
+
+def defaults_for(card_kind: str) -> Defaults:
+    """The defaults of a kind of card: "cuda", "cpu" or "simulated"."""
+    return _DEFAULTS[card_kind]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person said about one job; None is "not said". Exactly one of model and sweep is set when it is complete.
+
+    ``where`` says where it was said ("jobs.yml:12", or "" for the command line), for messages.
+    """
+
+    model: str | None = None
+    sweep: Sweep | None = None
+    batch: int | None = None
+    input_size: int | None = None
+    dtype: str | None = None
+    memory_format: str | None = None
+    mode: str | None = None
+    weights: str | None = None
+    operators: tuple[str, ...] | None = None
+    target: float | None = None
+    reuse: str | None = None
+    launch: str | None = None
+    residency: str | None = None
+    data: str | None = None
+    grad: bool | None = None
+    tf32: bool | None = None
+    cudnn_benchmark: bool | None = None
+    cudnn_deterministic: bool | None = None
+    warm_up_s: float | None = None
+    minimum_s: float | None = None
+    maximum_s: float | None = None
+    time_half_width: float | None = None
+    energy_half_width: float | None = None
+    where: str = ""
+
+    def over(self, other: Wish) -> Self:
+        """This wish where it says something, the other where it does not."""
+        said = {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) not in (None, "")}
+        return dataclasses.replace(other, **said)  # type: ignore[return-value]
+
+    @property
+    def title(self) -> str:
+        return self.model or str(self.sweep)
+
+    def _said(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+_VARIANT = ("batch", "input_size", "dtype", "memory_format", "mode", "weights")
+_METHOD = ("launch", "residency", "data", "grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")
+_STOPPING = ("warm_up_s", "minimum_s", "maximum_s", "time_half_width", "energy_half_width")
+
+
+def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
+    """The request that a wish becomes on a kind of card.
+
+    Raises:
+        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
+        UsageError: a value is none of its choices or out of range; the message names it.
+    """
+    defaults = defaults_for(card_kind)
+    data = defaults.data if wish.sweep is None else "normal"  # no model runs a sweep's tuples
+    method = Method(**{"launch": defaults.launch, "data": data, **wish._said(_METHOD)})
+    if card_kind == "cpu" and method.launch == "graph":
+        raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")
+    variant = None
+    if wish.sweep is None:
+        if wish.model is None:
+            raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
+        values = {"batch": defaults.batch, **wish._said(_VARIANT)}
+        from farm.models.catalog import find
+
+        values["input_size"] = find(wish.model).check_size(wish.input_size)
+        variant = Variant(model=wish.model, **values)
+    return Request(
+        variant=variant,
+        sweep=wish.sweep,
+        protocol=method,
+        stopping=_stopping(defaults.stopping, wish),
+        operators=wish.operators or ("all",),
+        target=target if wish.target is None else wish.target,
+        reuse=wish.reuse or "model",  # type: ignore[arg-type]  # Request checks it
+    )
+
+
+def _stopping(default: Stopping, wish: Wish) -> Stopping:
+    values = {**default.to_json(), **wish._said(_STOPPING)}
+    for name, value in values.items():
+        if value < 0 or (value == 0 and name in ("maximum_s", "time_half_width", "energy_half_width")):
+            raise UsageError(f"{name} is {value}; it must be above 0.", "Give the window in seconds, e.g. --window 3.")
+    if wish.minimum_s is None:
+        values["minimum_s"] = min(values["minimum_s"], values["maximum_s"])
+    if values["minimum_s"] > values["maximum_s"]:
+        raise UsageError(
+            f"The shortest window ({values['minimum_s']} s) is longer than the longest ({values['maximum_s']} s).",
+            "Make minimum_s smaller or --window larger.",
+        )
+    return Stopping(**values)
+
+
+def operator_names(text: str) -> tuple[str, ...]:
+    """ "Conv2d, Linear" as names. "all" and "auto" stand alone."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if len(names) > 1 and (mixed := {"all", "auto"}.intersection(names)):
+        raise UsageError(
+            f"--operators '{text}' mixes '{mixed.pop()}' with names.", "Give all, auto, or names such as Conv2d,Linear."
+        )
+    return names
+
+
+class CardLike(Protocol):
+    """What choosing needs to know of a card."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+
+
+AnyCard = TypeVar("AnyCard", bound=CardLike)
+
+
+def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
+    """The cards that ``--card`` options name: an id or its beginning, an index, host:index, "cpu", "gpu", part of a model.
+
+    Without any: every card of the commonest model, GPUs before CPUs, since a sum over two models of card is a
+    figure of neither.
+
+    Raises:
+        NoSuchCard: nothing matches; names the cards that are there.
+    """
+    if not wanted:
+        groups = list(by_model(cards).values())
+        if not groups:
+            raise NoSuchCard("There is no card to measure on.", "List the cards with `farm cards`.")
+        return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
+    chosen: dict[str, AnyCard] = {}
+    for want in wanted:
+        matches = matching_cards(cards, want)
+        if not matches:
+            raise NoSuchCard(f"There is no card '{want}' here.", _what_is_there(cards, want))
+        chosen.update({card.id: card for card in matches})
+    return list(chosen.values())
+
+
+def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
+    """The cards grouped by their model, in the order met: each group gets a job of its own."""
+    groups: dict[str, list[AnyCard]] = {}
+    for card in cards:
+        groups.setdefault(card.model, []).append(card)
+    return groups
+
+
+def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
+    """The cards that one ``--card`` option means; none where nothing matches."""
+    low = want.strip().lower()
+    if not low:
+        return []
+    if exact := [card for card in cards if card.id.lower() == low]:
+        return exact
+    if low in ("cpu", "gpu", "cuda"):
+        return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
+    if low.isdigit():
+        # GPU 0 is meant where there are GPUs, even though a CPU counts from 0 as well.
+        indexed = [card for card in cards if card.index == int(low)]
+        return [card for card in indexed if card.kind == "cuda"] or indexed
+    host, colon, index = low.rpartition(":")
+    if colon and index.isdigit():
+        return [card for card in cards if card.host.lower() == host and card.index == int(index)]
+    if starting := [card for card in cards if card.id.lower().startswith(low)]:
+        return starting
+    return [card for card in cards if low in card.model.lower() or card.host.lower() == low]
+
+
+def matching_rows(rows: Iterable[dict[str, Any]], want: str) -> list[dict[str, Any]]:
+    """The cards, as rows of a listing, that a word means: an index, else the beginning of an id or part of a model."""
+    low = want.strip().lower()
+    listed = list(rows)
+    if low.isdigit():
+        return [row for row in listed if row.get("index") == int(low)]
+    found = [row for row in listed if low and str(row["id"]).lower().startswith(low)]
+    return found or [row for row in listed if low and low in str(row.get("model", "")).lower()]
+
+
+def _what_is_there(cards: Sequence[AnyCard], want: str) -> str:
+    if not cards:
+        return "No card is there at all; `farm cards` lists them."
+    near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
+    return near or f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."

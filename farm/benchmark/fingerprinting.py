@@ -1,0 +1,217 @@
+"""What a card is like, taken once when a worker first sees it with a driver: rates, idle levels, its power sensors.
+
+The rates feed the roofline (`farm.prediction.roofline`): what the card reaches, not what its data sheet says. The sensors' lag and
+averaging explain what a window can and cannot tell. Short: some twelve seconds on a GPU, one on a CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from farm.benchmark import intervals
+from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.levels import next_to_nothing
+from farm.benchmark.sampler import Sampler
+from farm.words.fingerprint import VERSION
+
+if TYPE_CHECKING:
+    from farm.benchmark.measure import Bench
+
+RATE_S = 0.25  # of each rate, after a tenth of it to warm up
+REST_S = 1.2  # before the step from rest to load
+LOAD_S = 5.0  # from a cold card: the more it warms up, the better watts per degree are known
+REACH_S = 0.3  # after which the power has followed a step of the load, and what goes on to change is the temperature
+COOL_S = 3.0  # at full clocks with nothing to do, after the load
+MATRIX = 8192
+CPU_MATRIX = 1024
+COPIED_BYTES = 2**30
+CPU_COPIED_BYTES = 2**27
+
+
+def take(bench: Bench) -> dict[str, Any]:
+    """The fingerprint of a bench's card. What the card does not tell is missing, never zero."""
+    began_s = time.perf_counter()
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "driver": bench.device.card.driver,
+    }
+    if bench.cuda:
+        bench.levels.refresh()
+        found |= _sensors(bench)  # before anything else has warmed the card
+        found["launch_floor_us"] = _launch_floor_us(bench)
+    found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
+    found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
+    if bench.cuda:
+        for name in ("idle_power_w", "base_power_w"):
+            if (level := getattr(bench.levels, name)) is not None:
+                found[name] = level
+        if (limit_w := bench.device.power_limit_w()) is not None:
+            found["power_limit_w"] = limit_w
+    found["taken_in_s"] = time.perf_counter() - began_s
+    return {name: _rounded(value) for name, value in found.items() if value is not None}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
+    """Seconds of one call, the best of several loops: a peak, not an average."""
+    import torch
+
+    def synchronize() -> None:
+        if bench.cuda:
+            torch.cuda.synchronize(bench.torch_device)
+
+    work()
+    synchronize()
+    count, best_s = 1, float("inf")
+    until_s = time.perf_counter() + 1.1 * RATE_S
+    while time.perf_counter() < until_s:
+        begin_s = time.perf_counter()
+        for _ in range(count):
+            work()
+        synchronize()
+        spent_s = time.perf_counter() - begin_s
+        best_s = min(best_s, spent_s / count)
+        if spent_s < RATE_S / 10:
+            count *= 2
+    return best_s
+
+
+def _copy_bytes_per_s(bench: Bench) -> float:
+    import torch
+
+    size = COPIED_BYTES if bench.cuda else CPU_COPIED_BYTES
+    source = torch.zeros(size // 4, device=bench.torch_device)
+    target = torch.empty_like(source)
+    return 2 * size / _seconds_each(lambda: target.copy_(source), bench)
+
+
+def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
+    import torch
+
+    size = MATRIX if bench.cuda else CPU_MATRIX
+    kinds = {"float32": torch.float32}
+    if bench.cuda:
+        kinds |= {"tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    found: dict[str, float] = {}
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for name, dtype in kinds.items():
+            matmul.allow_tf32 = name == "tf32"
+            with contextlib.suppress(RuntimeError):  # a card without the type
+                left, right = (torch.randn(size, size, device=bench.torch_device).to(dtype) for _ in range(2))
+                out = torch.empty_like(left)
+                each_s = _seconds_each(lambda a=left, b=right, c=out: torch.mm(a, b, out=c), bench)  # type: ignore[misc]
+                found[name] = 2 * size**3 / each_s
+    finally:
+        matmul.allow_tf32 = before
+    return found
+
+
+def _launch_floor_us(bench: Bench) -> float:
+    """The least time between two kernels of one graph."""
+    import torch
+
+    tiny = torch.zeros(1, device=bench.torch_device)
+    nodes = 1000
+    tiny.add_(1)
+    graph = capture_graph([lambda: tiny.add_(1)] * nodes, bench.torch_device)
+    return _seconds_each(graph.replay, bench) / nodes * 1e6
+
+
+# -------------------------------------------------------------------------------------------------- sensors
+
+
+def _sensors(bench: Bench) -> dict[str, Any]:
+    """A step from rest to full load, as the sensors see it, and how power goes on to rise with the temperature."""
+    import torch
+
+    left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
+    out = torch.mm(left, right)  # loads the library: no part of the step
+    torch.cuda.synchronize(bench.torch_device)
+    device = bench.device
+    averages: list[tuple[float, float]] = []
+    with Sampler(device) as sampler:
+        time.sleep(REST_S)
+        step_s = time.perf_counter()
+        while (now_s := time.perf_counter()) < step_s + LOAD_S:
+            for _ in range(4):
+                torch.mm(left, right, out=out)
+            torch.cuda.synchronize(bench.torch_device)
+            if (value := device.power_average_w()) is not None:
+                averages.append((now_s, value))
+        cool_s = time.perf_counter()
+        rest = next_to_nothing(bench.torch_device)
+        while time.perf_counter() < cool_s + COOL_S:
+            rest()
+        end_s = time.perf_counter()
+    trace = sampler.trace((0.0, 0.0))
+    if trace is None:
+        return {}
+    offset_s, cool_s, end_s = (when - sampler.began_s for when in (step_s, cool_s, end_s))
+    found: dict[str, Any] = {"counter_tick_s": sampler.tick_s}
+    instant = [
+        (when - offset_s, value)
+        for when, value in zip(*trace.series.get("power_instant_w", ([], [])), strict=True)
+        if when < cool_s
+    ]
+    for name, points in (
+        ("power_instant", instant),
+        ("power_average", [(when - step_s, value) for when, value in averages]),
+    ):
+        if (answer := step_answer(points)) is not None:
+            found[name] = answer
+    found["w_per_c"] = _w_per_c(trace.series, offset_s + REACH_S, cool_s)
+    found["base_w_per_c"] = _w_per_c(trace.series, cool_s + REACH_S, end_s)
+    return found
+
+
+def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
+    """How a sensor follows a step of the load at 0 s: when it is half way there, and how long from 10 to 90 %.
+
+    Args:
+        points: (s since the step, W). The level before is taken from what lies before 0, else from the first point.
+    """
+    after = [(when, value) for when, value in points if when >= 0]
+    if len(after) < 10:
+        return None
+    before = [value for when, value in points if when < 0] or [after[0][1]]
+    low = intervals.median(before)
+    # Long after the step; the slow rise with temperature that follows is none of the sensor's.
+    high = intervals.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
+    if high <= low * 1.05:
+        return None
+
+    def reached(share: float) -> float:
+        return next((when for when, value in after if value >= low + share * (high - low)), after[-1][0])
+
+    return {"lag_s": reached(0.5), "rise_s": reached(0.9) - reached(0.1)}
+
+
+def _w_per_c(
+    series: dict[str, tuple[list[float], list[float]]], begin_s: float, end_s: float
+) -> dict[str, float] | None:
+    """Watts per degree at constant work, from the counter's steps; None where the temperature hardly changed."""
+    if "energy_mj" not in series or "temperature_c" not in series:
+        return None
+    temperatures = list(zip(*series["temperature_c"], strict=True))
+    points: list[tuple[float, float]] = []
+    ticks = list(zip(*series["energy_mj"], strict=True))[::2]
+    for (first_s, first_mj), (next_s, next_mj) in itertools.pairwise(ticks):
+        near = [value for when, value in temperatures if first_s - 0.1 <= when <= next_s + 0.1]
+        if begin_s <= first_s and next_s <= end_s and near:
+            points.append((intervals.mean(near), (next_mj - first_mj) / (next_s - first_s) / 1e3))
+    if len(points) < 4 or max(point[0] for point in points) - min(point[0] for point in points) < 2:
+        return None
+    fit = intervals.line([point[0] for point in points], [point[1] for point in points])
+    at_w = intervals.mean([point[1] for point in points])
+    return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}

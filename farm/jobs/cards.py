@@ -1,0 +1,278 @@
+"""The cards as the database knows them: registered by the worker that serves them, seen by its heartbeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import update
+from sqlmodel import Session, col, func, select
+
+from farm.devices.device import Card
+from farm.errors import NoSuchCard
+from farm.store import tables
+from farm.store.content import storable_text, store_software
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.locks import locked
+from farm.store.tables import CardState, ItemState
+from farm.words.fingerprint import VERSION
+from farm.words.protocol import Software
+
+#: A card is lost when its worker has not been seen for this many heartbeats.
+LOST_AFTER_HEARTBEATS = 3
+
+#: States that a person or a failed check set, and only a person ends; a worker that comes or goes leaves them.
+KEPT = (CardState.DRAINING, CardState.QUARANTINED)
+
+
+def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
+    """What a worker signs its card and its claims with; an embedded farm's workers name their farm in it."""
+    return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
+
+
+def holder_of_process(card_id: str, host: str, pid: int) -> str:
+    """What the names of all holders begin with that were a card's worker in this process."""
+    return f"{card_id}@{host}:{pid}:"
+
+
+def farm_of(holder: str) -> str:
+    """The embedded farm of a worker, "" for one that serves everybody's jobs: each has a broker of its own."""
+    return holder.partition("/")[2]
+
+
+@dataclass(frozen=True)
+class CardView:
+    """One card with what it is doing, for people and for placement."""
+
+    card: tables.Card
+    state: str  # starting | idle | busy | draining | quarantined | lost | stopped
+    measuring: str  # the label of the item in work, or ""
+    waiting: int  # items that wait for it, the deferred among them
+    done_last_hour: int
+    seen_ago_s: float
+    deferred: int = 0  # of those that wait: their subject is being measured for another item
+
+
+def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
+    """Write down that ``holder`` is the card's worker before it can measure: it is seen, and takes nothing yet.
+
+    Args:
+        card: what the host tells of the card; None where it does not find it now. Only a card that is known already is
+            then written.
+    """
+    with database.write() as session:
+        row = locked(session, tables.Card, card_id)
+        if row is None:
+            if card is None:
+                return
+            row = tables.Card(id=card.id, kind=card.kind, model=card.model)
+            row.registered_at_s = database_now()  # type: ignore[assignment]
+        if card is not None:
+            _describe(row, card)
+        row.queue, row.worker = queue, holder
+        if row.state not in KEPT:
+            row.state, row.state_reason = CardState.STARTING, ""
+        row.last_seen_at_s = database_now()  # type: ignore[assignment]
+        session.add(row)
+
+
+def register(
+    database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
+) -> str:
+    """Write the card as served by ``holder``, ready to measure, and return its software id.
+
+    A drain or a quarantine outlives its worker.
+    """
+    with database.write() as session:
+        software_id = store_software(session, software)
+        row = locked(session, tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
+        _describe(row, card)
+        row.queue, row.software_id, row.worker = queue, software_id, holder
+        row.capabilities = sorted(capabilities)
+        if row.state not in KEPT:
+            row.state, row.state_reason = CardState.IDLE, ""
+        row.last_seen_at_s = database_now()  # type: ignore[assignment]
+        if not row.registered_at_s:
+            row.registered_at_s = database_now()  # type: ignore[assignment]
+        session.add(row)
+    return software_id
+
+
+def _describe(row: tables.Card, card: Card) -> None:
+    row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
+    row.host, row.index = card.host, card.index
+
+
+def written_state(database: Database, card_id: str) -> str:
+    """The state as it was last written, whoever is seen or not; "" for a card that nobody announced."""
+    with database.read() as session:
+        row = session.get(tables.Card, card_id)
+        return row.state if row is not None else ""
+
+
+def seen(database: Database, holder: str) -> None:
+    """The heartbeat of a worker."""
+    with database.write() as session:
+        session.execute(
+            update(tables.Card).where(col(tables.Card.worker) == holder).values(last_seen_at_s=database_now())
+        )
+
+
+def stopped(database: Database, holder: str) -> None:
+    """The worker, named in full or as `holder_of_process`, left in order."""
+    own = col(tables.Card.worker).startswith(holder, autoescape=True)
+    with database.write() as session:
+        session.execute(
+            update(tables.Card).where(own, col(tables.Card.state).not_in(KEPT)).values(state=CardState.STOPPED)
+        )
+        session.execute(update(tables.Card).where(own).values(worker=""))
+
+
+def drain(database: Database, card_id: str, reason: str = "") -> None:
+    """Have a card take nothing new: its item in work is finished, the waiting ones move to its peers or wait.
+
+    Raises:
+        NoSuchCard
+    """
+    _change(database, card_id, CardState.DRAINING, reason, unless=CardState.QUARANTINED)
+
+
+def quarantine(database: Database, card_id: str, reason: str) -> None:
+    """Keep a card from measuring until a person releases it.
+
+    Raises:
+        NoSuchCard
+    """
+    _change(database, card_id, CardState.QUARANTINED, storable_text(reason[:500]))
+
+
+def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
+    """End a drain (or, with ``quarantined``, a quarantine); False where there was none to end.
+
+    A card that comes out of quarantine takes items only when its worker has found it fit and registered it again.
+
+    Raises:
+        NoSuchCard
+    """
+    wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
+    with database.write() as session:
+        row = _known(locked(session, tables.Card, card_id), card_id)
+        if row.state != wanted:
+            return False
+        served = CardState.STARTING if quarantined else CardState.IDLE
+        row.state, row.state_reason = served if row.worker else CardState.STOPPED, ""
+        session.add(row)
+        return True
+
+
+def find(session: Session, name: str) -> tables.Card:
+    """The registered card of that id, or the only one whose id begins so.
+
+    Raises:
+        NoSuchCard: none, or several.
+    """
+    if (exact := session.get(tables.Card, name)) is not None:
+        return exact
+    found = session.exec(select(tables.Card).where(col(tables.Card.id).startswith(name, autoescape=True))).all()
+    if len(found) == 1 and name:
+        return found[0]
+    if found and name:
+        raise NoSuchCard(f"Several cards begin with '{name}'.", "Give more of the id; `farm cards` lists them.")
+    return _known(None, name)
+
+
+def _known(row: tables.Card | None, card_id: str) -> tables.Card:
+    if row is None:
+        raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
+    return row
+
+
+def _change(
+    database: Database, card_id: str, state: CardState, reason: str, *, unless: CardState | None = None
+) -> None:
+    with database.write() as session:
+        row = _known(locked(session, tables.Card, card_id), card_id)
+        if row.state != unless:
+            row.state, row.state_reason = state, reason
+            session.add(row)
+
+
+def views(session: Session, heartbeat_s: float) -> list[CardView]:
+    """All cards that ever registered, with what they do now."""
+    now = read_clock_s(session)
+    waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
+    hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
+    measuring = dict(
+        session.execute(
+            select(tables.Item.card_id, func.max(tables.Operator.label))
+            .select_from(tables.Item)
+            .join(tables.Operator, col(tables.Operator.id) == col(tables.Item.subject_id), isouter=True)
+            .where(tables.Item.state == ItemState.CLAIMED, col(tables.Item.lease_until_s) >= now)
+            .group_by(col(tables.Item.card_id))
+        ).all()
+    )
+    return [
+        CardView(
+            card,
+            _state(card, card.id in measuring, now, heartbeat_s),
+            (measuring.get(card.id) or "whole model") if card.id in measuring else "",
+            waiting.get(card.id, 0) + deferred.get(card.id, 0),
+            hourly.get(card.id, 0),
+            now - card.last_seen_at_s,
+            deferred.get(card.id, 0),
+        )
+        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
+    ]
+
+
+def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]]:
+    """The cards of all hosts that should be seen and are not, with how long that is. Unit: s.
+
+    An embedded farm's are not among them: when its command was killed, nobody waits for them.
+    """
+    now_s = read_clock_s(session)
+    return [
+        (card, now_s - card.last_seen_at_s)
+        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
+        if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
+    ]
+
+
+def alive(session: Session, heartbeat_s: float) -> list[tables.Card]:
+    """Cards that take items now."""
+    return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
+
+
+def _state(card: tables.Card, busy: bool, now_s: float, heartbeat_s: float) -> str:
+    if card.state not in (CardState.STARTING, CardState.IDLE):
+        return card.state
+    if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:
+        return CardState.LOST
+    if card.state == CardState.STARTING:
+        return card.state
+    return CardState.BUSY if busy else CardState.IDLE
+
+
+def _counts(session: Session, state: ItemState, since_s: float | None = None) -> Mapping[str, int]:
+    query = select(tables.Item.card_id, func.count()).where(tables.Item.state == state)
+    if since_s is not None:
+        query = query.where(col(tables.Item.ended_at_s) >= since_s, col(tables.Item.reused).is_(False))
+    return dict(session.execute(query.group_by(col(tables.Item.card_id))).all())
+
+
+def wants_fingerprint(database: Database, card_id: str, driver: str) -> bool:
+    """Whether the card has no fingerprint that stands for this driver. Simulated cards have none."""
+    with database.read() as session:
+        card = session.get(tables.Card, card_id)
+        if card is None or card.kind == "simulated":
+            return False
+        return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (VERSION, driver)
+
+
+def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:
+    with database.write() as session:
+        card = session.get(tables.Card, card_id)
+        if card is not None:
+            card.fingerprint = dict(fingerprint)
+            session.add(card)

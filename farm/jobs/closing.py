@@ -1,0 +1,179 @@
+"""Closing a round: the verdict, and whether a further round follows.
+
+Idempotent by the unique key of (job, round): whoever comes second finds the verdict there and leaves. The verdict
+and the next round's items are one transaction, so that a crash in between cannot lose a round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import Session, select
+
+from farm.errors import NoSuchCard, UnknownOperator, UsageError, did_you_mean
+from farm.jobs.items import open_items
+from farm.jobs.planning import add_round
+from farm.store import tables
+from farm.store.content import find_capture
+from farm.store.database import Database, database_now
+from farm.store.locks import locked
+from farm.store.tables import JobState
+from farm.verdict.aggregate import aggregate, next_operators
+from farm.verdict.figures import Part
+from farm.verdict.one_software import of_one_software
+from farm.verdict.parts import parts_of, seen_on_card
+from farm.verdict.verdict import Verdict
+from farm.words.request import Request, named
+
+
+class Closing(StrEnum):
+    """What closing a round came to."""
+
+    OPEN = "open"  # items of it are not closed yet: somebody will come again
+    ALREADY = "already"  # its verdict is there, or its job ended
+    DONE = "done"  # the job's last round
+    NEXT = "next"  # a further round is planned and wants publishing
+
+
+@dataclass(frozen=True)
+class ClosedRound:
+    closing: Closing
+    next_round: int | None = None
+    outcome: str = ""
+
+
+def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
+    """Aggregate a round whose items are all closed, once."""
+    try:
+        with database.write() as session:
+            return _close(session, job_id, number)
+    except IntegrityError:
+        return ClosedRound(Closing.ALREADY)
+
+
+def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
+    """Close a job's rounds from this one on, as far as every reading was there; the first that wants measuring."""
+    wanted: int | None = number
+    while wanted is not None:
+        closed = close_round(database, job_id, wanted)
+        if closed.closing is Closing.OPEN:
+            return wanted
+        wanted = closed.next_round
+    return None
+
+
+def _close(session: Session, job_id: str, number: int) -> ClosedRound:
+    job = locked(session, tables.Job, job_id)
+    if job is None or job.state != JobState.OPEN or number != job.round:
+        return ClosedRound(Closing.ALREADY)
+    if open_items(session, job_id, number):
+        return ClosedRound(Closing.OPEN)
+    there = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
+    if session.exec(there).first() is not None:
+        return ClosedRound(Closing.ALREADY)
+    request = Request.from_json(job.request)
+    parts, wholes, canaries = parts_of(session, job, number)
+    seen = seen_on_card(session, job, number)
+    verdict = aggregate(
+        parts,
+        wholes,
+        canaries,
+        target=request.target,
+        launch=request.protocol.launch,
+        asked=named(request.operators),
+        seen=seen,
+    )
+    verdict = of_one_software(session, verdict, parts, wholes)
+    row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    session.add(row)
+    session.flush()
+    try:
+        following = _next_round(session, job, request, parts, verdict)
+    except (NoSuchCard, UsageError) as error:  # the cards are not what they were; raised before anything is planned
+        following = None
+        why = f"No further round could be planned: {error.message}"
+        row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
+        session.add(row)
+    if following is not None:
+        return ClosedRound(Closing.NEXT, following, verdict.outcome)
+    job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
+    session.add(job)
+    return ClosedRound(Closing.DONE, None, verdict.outcome)
+
+
+def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
+    """End a job whose round cannot be judged, with the reason in the place of a verdict. What was read is kept."""
+    try:
+        with database.write() as session:
+            job = locked(session, tables.Job, job_id)
+            if job is None or job.state != JobState.OPEN or number != job.round:
+                return ClosedRound(Closing.ALREADY)
+            wanted = job.request
+            verdict = aggregate(
+                (), target=wanted.get("target", 0.0), launch=wanted.get("protocol", {}).get("launch", "graph")
+            )
+            verdict = dataclasses.replace(verdict, reasons=(why,))
+            session.add(
+                tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+            )
+            job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
+            session.add(job)
+            return ClosedRound(Closing.DONE, None, verdict.outcome)
+    except IntegrityError:
+        return ClosedRound(Closing.ALREADY)
+
+
+def _next_round(session: Session, job: tables.Job, request: Request, parts: list[Part], verdict: Verdict) -> int | None:
+    """Plan a further round if the card ran other operators than predicted, or the accuracy loop wants more types."""
+    this = session.get_one(tables.Round, (job.id, job.round))
+    if this.capture_id is None:
+        return None
+    predicted = session.get_one(tables.Capture, this.capture_id)
+    newest = find_capture(session, predicted.variant_id, predicted.device_type, predicted.grad, predicted.torch)
+    if newest is not None and newest.id != this.capture_id:
+        reason = "the card ran other operators than predicted"
+        return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
+    # Without a whole no accuracy can be reached, whatever is added.
+    if request.operators == ("auto",) and verdict.outcome == "fail":
+        added = next_operators(parts, significant(session), target=request.target)
+        if added:
+            remember_significant(session, added, job.id)
+            reason = f"below the target with {len(this.operators)} operator types"
+            scope = [*this.operators, *added]
+            return add_round(session, job, scope=scope, capture_id=this.capture_id, reason=reason).round
+    return None
+
+
+def significant(session: Session) -> set[str]:
+    """The operator types that the accuracy loop starts with, for every model."""
+    return set(session.exec(select(tables.SignificantOperator.name)))
+
+
+def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
+    """Add operator types to the global set; those that are there keep who added them."""
+    there = significant(session)
+    for name in dict.fromkeys(names):
+        if name not in there:
+            session.add(
+                tables.SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
+            )
+
+
+def forget_significant(session: Session, names: Sequence[str]) -> None:
+    """Remove operator types from the global set.
+
+    Raises:
+        UnknownOperator: one of them is not in it.
+    """
+    known = sorted(significant(session))
+    for name in dict.fromkeys(names):
+        if (row := session.get(tables.SignificantOperator, name)) is None:
+            raise UnknownOperator(
+                f"'{name}' is not among the significant operators.",
+                did_you_mean(name, known) or f"There is: {', '.join(known) or 'none'}.",
+            )
+        session.delete(row)

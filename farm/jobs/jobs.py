@@ -1,0 +1,346 @@
+"""Jobs: opened with a first round, found, followed, tried again, ended.
+
+Everything here is a transaction on the database; publishing messages is the queues' business (`tasks`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy
+from sqlalchemy import case, update
+from sqlmodel import Session, and_, col, func, select
+
+from farm.errors import NoSuchJob, did_you_mean
+from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of
+from farm.jobs.cards import views as card_views
+from farm.jobs.owner import is_gone
+from farm.jobs.planning import Planned, add_round, chosen_cards
+from farm.settings import settings
+from farm.store import tables
+from farm.store.content import store_protocol
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.locks import lock_items, locked
+from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from farm.words.request import Request
+
+ABANDONED = "its `farm run` has ended unasked: the same command goes on where it stopped"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job stands."""
+
+    job_id: str
+    title: str
+    state: str
+    round: int
+    counts: Mapping[str, int]  # item state -> items
+    reused: int
+    total: int
+    expected_left_s: float
+    current: tuple[tuple[str, str], ...]  # (card id, label of what it measures)
+    started_at_s: float
+    elapsed_s: float
+    message: str = ""
+    abandoned: bool = False  # still open, and the command that worked on it is gone
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody works on it any more."""
+        return self.state != JobState.OPEN or self.abandoned
+
+    @property
+    def closed(self) -> int:
+        return sum(self.counts.get(state, 0) for state in tables.CLOSED)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "job": self.job_id,
+            "title": self.title,
+            "state": self.state,
+            "round": self.round,
+            "items": dict(self.counts),
+            "items_total": self.total,
+            "items_reused": self.reused,
+            "expected_left_s": self.expected_left_s,
+            "measuring": [{"card": card, "operator": label} for card, label in self.current],
+            "elapsed_s": self.elapsed_s,
+            "message": self.message,
+            "abandoned": self.abandoned,
+        }
+
+
+def create(
+    database: Database,
+    request: Request,
+    card_ids: Sequence[str],
+    *,
+    scope: Sequence[str] = ("all",),
+    capture_id: int | None = None,
+    operator_ids: Sequence[str] = (),
+    farm: str = "",
+    pinned: bool = False,
+) -> Planned:
+    """Write a job with its first round.
+
+    Args:
+        scope, capture_id, operator_ids: see `planning.add_round`.
+        farm: the embedded farm that owns the job, "" for one that any control worker may continue.
+        pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
+
+    Raises:
+        NoSuchCard, UsageError: see `planning.chosen_cards`.
+    """
+    with database.write() as session:
+        cards = chosen_cards(session, card_ids)
+        job = tables.Job(
+            id=_new_id(session),
+            kind="model" if request.variant else "sweep",
+            title=request.title,
+            variant_id=request.variant.id if request.variant else None,
+            protocol_id=store_protocol(session, request.protocol),
+            request={**request.to_json(), "cards": [card.id for card in cards], "pinned": pinned},
+            request_id=request.id,
+            farm=farm,
+            created_at_s=database_now(),  # type: ignore[arg-type]
+        )
+        session.add(job)
+        session.flush()
+        return add_round(session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first")
+
+
+def find(session: Session, job_or_prefix: str) -> tables.Job:
+    """The job of that id, or the only one whose id begins so.
+
+    Raises:
+        NoSuchJob: none, or several.
+    """
+    jobs = list(session.exec(select(tables.Job).where(col(tables.Job.id).startswith(job_or_prefix, autoescape=True))))
+    if len(jobs) == 1:
+        return jobs[0]
+    if exact := [job for job in jobs if job.id == job_or_prefix]:
+        return exact[0]
+    if jobs and job_or_prefix:
+        raise NoSuchJob(f"Several jobs begin with '{job_or_prefix}'.", "Give more of the id; `farm jobs` lists them.")
+    near = did_you_mean(job_or_prefix, session.exec(select(tables.Job.id)))
+    raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
+
+
+def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
+    """Where the job stands now.
+
+    Args:
+        heartbeat_s: how often workers are seen, for telling a lost card; the setting's if None.
+    """
+    job = session.get_one(tables.Job, job_id)
+    now = read_clock_s(session)
+    counts: dict[str, int] = {}
+    reused = 0
+    left_s: dict[str, float] = defaultdict(float)
+    query = (
+        sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
+        .where(Item.job_id == job_id)
+        .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
+    )
+    for state, was_reused, card_id, number, expected_s in session.execute(query):
+        counts[state] = counts.get(state, 0) + number
+        reused += number if was_reused else 0
+        if state in OPEN:
+            left_s[card_id] += expected_s or 0.0
+    if heartbeat_s is None:
+        heartbeat_s = settings().heartbeat_s
+    current = session.execute(
+        select(Item.card_id, Item.role, tables.Operator.label)
+        .select_from(Item)
+        .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
+        # A claim whose lease has ended is nobody's work: its card died, and the job may wait for something.
+        .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
+        .order_by(col(Item.card_id))
+    ).all()
+    gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
+    message = ABANDONED if gone else ""
+    if job.state == JobState.OPEN and not gone and not current:
+        message = waits_for(session, job_id, heartbeat_s)
+    return Progress(
+        job.id,
+        job.title,
+        job.state,
+        job.round,
+        counts,
+        reused,
+        sum(counts.values()),
+        0.0 if gone else max(left_s.values(), default=0.0),
+        () if gone else tuple((card_id, label or job.title) for card_id, _role, label in current),
+        job.created_at_s,
+        (job.ended_at_s or now) - job.created_at_s,
+        message,
+        gone,
+    )
+
+
+def cancel(database: Database, job_id: str) -> int:
+    """End a job: its open items are cancelled, their messages find nothing to do. How many items there were."""
+    with database.write() as session:
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.state != JobState.OPEN:
+            return 0
+        job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
+        session.add(job)
+        its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
+        lock_items(session, *its_open)
+        ended = session.execute(
+            update(Item)
+            .where(*its_open)
+            # The token stays: what is in work is finished, and its reading kept. So does its key while its lease lasts:
+            # another job's item of the same subject goes on waiting for that reading.
+            .values(
+                state=ItemState.CANCELLED,
+                claim_key=case(
+                    (
+                        and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()),
+                        col(Item.claim_key),
+                    ),
+                    else_=None,
+                ),
+                ended_at_s=database_now(),
+            )
+        )
+        return int(ended.rowcount)  # type: ignore[attr-defined]
+
+
+def retry_failed(database: Database, job_id: str) -> int:
+    """Set what failed in a job, or was cancelled with it, waiting again with all attempts; how many items that is.
+
+    What is still in work since the cancel goes on, and what was read since is kept: neither is begun anew.
+    """
+    with database.write() as session:
+        job = locked(session, tables.Job, job_id)
+        if job is None:
+            return 0
+        its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+        lock_items(session, *its_closed)
+        cancelled = (col(Item.job_id) == job_id, col(Item.state) == ItemState.CANCELLED)
+        read = update(Item).where(*cancelled, col(Item.reading_id).is_not(None)).values(state=ItemState.DONE)
+        in_work = (
+            update(Item)
+            .where(*cancelled, col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now())
+            .values(state=ItemState.CLAIMED, ended_at_s=None)
+        )
+        again = (
+            update(Item)
+            .where(*its_closed)
+            # All in the newest round: that is the one whose verdict is made anew.
+            .values(
+                state=ItemState.WAITING,
+                round=job.round,
+                attempts=0,
+                reason="",
+                message="",
+                token="",
+                claim_key=None,
+                holder="",
+                lease_until_s=0.0,
+                published_at_s=None,
+                ended_at_s=None,
+            )
+        )
+        kept, going_on, begun = (
+            int(session.execute(statement).rowcount)  # type: ignore[attr-defined]
+            for statement in (read, in_work, again)
+        )
+        if kept or going_on or begun:
+            job.state, job.ended_at_s = JobState.OPEN, None
+            session.add(job)
+            verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
+            for verdict in session.exec(verdicts):
+                session.delete(verdict)
+        return going_on + begun
+
+
+def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
+    """Give a job to the farm that is to go on with it; False where another has it.
+
+    A `farm run` has its jobs as long as one of its workers is seen, or until it is known to have ended. Afterwards nobody
+    would look after them.
+
+    Args:
+        heartbeat_s: how often workers are seen.
+    """
+    with database.write() as session:
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.farm == farm or not job.farm:
+            return job is not None and job.farm == farm
+        within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
+        if not is_gone(job.farm, settings().host) and any(
+            farm_of(view.card.worker) == job.farm and view.seen_ago_s <= within_s
+            for view in card_views(session, heartbeat_s)
+        ):
+            return False
+        job.farm = farm
+        session.add(job)
+        return True
+
+
+def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
+    """What a job waits for when no card works on what it still lacks; empty while one does."""
+    views = {view.card.id: view for view in card_views(session, heartbeat_s)}
+    rows = session.execute(
+        select(Item.card_id, func.count())
+        .where(Item.job_id == job_id, col(Item.state).in_(OPEN))
+        .group_by(col(Item.card_id))
+        .order_by(col(Item.card_id))
+    ).all()
+    idle = [
+        (card_id, number, views[card_id])
+        for card_id, number in rows
+        if card_id in views and views[card_id].state not in (CardState.IDLE, CardState.BUSY)
+    ]
+    if not idle:
+        return ""
+    card_id, number, view = idle[0]
+    mend = {
+        CardState.STARTING: "its worker gets ready",
+        CardState.DRAINING: f"`farm cards resume {card_id}`",
+        CardState.QUARANTINED: f"`farm cards release {card_id}`",
+    }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
+    plural = "items wait" if number != 1 else "item waits"
+    named = session.get_one(tables.Job, job_id).request.get("pinned")
+    other = "" if named else f" or a card of the same model ({view.card.model})"
+    return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
+
+
+def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
+    """Which of the requests are done already, `Request.id` -> the newest finished job that asked the same, and failed nowhere."""
+    wanted = [request.id for request in requests]
+    asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
+    not_whole = select(Item.job_id).where(col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+    of_several_softwares = (
+        select(Item.job_id)
+        .join(tables.Reading, col(tables.Reading.id) == col(Item.reading_id))
+        .where(col(Item.job_id).in_(asked))
+        .group_by(col(Item.job_id))
+        .having(func.count(func.distinct(tables.Reading.software_id)) > 1)
+    )
+    query = (
+        select(tables.Job.request_id, tables.Job.id)
+        .where(
+            col(tables.Job.id).in_(asked),
+            col(tables.Job.id).not_in(not_whole),
+            col(tables.Job.id).not_in(of_several_softwares),
+        )
+        .order_by(col(tables.Job.created_at_s))
+    )
+    return {request_id: job_id for request_id, job_id in session.exec(query)}
+
+
+def _new_id(session: Session) -> str:
+    # Easy to read aloud and to type; lower case without look-alikes.
+    alphabet = "abcdefghjkmnpqrstuvwxyz23456789"
+    while True:
+        job_id = "".join(secrets.choice(alphabet) for _ in range(8))
+        if session.get(tables.Job, job_id) is None:
+            return job_id

@@ -1,0 +1,284 @@
+"""Moving work between cards: away from one that is lost, drained or quarantined, and towards one that runs dry.
+
+A move is a reassignment in the database and a new message; the old message finds its claim gone. Everything here is a
+transaction that returns what wants publishing.
+
+Of a job for which a person named cards, nothing moves to a card that was not named.
+
+Tuples move. A whole or a canary is about its very card: it waits for it, so that a card that was away for a moment or
+drained for an hour finds it, and is given up only when its job waits for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import update
+from sqlmodel import Session, col, func, or_, select
+
+from farm.jobs.balance import Queue, Work, balance
+from farm.jobs.planning import LEFT, bound_to, place_items
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.database import Database, database_now, read_clock_s
+from farm.store.locks import lock_open_jobs, lock_with_open_jobs, locked
+from farm.store.tables import OPEN, Item, ItemState, JobState
+
+
+def move_items(
+    database: Database,
+    card_id: str,
+    peers: Sequence[tables.Card],
+    *,
+    in_work: bool = True,
+    unseen_s: float | None = None,
+    farm: str = "",
+    job_id: str | None = None,
+) -> list[int]:
+    """Reassign a card's open tuples to its peers, where there are any; the ids of those that want publishing.
+
+    Each goes to the peer that is free first, of those that its job may use. Late writes of the old card are fenced out.
+
+    Args:
+        in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
+        unseen_s: only if the card has still not been seen for so long, and nothing that it took within that time. A card
+            that is back keeps what it has. Unit: s.
+        farm: whose jobs; a message goes to one farm's broker.
+        job_id: of this job only.
+    """
+    if not peers:
+        return []
+    with database.write() as session:
+        its: list[Any] = [
+            Item.card_id == card_id,
+            col(Item.state).in_(OPEN),
+            Item.role == "tuple",
+            tables.Job.farm == farm,
+        ]
+        if job_id is not None:
+            its.append(col(Item.job_id) == job_id)
+        if not in_work:
+            its.append(col(Item.lease_until_s) < database_now())
+        if unseen_s is not None:
+            card = locked(session, tables.Card, card_id)
+            since_s = read_clock_s(session) - unseen_s
+            if card is None or card.last_seen_at_s >= since_s:
+                return []
+            its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))
+        jobs, held = lock_with_open_jobs(session, *its)
+        may_take = {key: _takers(job, peers) for key, job in jobs.items()}
+        by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
+        for item in held:
+            if takers := may_take[item.job_id]:
+                by_peers[takers].append(item)
+        movable = [item for items in by_peers.values() for item in items]
+        for item in movable:
+            item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+            item.state = ItemState.WAITING
+        for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
+            place_items(session, items, [card for card in peers if card.id in takers])
+            session.add_all(items)
+            session.flush()
+        session.flush()
+        wholes = _whole_where_it_lacks(session, movable)
+        return [item.id for item in [*wholes, *movable] if item.id is not None]
+
+
+def give_up(
+    database: Database,
+    away: Collection[str],
+    working: Sequence[tables.Card],
+    *,
+    for_now: Collection[str] = (),
+    farm: str = "",
+    job_id: str | None = None,
+) -> list[int]:
+    """Close the wholes and canaries of absent cards in jobs that wait for nothing else; the ids that want publishing.
+
+    The verdict goes by the wholes that were read. Where that would be none, a working card reads one in their place.
+    A job with no working card of the kind waits, and says for what.
+
+    Args:
+        away: cards that take nothing.
+        working: cards that do.
+        for_now: those of `away` that may be back in a moment. They are waited for where they gave to the sum.
+        farm: whose jobs.
+        job_id: of this job only.
+    """
+    if not away or not working:
+        return []
+    with database.write() as session:
+        its: list[Any] = [
+            col(Item.card_id).in_(away),
+            Item.role != "tuple",
+            col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+            col(Item.lease_until_s) < database_now(),
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+        ]
+        if job_id is not None:
+            its.append(col(Item.job_id) == job_id)
+        jobs, left = lock_with_open_jobs(session, *its)
+        by_job: dict[str, list[Item]] = defaultdict(list)
+        for item in left:
+            by_job[item.job_id].append(item)
+        wanted: list[Item] = []
+        for key, items in by_job.items():
+            open_items = select(func.count()).select_from(Item).where(Item.job_id == key, col(Item.state).in_(OPEN))
+            if session.exec(open_items).one() > len(items):
+                continue
+            if any(item.card_id in for_now for item in items):
+                gave = _gave(session, key)
+                if any(item.card_id in for_now and item.card_id in gave for item in items):
+                    continue
+            wanted += _give_up(session, jobs[key], items, working)
+        return [item.id for item in wanted if item.id is not None]
+
+
+def _give_up(
+    session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.Card]
+) -> Sequence[Item]:
+    """Close one job's last open items, all of absent cards; the whole that is to be read in their place, if any is."""
+    own = {card.id: card for item in items if (card := session.get(tables.Card, item.card_id)) is not None}
+    kinds = {(card.model, card.software_id) for card in own.values()}
+    takers = _takers(job, working)
+    peers = [card for card in working if card.id in takers and (card.model, card.software_id) in kinds]
+    if not peers:
+        return ()
+    for item in items:
+        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+        item.state, item.reason, item.message = ItemState.FAILED, "not_available", LEFT
+        item.ended_at_s = database_now()  # type: ignore[assignment]
+        session.add(item)
+    session.flush()
+    wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
+    # One that was tried and failed says that there is none to be had.
+    if not wholes or any(item.message != LEFT for item in wholes):
+        return ()
+    gave = _gave(session, job.id)
+    stand_in = min(peers, key=lambda card: (card.id not in gave, card.id))
+    return bound_to(session, job, stand_in.id)
+
+
+def _gave(session: Session, job_id: str) -> set[str]:
+    """The cards whose readings of tuples the job's sum is made of."""
+    query = (
+        select(tables.Reading.card_id)
+        .join(Item, col(Item.reading_id) == col(tables.Reading.id))
+        .where(Item.job_id == job_id, Item.role == "tuple")
+        .distinct()
+    )
+    return set(session.exec(query))
+
+
+def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
+    """Give cards that run dry waiting tuples of the fullest ones; the ids of those that want publishing.
+
+    Args:
+        cards: working cards of one model and one software.
+        dry_within_s: a card with less to do than this is given more. Unit: s.
+        farm: whose jobs.
+    """
+    ids = [card.id for card in cards]
+    with database.read() as session:
+        slowness = _slowness(session, ids)
+        open_s = {
+            card_id: (float(expected_s or 0.0), int(number))
+            for card_id, expected_s, number in session.execute(
+                select(Item.card_id, func.sum(Item.expected_s), func.count())
+                .where(col(Item.card_id).in_(ids), col(Item.state).in_(OPEN))
+                .group_by(col(Item.card_id))
+            )
+        }
+        dry = [c for c in ids if slowness.get(c, 1.0) * open_s.get(c, (0.0, 0))[0] < dry_within_s]
+        if not dry or all(number <= 1 for _, number in open_s.values()):
+            return []
+        waiting = session.execute(
+            select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
+            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            .where(
+                col(Item.card_id).in_(ids),
+                Item.state == ItemState.WAITING,
+                Item.role == "tuple",
+                tables.Job.state == JobState.OPEN,
+                tables.Job.farm == farm,
+            )
+            .order_by(col(Item.id))
+        ).all()
+        takers = {
+            job.id: _takers(job, cards)
+            for batch in in_batches({job_id for *_, job_id in waiting})
+            for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
+        }
+    ends_s = {c: open_s.get(c, (0.0, 0))[0] for c in ids}
+    moves: dict[int, str] = {}
+    # The jobs with the fewest cards to choose from come first; what they moved counts for the next.
+    for group in sorted(set(takers.values()), key=lambda group: (len(group), sorted(group))):
+        queues = {c: Queue(c, [], ends_s[c], slowness.get(c, 1.0)) for c in group}
+        expected = {}
+        for item_id, card_id, expected_s, job_id in waiting:
+            if takers[job_id] == group and card_id in group:
+                queues[card_id].waiting.append(Work(item_id, expected_s))
+                queues[card_id].busy_s = max(0.0, queues[card_id].busy_s - expected_s)
+                expected[item_id] = card_id, expected_s
+        found = balance(list(queues.values()), dry_within_s=dry_within_s)
+        for item_id, taker in found.items():
+            giver, expected_s = expected[item_id]
+            ends_s[giver] -= expected_s
+            ends_s[taker] += expected_s
+        moves.update(found)
+    if not moves:
+        return []
+    moved = []
+    job_of = {item_id: job_id for item_id, *_, job_id in waiting}
+    with database.write() as session:
+        still_open = lock_open_jobs(session, (job_of[item_id] for item_id in moves))
+        for item_id, card_id in sorted(moves.items()):
+            if job_of[item_id] not in still_open:
+                continue
+            # Only what still waits: the card it is taken from goes on working meanwhile.
+            taken = session.execute(
+                update(Item)
+                .where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
+                .values(card_id=card_id, token="", holder="")
+            )
+            if taken.rowcount:  # type: ignore[attr-defined]
+                moved.append(item_id)
+        items: list[Item] = []
+        for batch in in_batches(moved):
+            items += session.exec(select(Item).where(col(Item.id).in_(batch)))
+        wholes = _whole_where_it_lacks(session, items)
+        return [item.id for item in wholes if item.id is not None] + moved
+
+
+def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
+    """Those of the cards that may measure for a job: all, or those that a person named."""
+    ids = frozenset(card.id for card in cards)
+    return ids & set(job.request["cards"]) if job.request.get("pinned") else ids
+
+
+def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:
+    """Taken over expected seconds of what each card did lately; only what took several items to tell."""
+    rows = session.execute(
+        select(Item.card_id, func.sum(Item.expected_s), func.sum(Item.ended_at_s - Item.started_at_s), func.count())  # type: ignore[operator]
+        .where(
+            col(Item.card_id).in_(card_ids),
+            Item.state == ItemState.DONE,
+            col(Item.reused).is_(False),
+            Item.role == "tuple",
+            col(Item.started_at_s).is_not(None),
+            col(Item.ended_at_s) > database_now() - of_last_s,
+        )
+        .group_by(col(Item.card_id))
+    ).all()
+    return {c: max(0.01, taken_s / expected_s) for c, expected_s, taken_s, n in rows if n >= 5 and expected_s > 0}
+
+
+def _whole_where_it_lacks(session: Session, moved: Sequence[Item]) -> list[Item]:
+    """A card that contributes tuples measures the whole as well: the verdict holds each card against itself."""
+    wanted: list[Item] = []
+    for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
+        wanted += bound_to(session, session.get_one(tables.Job, job_id), card_id)
+    return wanted

@@ -1,0 +1,154 @@
+"""From a request to what a job is made of: the model taken apart, its operators held against those asked for, the scope.
+
+Torch is imported only where a model really has to be taken apart; a variant whose capture is in the database costs
+one query.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sqlmodel import Session, col, select
+
+from farm.devices.installed import torch_version
+from farm.errors import CaptureError, UnknownOperator, did_you_mean
+from farm.jobs.closing import remember_significant, significant
+from farm.prediction.roofline import roofline_of
+from farm.store import tables
+from farm.store.calls import counts, store_values
+from farm.store.content import find_capture, store_capture, store_operators, store_variant
+from farm.store.database import Database
+from farm.verdict.aggregate import next_operators
+from farm.verdict.parts import unscoped_parts
+from farm.words.protocol import Variant
+from farm.words.request import Request, named
+
+_log = logging.getLogger(__name__)
+
+
+def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:
+    """The id of the capture that the request's model goes by, taken apart now if the database has none.
+
+    Raises:
+        CaptureError: the model cannot be taken apart without gaps.
+    """
+    assert request.variant is not None
+    with database.read() as session:
+        known = find_capture(session, request.variant.id, device_type, request.protocol.grad, torch)
+    capture_id = known.id if known is not None else None
+    if capture_id is None:
+        capture_id = _predict(
+            database, request.variant, device_type=device_type, grad=request.protocol.grad, torch=torch
+        )
+    if request.protocol.data == "seen":
+        _look_at_values(database, capture_id, request.variant)
+    return capture_id
+
+
+def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
+    """Keep beside each call what its activations held when the model ran, unless that is known."""
+    call = tables.Call
+    with database.read() as session:
+        if (
+            session.exec(select(call.call_index).where(call.capture_id == capture_id, col(call.data).is_(None))).first()
+            is None
+        ):
+            return
+        row = session.get(tables.ModelVariant, variant.id)
+        flops = row.flops if row else 0
+    from farm.operators.seen import seen_values
+
+    seen = seen_values(variant, flops)
+    if seen is None:
+        _log.warning("%s is not run for the values in its tensors: its tuples get standard normal data.", variant)
+    with database.write() as session:
+        store_values(session, capture_id, seen or {})
+
+
+def _predict(database: Database, variant: Variant, *, device_type: str, grad: bool, torch: str) -> int:
+    from farm.operators.taking_apart import take_apart
+
+    apart = take_apart(variant, device_type=device_type, grad=grad)
+    taken = apart.capture
+    if taken.gaps or taken.overlaps:
+        what = (*taken.gaps, *taken.overlaps)
+        raise CaptureError(
+            f"{variant.model} cannot be taken apart completely: {'; '.join(what[:3])}"
+            + (f" and {len(what) - 3} more." if len(what) > 3 else "."),
+            "Its sum would miss these calls. Write the part with public PyTorch functions and modules.",
+        )
+    with database.write() as session:
+        store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
+        store_variant(session, variant, flops=apart.flops, bytes_moved=apart.bytes_moved, model_flops=apart.model_flops)
+        return store_capture(
+            session,
+            taken.calls,
+            variant_id=variant.id,
+            device_type=device_type,
+            grad=grad,
+            torch=torch,
+            origin="predicted",
+        )
+
+
+def store_sweep(database: Database, request: Request) -> list[str]:
+    """Expand a sweep and store its tuples; their ids."""
+    from farm.operators import cost
+    from farm.operators.sweep import expand
+
+    assert request.sweep is not None
+    specs = expand(request.sweep)
+    with database.write() as session:
+        store_operators(session, {spec: cost.cost(spec) for spec in specs})
+    return [spec.id for spec in specs]
+
+
+def check_operators(database: Database, request: Request, card_ids: Sequence[str]) -> None:
+    """Hold the operators that were named against the model; what takes it apart is kept. Before anything is started.
+
+    Raises:
+        UnknownOperator: none of them occurs in the model.
+        CaptureError: the model cannot be taken apart.
+    """
+    asked = named(request.operators)
+    if request.variant is None or not asked:
+        return
+    device_type, torch = device_and_torch(database, card_ids)
+    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
+    with database.read() as session:
+        ids = list(counts(session, capture_id))
+        there = set(session.exec(select(tables.Operator.short_name).where(col(tables.Operator.id).in_(ids))))
+    if not there.intersection(asked):
+        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
+        raise UnknownOperator(
+            f"{request.title} has none of the operators {', '.join(asked)}.",
+            f"{near} It has {', '.join(sorted(there))}.".strip(),
+        )
+
+
+def device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
+    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
+    local = torch_version()
+    with database.read() as session:
+        card = session.get(tables.Card, card_ids[0]) if card_ids else None
+        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
+    device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
+    simulated = card is not None and card.kind == "simulated"
+    return device_type, local if software is None or simulated else software.torch
+
+
+def first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
+    """The operator types of the first round."""
+    if request.operators != ("auto",):
+        return list(request.operators)
+    card = session.get(tables.Card, card_ids[0])
+    assert card is not None, "cards register before a job is planned"
+    assert request.variant is not None
+    roofline = roofline_of(
+        card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
+    )
+    parts = unscoped_parts(session, capture_id, roofline)
+    first = next_operators(parts, significant(session), target=request.target)
+    remember_significant(session, first, "loop")
+    return first

@@ -1,0 +1,288 @@
+"""Planning a round of a job: what it needs, what of that is read already, and who measures the rest.
+
+The database is asked first: what has a reading that serves is closed at once, only the rest is placed on cards, where
+the whole model and a canary join it. All of it happens in the transaction of whoever opens or continues the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlmodel import Session, col, func, select
+
+from farm.errors import NoSuchCard, UsageError
+from farm.jobs.balance import Work, place
+from farm.prediction.roofline import Roofline, roofline_of
+from farm.store import tables
+from farm.store.batches import fetch
+from farm.store.calls import classes
+from farm.store.content import store_protocol
+from farm.store.database import database_now, read_clock_s
+from farm.store.reuse import find_readings
+from farm.store.tables import OPEN, Item, ItemState
+from farm.words.request import Request
+
+#: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
+ITEM_OVERHEAD_S = 0.3
+
+#: What stands in a whole or a canary that was given up. Such a row is taken up again when its card is needed after all.
+LEFT = "The card left the farm before it could be measured on it."
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What planning one round came to."""
+
+    job_id: str
+    round: int
+    new: int
+    reused: int
+
+
+def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.Card]:
+    """The cards of those ids, in that order, if one job can measure on all of them.
+
+    Raises:
+        NoSuchCard: a chosen card is not registered.
+        UsageError: the chosen cards are of several models or run different software.
+    """
+    found = {card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(card_ids)))}
+    if missing := [card_id for card_id in card_ids if card_id not in found]:
+        raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
+    cards = [found[card_id] for card_id in card_ids]
+    if not cards:
+        raise NoSuchCard("No card was chosen.", "Start a worker with `farm worker`, or choose one with --card.")
+    if len(models := {card.model for card in cards}) > 1:
+        raise UsageError(
+            f"The chosen cards are of several models: {', '.join(sorted(models))}.",
+            "A job measures one card model; choose with --card.",
+        )
+    if len({card.software_id for card in cards}) > 1:
+        raise UsageError(
+            "The chosen cards run different software, and readings of different software are not summed.",
+            "Compare `farm cards --json`; give all hosts the same torch, CUDA and driver, or choose with --card.",
+        )
+    return cards
+
+
+def add_round(
+    session: Session,
+    job: tables.Job,
+    *,
+    scope: Sequence[str],
+    capture_id: int | None,
+    operator_ids: Sequence[str] = (),
+    reason: str,
+) -> Planned:
+    """Give a job its next round, in the caller's transaction: its items closed, or placed on the job's cards.
+
+    Args:
+        scope: short names of the operator types to measure, or ("all",).
+        capture_id: for a model, the calls it is made of.
+        operator_ids: for a sweep, the tuples themselves.
+        reason: why there is this round, for people.
+
+    Raises:
+        NoSuchCard, UsageError: see `chosen_cards`.
+    """
+    request = Request.from_json(job.request)
+    cards = chosen_cards(session, job.request["cards"])
+    job.round += 1
+    session.add(job)
+    session.add(
+        tables.Round(
+            job_id=job.id,
+            number=job.round,
+            reason=reason,
+            operators=list(scope),
+            capture_id=capture_id,
+            created_at_s=database_now(),  # type: ignore[arg-type]
+        )
+    )
+    session.flush()
+    there = set(
+        session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
+    )
+    roofline = _roofline(request, cards[0])
+    now_s = read_clock_s(session)
+    tuples = [
+        new_item(
+            job,
+            cards[0],
+            "tuple",
+            "operator",
+            operator.id,
+            protocol_id,
+            _expected_s(request, roofline, operator),
+            now_s,
+        )
+        for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
+        if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
+    ]
+    _reuse(session, tuples, request, cards)
+    new = [item for item in tuples if item.state == ItemState.WAITING]
+    place_items(session, new, cards)
+    extra: list[Item] = []
+    if request.variant is not None and job.round == 1:
+        extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
+        if len(busy := {item.card_id for item in new}) > 1:
+            heaviest = max(new, key=lambda item: item.expected_s)
+            extra += [_canary(job, card, heaviest) for card in cards if card.id in busy]
+    elif request.variant is not None:
+        for card_id in sorted({item.card_id for item in new}):
+            extra += bound_to(session, job, card_id)
+        _reuse(session, extra, request, cards)
+    items = tuples + extra
+    session.add_all(items)
+    session.flush()
+    closed = sum(item.state == ItemState.DONE for item in items)
+    return Planned(job.id, job.round, len(items) - closed, closed)
+
+
+def _wholes(
+    session: Session,
+    job: tables.Job,
+    request: Request,
+    cards: Sequence[tables.Card],
+    tuples: Sequence[Item],
+    expected_s: float,
+) -> list[Item]:
+    """The whole model on every card that contributes: those that measure now, those whose readings are reused."""
+    assert request.variant is not None
+    protocol = request.protocol.of_whole
+    store_protocol(session, protocol)
+    by_id = {card.id: card for card in cards}
+    measuring = {item.card_id for item in tuples if item.state == ItemState.WAITING}
+    lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
+    wholes = []
+    for card_id in sorted(measuring | lenders) or [cards[0].id]:
+        card = by_id.get(card_id) or session.get(tables.Card, card_id)
+        assert card is not None
+        whole = new_item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
+        _reuse(session, [whole], request, [card])
+        if whole.state == ItemState.DONE or card_id in by_id:
+            wholes.append(whole)  # a lender that was not chosen gives what it has, and is asked for nothing
+    if not wholes:
+        wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
+    return wholes
+
+
+def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
+    """A job's whole on a card, new where the card has none, and what of the card was given up: all that now waits."""
+    bound = session.exec(select(Item).where(Item.job_id == job.id, Item.role != "tuple").order_by(col(Item.id))).all()
+    wanted = [
+        item for item in bound if item.card_id == card_id and item.state == ItemState.FAILED and item.message == LEFT
+    ]
+    for item in wanted:  # a second row would have the same unique key
+        item.state, item.round, item.attempts, item.reason, item.message = ItemState.WAITING, job.round, 0, "", ""
+        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
+        item.published_at_s = item.ended_at_s = None
+    wholes = [item for item in bound if item.role == "whole"]
+    if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
+        card, like = session.get_one(tables.Card, card_id), wholes[0]
+        wanted.append(new_item(job, card, "whole", "variant", job.variant_id, like.protocol_id, like.expected_s))
+    session.add_all(wanted)
+    session.flush()
+    return wanted
+
+
+def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
+    return new_item(
+        job,
+        card,
+        "canary",
+        heaviest.subject_kind,
+        heaviest.subject_id,
+        heaviest.protocol_id,
+        heaviest.expected_s,
+    )
+
+
+def new_item(
+    job: tables.Job,
+    card: tables.Card,
+    role: str,
+    subject_kind: str,
+    subject_id: str,
+    protocol_id: str,
+    expected_s: float,
+    now_s: float | None = None,
+) -> Item:
+    """An item that waits.
+
+    Args:
+        now_s: the time by the database's clock, of whoever makes many: rows whose time the database itself fills in are
+            inserted one by one.
+    """
+    return Item(
+        job_id=job.id,
+        round=job.round,
+        role=role,
+        subject_kind=subject_kind,
+        subject_id=subject_id,
+        protocol_id=protocol_id,
+        card_id=card.id,
+        card_model=card.model,
+        expected_s=expected_s,
+        created_at_s=database_now() if now_s is None else now_s,  # type: ignore[arg-type]
+    )
+
+
+def _operators(
+    session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
+) -> list[tuple[tables.Operator, str]]:
+    """What is to be read, and under the protocol of which id: a tuple that meets two classes of data is two things."""
+    if capture_id is not None:
+        pairs = list(classes(session, capture_id, request.protocol.data))
+    else:
+        pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
+    found = fetch(session, tables.Operator, (operator_id for operator_id, _ in pairs))
+    protocol_ids = {
+        data: store_protocol(session, request.protocol.with_data(data)) for data in {data for _, data in pairs}
+    }
+    return [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
+
+
+def _mean_s(items: Sequence[Item]) -> float:
+    return sum(item.expected_s for item in items) / max(1, len(items))
+
+
+def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> None:
+    """Close the items for which a reading is there."""
+    software_id = cards[0].software_id
+    if software_id is None:
+        return
+    readings = find_readings(session, items, request, software_id, {card.id for card in cards})
+    now_s = read_clock_s(session)
+    for item, reading in zip(items, readings, strict=True):
+        if reading is not None:
+            item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
+            item.card_id, item.ended_at_s = reading.card_id, now_s
+
+
+def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
+    """Longest first onto the card that is free first, counting what waits there already (LPT)."""
+    ahead = dict(
+        session.execute(
+            select(Item.card_id, func.sum(Item.expected_s))
+            .where(col(Item.state).in_(OPEN), col(Item.card_id).in_([card.id for card in cards]))
+            .group_by(col(Item.card_id))
+        ).all()
+    )
+    free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
+    ordered = sorted(items, key=lambda item: item.subject_id)
+    placed = place((Work(number, item.expected_s) for number, item in enumerate(ordered)), free_at_s)
+    for number, item in enumerate(ordered):
+        item.card_id = placed[number]
+
+
+def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator) -> float:
+    """A guess at an item's time on the card: the window holds at least a dozen passes."""
+    one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
+    return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)
+
+
+def _roofline(request: Request, card: tables.Card) -> Roofline:
+    dtype = request.variant.dtype if request.variant else "float32"
+    return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)

@@ -1,0 +1,1 @@
+"""What an operator should cost where nobody has read it."""

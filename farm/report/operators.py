@@ -1,0 +1,105 @@
+"""A model's operator tuples as a list: counts, FLOPs, bytes and their share of the estimated cost. Measures nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from farm.prediction.roofline import Roofline, roofline_of
+from farm.words.label import label_of, told_apart
+from farm.words.protocol import Variant
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator tuple: how often it is called, the cost of *one* call, and its share of the estimated cost."""
+
+    operator_id: str
+    short_name: str
+    label: str
+    count: int
+    flops: int
+    bytes_moved: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A variant's tuples, the costliest first. ``model_flops`` is PyTorch's own count over the whole model."""
+
+    variant: Variant
+    rows: tuple[OperatorRow, ...]
+    model_flops: int
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        return sum(row.count for row in self.rows)
+
+    @property
+    def flops(self) -> int:
+        return sum(row.count * row.flops for row in self.rows)
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(row.count * row.bytes_moved for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant.to_json(),
+            "calls": self.calls,
+            "tuples": len(self.rows),
+            "flops": self.flops,
+            "model_flops": self.model_flops,
+            "bytes_moved": self.bytes_moved,
+            "gaps": list(self.gaps),
+            "operators": [
+                {
+                    "operator_id": row.operator_id,
+                    "operator": row.short_name,
+                    "label": row.label,
+                    "count": row.count,
+                    "flops_per_call": row.flops,
+                    "bytes_per_call": row.bytes_moved,
+                    "estimated_cost_share": row.share,
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
+    """Take a variant apart and count each tuple's cost. Imports torch; measures nothing.
+
+    Args:
+        roofline: what the shares of the estimated cost are estimated with; a generic GPU's if None.
+
+    Raises:
+        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
+        CaptureError: the model could not be taken apart.
+    """
+    from farm.operators.taking_apart import take_apart
+
+    peaks = roofline or roofline_of("cuda", "", dtype=variant.dtype)
+    apart = take_apart(variant)
+    taken, costs = apart.capture, apart.costs
+    weights_us = {
+        operator_id: count * peaks.estimate_us(costs[operator_id].flops, costs[operator_id].bytes)
+        for operator_id, count in taken.counts.items()
+    }
+    whole_us = sum(weights_us.values())
+    labels = told_apart({operator_id: label_of(spec) for operator_id, spec in taken.tuples.items()})
+    rows = [
+        OperatorRow(
+            operator_id,
+            taken.tuples[operator_id].short_name,
+            labels[operator_id],
+            count,
+            costs[operator_id].flops,
+            costs[operator_id].bytes,
+            weights_us[operator_id] / whole_us,
+        )
+        for operator_id, count in taken.counts.items()
+    ]
+    rows.sort(key=lambda row: (-row.share, row.label))
+    return Operators(variant, tuple(rows), apart.model_flops, taken.gaps)

@@ -1,0 +1,87 @@
+"""Which reading that is there already serves an item: measured once, whichever job asks.
+
+The request's policy decides whose readings count (``model``: any card of that model, ``card``: the chosen cards,
+``none``: nobody's), and its stopping rule how tight they must be. Wholes and canaries are a matter of the very card.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from sqlmodel import Session, col, select
+
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.tables import Item
+from farm.words.protocol import METHOD, Stopping
+from farm.words.request import Request
+
+
+def subject_key(item: Item, reuse: str, software_id: str) -> str:
+    """What two items share when one reading serves both."""
+    scope = item.card_model if item.role == "tuple" and reuse == "model" else item.card_id
+    key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
+    return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
+
+
+def find_readings(
+    session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
+) -> list[tables.Reading | None]:
+    """For each item the reading that serves it, None where there is none.
+
+    Args:
+        card_ids: the cards that are chosen; of several readings, theirs are preferred.
+    """
+    if request.reuse == "none":
+        return [None] * len(items)
+    candidates: dict[tuple[str, str], list[tables.Reading]] = defaultdict(list)
+    for subject_ids in in_batches(item.subject_id for item in items):
+        query = select(tables.Reading).where(
+            col(tables.Reading.subject_id).in_(subject_ids),
+            col(tables.Reading.protocol_id).in_({item.protocol_id for item in items}),
+            tables.Reading.software_id == software_id,
+            col(tables.Reading.simulated).is_(False),
+        )
+        for reading in session.exec(query):
+            candidates[reading.subject_id, reading.protocol_id].append(reading)
+    return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
+
+
+def _best(
+    readings: Iterable[tables.Reading], item: Item, request: Request, card_ids: Collection[str]
+) -> tables.Reading | None:
+    """Of readings of one subject, protocol and software: the one that serves best, chosen cards first, then the newest."""
+    if item.role != "tuple":
+        serving = [reading for reading in readings if reading.card_id == item.card_id]
+    elif request.reuse == "card":
+        serving = [reading for reading in readings if reading.card_id in card_ids]
+    else:
+        serving = [reading for reading in readings if reading.card_model == item.card_model]
+    serving = [reading for reading in serving if satisfies(reading, request.stopping)]
+    return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
+
+
+DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}  # flags of what may be better the next time
+
+
+def sound(reading: tables.Reading) -> bool:
+    """Whether a reading tells others anything: by this code's method, and not doubtful."""
+    return reading.details.get("method") == METHOD and not DOUBTFUL & set(reading.flags)
+
+
+def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
+    """Whether a reading is tight enough. One that did not converge serves who would not wait longer than it was given.
+
+    Readings that are not sound never are, nor those of a study (`farm.study`), taken under windows of its own.
+    """
+    if not sound(reading) or "study" in reading.flags:
+        return False
+    time_ok = reading.time_half_width_us <= wanted.time_half_width * reading.time_us * 1.001
+    energy_ok = (
+        reading.energy_half_width_mj is None
+        or reading.energy_mj is None
+        or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
+    )
+    given_s = max(reading.window_s / 0.9, reading.details.get("ceiling_s", 0.0))  # a window ends on its last tick
+    return (time_ok and energy_ok) or given_s >= wanted.maximum_s

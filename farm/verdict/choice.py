@@ -1,0 +1,125 @@
+"""What of one tuple's reading belongs into a model's sum.
+
+A reading holds several states of one operator, each measured and none of them a matter of the model that asked: looped
+with cold weights, looped warm, in bursts at full clocks, among other operators. Which of them the model was in, the
+reading of the whole says: its clocks, its throttle reasons, and how much of what a pass touches stays in the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.verdict.figures import Chosen, Figure, ReadingView
+
+BURST_THROTTLED_SHARE = 0.05  # of a burst reading's samples: from there on its clocks are not full
+
+
+def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
+    """The figures of one call for the sum, given how the card ran the whole."""
+    same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
+    wholes = same_card or wholes
+    return _among_others(_at_its_clocks(reading, wholes), reading, weights_in_cache(wholes) or 0.0)
+
+
+def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
+    """Steady, in bursts, or between the two.
+
+    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let the card
+    cool. Its reading holds both states; the whole's clocks and throttle reasons say which one the model was in.
+    """
+    steady = Chosen(reading.time, reading.energy, "steady")
+    burst = reading.details.get("burst") if reading.details else None
+    if not burst or not burst.get("time_us"):
+        return steady
+    if not wholes:
+        return dataclasses.replace(steady, why="no whole says how the card runs the model")
+    burst_time = Figure(burst["time_us"], burst.get("time_half_width_us") or 0.0)
+    burst_energy = None
+    if burst.get("energy_mj") is not None:
+        burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
+    clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
+    low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
+    if not any(whole.power_throttled for whole in wholes):
+        chosen = Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
+        return _if_throttled(chosen, burst, high, sum(clocks) / len(clocks) if clocks else None)
+    if not clocks or not low or not high or high <= low:
+        return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
+    clock = sum(clocks) / len(clocks)
+    share = min(1.0, max(0.0, (clock - low) / (high - low)))
+    energy = steady.energy
+    if steady.energy and burst_energy:
+        energy = _between(steady.energy, burst_energy, share)
+    why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
+    return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
+
+
+def _if_throttled(chosen: Chosen, burst: Mapping[str, Any], clock_mhz: float | None, whole_mhz: float | None) -> Chosen:
+    """Bursts that hit the limit themselves, as passes longer than a burst do, are still too slow.
+
+    By how much is not known: at most by what the clocks differ, if all of the time goes with the clock.
+    """
+    limited = (burst.get("throttle_shares") or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
+    if not limited or not clock_mhz or not whole_mhz or clock_mhz >= whole_mhz:
+        return chosen
+    why = f"{chosen.why}; bursts do, at {clock_mhz:.0f} MHz where the whole has {whole_mhz:.0f}: too slow by an unknown part"
+    unsure = 1 - clock_mhz / whole_mhz
+    return dataclasses.replace(
+        chosen,
+        why=why,
+        unsure_us=unsure * chosen.time.value,
+        unsure_mj=unsure * chosen.energy.value if chosen.energy else 0.0,
+    )
+
+
+def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chosen:
+    """With what the neighbours in a model add, and without the fetching of weights that are in the cache there.
+
+    While a kernel waits for its code or its data the card draws more than with nothing to do and less than the
+    operator's own power: the middle is taken, and half of the difference is unsure. How much like the model's own the
+    others are that it was timed among is not known: as much as the effect is unsure. Both are common to all tuples.
+    """
+    context: Mapping[str, Any] | None = reading.details.get("context") if reading.details else None
+    if not context:
+        return chosen
+    effect = Figure(context["effect_us"], context.get("effect_half_width_us") or 0.0)
+    fetching_us = 0.0
+    if reading.details.get("copies", 1) > 1:  # else the loop fetched no weights either
+        looped_us = (reading.details.get("burst") or {}).get("time_us") or reading.time_us
+        fetching_us = looped_us - context["alone_us"]
+    shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
+    time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width))
+    energy, added_mj, unsure_mj = chosen.energy, 0.0, 0.0
+    if energy is not None and chosen.time.value:
+        own_w = energy.value / chosen.time.value * 1e3
+        waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
+        added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
+        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + abs(effect.value) * own_w) * 1e-3
+        noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
+        energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))
+    return dataclasses.replace(
+        chosen,
+        time=time,
+        energy=energy,
+        context_us=shift.value,
+        context_mj=added_mj,
+        unsure_us=chosen.unsure_us + abs(effect.value),
+        unsure_mj=chosen.unsure_mj + unsure_mj,
+    )
+
+
+def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
+    """The share of a model's weights that is still in the card's cache when the next pass comes to them, 0 to 1.
+
+    Measured with the whole (`farm.benchmark.cache`); None where no whole tells, and weights are then taken as cold.
+    """
+    shares = [share for whole in wholes if (share := (whole.details or {}).get("found_again")) is not None]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _between(low: Figure, high: Figure, share: float) -> Figure:
+    return Figure(
+        low.value + share * (high.value - low.value), low.half_width + share * (high.half_width - low.half_width)
+    )

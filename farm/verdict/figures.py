@@ -1,0 +1,127 @@
+"""What a verdict is made of: figures with their intervals, readings as a sum sees them, parts, wholes and canaries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+Used = Literal["steady", "burst", "interpolated"]
+
+NOT_IN_SCOPE = "not in scope"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A value and the half-width of its 95 % interval, in the value's unit."""
+
+    value: float
+    half_width: float = 0.0
+
+    def times(self, factor: float) -> Figure:
+        return Figure(self.value * factor, self.half_width * abs(factor))
+
+    @property
+    def relative(self) -> float:
+        """Half-width as a share of the value."""
+        return self.half_width / abs(self.value) if self.value else 0.0
+
+
+@dataclass(frozen=True)
+class ReadingView:
+    """The columns of a stored reading that a verdict is made of. Figures are of one call (or one whole pass)."""
+
+    time_us: float
+    time_half_width_us: float = 0.0
+    energy_mj: float | None = None
+    energy_half_width_mj: float | None = None
+    idle_power_w: float | None = None
+    base_power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    card_id: str = ""
+    reading_id: str = ""
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """From a row of the table of readings."""
+        names = [f.name for f in dataclasses.fields(cls) if f.name not in ("throttle_reasons", "flags", "reading_id")]
+        values = {name: getattr(row, name) for name in names}
+        return cls(**values, throttle_reasons=tuple(row.throttle_reasons), flags=tuple(row.flags), reading_id=row.id)
+
+    @property
+    def time(self) -> Figure:
+        return Figure(self.time_us, self.time_half_width_us)
+
+    @property
+    def energy(self) -> Figure | None:
+        return None if self.energy_mj is None else Figure(self.energy_mj, self.energy_half_width_mj or 0.0)
+
+    @property
+    def power_throttled(self) -> bool:
+        """The card held its clocks back for power (not for heat) while this was read."""
+        return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One operator tuple of a model: how often it is called, what it should cost, and what was read."""
+
+    operator_id: str
+    short_name: str
+    label: str
+    count: int
+    flops: int = 0
+    bytes_moved: int = 0
+    estimated_us: float = 0.0  # of one call, from the roofline
+    reading: ReadingView | None = None
+    reason: str = ""  # why there is no reading
+    card_id: str = ""
+    data: str = "normal"  # the class of data in its inputs
+    in_scope: bool = True  # its operator type was chosen by --operators
+    reused: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the other parts: one tuple in two classes of data is two parts."""
+        return self.operator_id, self.data
+
+    @property
+    def weight_us(self) -> float:
+        return self.count * self.estimated_us
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole model, read on one card; without a reading, `reason` says why."""
+
+    card_id: str
+    reading: ReadingView | None = None
+    reason: str = ""
+    launch: str = ""  # "" means the verdict's own
+
+
+@dataclass(frozen=True)
+class Canary:
+    """One reading of a reference tuple; several of one subject show what differs between cards, or drifts."""
+
+    subject_id: str
+    card_id: str
+    reading: ReadingView
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the sum takes of one part's reading, per call."""
+
+    time: Figure
+    energy: Figure | None
+    used: Used
+    why: str = ""
+    context_us: float = 0.0  # of the time: what its place among other operators changes, against the loop
+    context_mj: float = 0.0  # of the energy
+    unsure_us: float = 0.0  # half-width that all tuples have in common: it adds up over a sum
+    unsure_mj: float = 0.0

@@ -1,0 +1,246 @@
+"""From the rows of a job to what `farm.verdict.aggregate` judges: parts with their counts, wholes, canaries.
+
+Occurrence counts come from the calls of the round's capture, readings from the job's items. An operator of the
+model without an item is a part as well, with the reason why it has no reading: nothing of the model goes missing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from farm.prediction.roofline import Roofline, roofline_of
+from farm.store import tables
+from farm.store.batches import fetch
+from farm.store.calls import classes, counts
+from farm.store.reuse import sound
+from farm.store.tables import Item, ItemState
+from farm.verdict.figures import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
+from farm.words.label import told_apart
+from farm.words.protocol import Protocol
+
+
+def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part], list[Whole], list[Canary]]:
+    """The parts, wholes and canaries of a job up to round `number`.
+
+    Of a sweep, every tuple is a part with the count 1. Wholes include those of the other launch mode, where the
+    same card has one, so that the launch gap can be told.
+    """
+    items = session.exec(
+        select(Item).where(Item.job_id == job.id, col(Item.round) <= number).order_by(col(Item.id))
+    ).all()
+    readings = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
+    counts = occurrences(session, job, number, items)
+    operators = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
+    labels = told_apart({operator.id: operator.label for operator in operators.values()})
+    roofline = roofline_for(session, job, items)
+    scope = scope_of(session, job, number)
+    doubtful = _before_a_changed_canary(readings.values())
+    by_subject = _preferred(item for item in items if item.role == "tuple")
+    protocol = Protocol.from_json(job.request["protocol"])
+
+    parts = []
+    for (operator_id, data), count in counts.items():
+        operator = operators[operator_id]
+        item = by_subject.get((operator_id, protocol.with_data(data).id))
+        row = readings.get(item.reading_id or "") if item else None
+        in_scope = item is not None or scope is None or operator.short_name in scope
+        parts.append(
+            Part(
+                operator_id=operator_id,
+                short_name=operator.short_name,
+                label=labels[operator_id] + ("" if data == protocol.of_whole.data else f", {data}"),
+                data=data,
+                count=count,
+                flops=operator.flops,
+                bytes_moved=operator.bytes_moved,
+                estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+                reading=_flagged(ReadingView.of(row), row.id in doubtful) if row else None,
+                reason="" if row else _reason(item, in_scope),
+                card_id=row.card_id if row else item.card_id if item else "",
+                in_scope=in_scope,
+                reused=bool(item and item.reused),
+            )
+        )
+    wholes = _wholes(session, job, items, readings)
+    return parts, wholes, _canaries(items, readings)
+
+
+def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[tuple[str, str], int]:
+    """(Operator id, class of data) -> how often the model calls it, in the order of first call. Of a sweep: once each."""
+    protocol = Protocol.from_json(job.request["protocol"])
+    round_row = session.get(tables.Round, (job.id, number))
+    if round_row is None or round_row.capture_id is None:
+        data = protocol.of_whole.data
+        return dict.fromkeys(((item.subject_id, data) for item in items if item.role == "tuple"), 1)
+    return classes(session, round_row.capture_id, protocol.data)
+
+
+def seen_on_card(session: Session, job: tables.Job, number: int) -> dict[str, Any]:
+    """What verifying the round's capture found on a card (`farm.benchmark.verification`), if it holds for this job.
+
+    The kernels and what calls took are a matter of the card's model and of the numeric flags; the rest is not.
+    """
+    round_row = session.get(tables.Round, (job.id, number))
+    capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
+    found = dict(capture.verification) if capture else {}
+    protocol = job.request.get("protocol") or {}
+    same = all(protocol.get(name, False) == value for name, value in (found.get("numerics") or {}).items())
+    if same and found.get("card"):
+        cards = select(tables.Item.card_model).where(tables.Item.job_id == job.id).distinct()
+        card = session.get(tables.Card, found["card"])
+        same = card is not None and card.model in set(session.exec(cards))
+    of_the_card = ("kernels", "tuple_kernels", "in_model")
+    return found if same else {name: value for name, value in found.items() if name not in of_the_card}
+
+
+def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:
+    """The operator types chosen so far; None means all."""
+    round_row = session.get(tables.Round, (job.id, number))
+    chosen = round_row.operators if round_row and round_row.operators else job.request.get("operators", ["all"])
+    return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
+
+
+def roofline_for(session: Session, job: tables.Job, items: Sequence[Item]) -> Roofline:
+    """One roofline for the whole job, so that its weights compare: of the card of the whole, or the busiest."""
+    cards = Counter(item.card_id for item in items if item.role == "whole") or Counter(i.card_id for i in items)
+    card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
+    dtype = (job.request.get("variant") or {}).get("dtype", "float32")
+    tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
+    kind, model = (card.kind, card.model) if card else ("cuda", "")
+    return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
+
+
+def _preferred(items: Iterable[Item]) -> dict[tuple[str, str], Item]:
+    """One item per subject and protocol: one with a reading before one without, an open one before a failed one."""
+    rank = {ItemState.DONE: 0, ItemState.CLAIMED: 1, ItemState.DEFERRED: 2, ItemState.WAITING: 3, ItemState.FAILED: 4}
+    chosen: dict[tuple[str, str], Item] = {}
+    for item in items:
+        key = (item.subject_id, item.protocol_id)
+        before = chosen.get(key)
+        if before is None or rank.get(ItemState(item.state), 9) < rank.get(ItemState(before.state), 9):
+            chosen[key] = item
+    return chosen
+
+
+def _reason(item: Item | None, in_scope: bool) -> str:
+    if item is None:
+        return "not planned" if in_scope else NOT_IN_SCOPE
+    if item.state == ItemState.FAILED:
+        lines = item.message.strip().splitlines()
+        return f"{item.reason}: {lines[0][:200]}" if lines else item.reason or "failed"
+    return {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "measured for another job"}.get(
+        ItemState(item.state), item.state
+    )
+
+
+def _wholes(
+    session: Session, job: tables.Job, items: Sequence[Item], readings: dict[str, tables.Reading]
+) -> list[Whole]:
+    launch = (job.request.get("protocol") or {}).get("launch", "")
+    wholes = []
+    for item in items:
+        if item.role != "whole":
+            continue
+        row = readings.get(item.reading_id or "")
+        if row is None:
+            wholes.append(Whole(item.card_id, None, _reason(item, True), launch))
+            continue
+        wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
+        if (other := _other_launch(session, job, row)) is not None:
+            wholes.append(other)
+    return wholes
+
+
+def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Whole | None:
+    """The same whole on the same card and software, launched the other way, if somebody has read it."""
+    protocol = Protocol.from_json(job.request["protocol"]).of_whole
+    other = "eager" if protocol.launch == "graph" else "graph"
+    twin = Protocol.from_json({**protocol.to_json(), "launch": other})
+    reading = tables.Reading
+    found = session.exec(
+        select(reading)
+        .where(
+            reading.subject_id == row.subject_id,
+            reading.card_id == row.card_id,
+            reading.software_id == row.software_id,
+            reading.protocol_id == twin.id,
+        )
+        .order_by(col(reading.created_at_s).desc())
+    )
+    newest = next(filter(sound, found), None)
+    return Whole(newest.card_id, ReadingView.of(newest), "", other) if newest else None
+
+
+def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
+    """The canary items' readings, and those that the same subjects have as tuples. No reading counts twice."""
+    subjects = {(item.subject_id, item.protocol_id) for item in items if item.role == "canary"}
+    rows = {
+        item.reading_id: readings[item.reading_id]
+        for item in items
+        if item.role in ("canary", "tuple")
+        and (item.subject_id, item.protocol_id) in subjects
+        and item.reading_id in readings
+    }
+    found = [Canary(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+    return found + _references(readings.values())
+
+
+def _before_a_changed_canary(rows: Iterable[tables.Reading]) -> frozenset[str]:
+    """The readings that were good by the canary before them, while the next one of their process had changed.
+
+    When between the two it changed is not known. Each reading notes the canary before it alone, so only the rows of those
+    that came later tell.
+    """
+    noted = {
+        row.id: (row.card_id, note.get("process"), note["number"], "canary_off" in row.flags)
+        for row in rows
+        if (note := row.details.get("canary"))
+    }
+    changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
+    return frozenset(
+        reading_id for reading_id, (card, process, number, _) in noted.items() if (card, process, number) in changed
+    )
+
+
+def _flagged(view: ReadingView, doubtful: bool) -> ReadingView:
+    return replace(view, flags=tuple(sorted({*view.flags, "canary_off"}))) if doubtful else view
+
+
+def _references(rows: Iterable[tables.Reading]) -> list[Canary]:
+    """The reference operator that each benchmark process reads again and again, as the readings around it noted it."""
+    seen: dict[tuple[Any, ...], Canary] = {}
+    for row in rows:
+        if note := row.details.get("canary"):
+            view = ReadingView(note["time_us"], energy_mj=note.get("energy_mj"), card_id=row.card_id)
+            seen[row.card_id, note.get("process"), note["number"], note["time_us"]] = Canary(
+                "reference operator", row.card_id, view
+            )
+    return list(seen.values())
+
+
+def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
+    """A capture's tuples with their estimated cost and nothing else: what the accuracy loop chooses its first types by."""
+    number = counts(session, capture_id)
+    operators = session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(list(number))))
+    return [
+        Part(
+            operator_id=operator.id,
+            short_name=operator.short_name,
+            label=operator.label,
+            count=number[operator.id],
+            flops=operator.flops,
+            bytes_moved=operator.bytes_moved,
+            estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+            reading=None,
+            reason="not in scope",
+            card_id="",
+            in_scope=False,
+            reused=False,
+        )
+        for operator in operators
+    ]

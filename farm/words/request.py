@@ -1,0 +1,117 @@
+"""What a person asks of the farm in one job: a model variant or a sweep, under one protocol, on chosen cards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from farm.errors import UsageError
+from farm.words.protocol import Protocol, Stopping, Variant, content_id
+
+Reuse = Literal["model", "card", "none"]
+REUSE_CHOICES = ("model", "card", "none")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid over one operator's parameters and input sizes: every combination is one operator tuple.
+
+    ``grid`` maps a name to the values it takes, e.g. ``{"in_channels": [64, 128], "kernel_size": [1, 3]}``;
+    `farm.operators.sweep.expand` knows the names of each operator and makes the tuples.
+    """
+
+    operator: str  # Conv2d
+    grid: dict[str, tuple[Any, ...]]
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        return content_id(self.to_json())
+
+    @property
+    def size(self) -> int:
+        """How many combinations the grid has."""
+        count = 1
+        for values in self.grid.values():
+            count *= len(values)
+        return count
+
+    def to_json(self) -> dict[str, Any]:
+        return {"operator": self.operator, "name": self.name, "grid": {k: list(v) for k, v in self.grid.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(data["operator"], {k: tuple(v) for k, v in data["grid"].items()}, data.get("name", ""))
+
+    def __str__(self) -> str:
+        return self.name or f"{self.operator} sweep of {self.size}"
+
+
+def named(operators: Sequence[str]) -> tuple[str, ...]:
+    """The operators that a request asks for by name: none where it takes all, or the accuracy loop chooses."""
+    return () if {"all", "auto"} & set(operators) else tuple(operators)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and sweep is set."""
+
+    variant: Variant | None = None
+    sweep: Sweep | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    stopping: Stopping = field(default_factory=Stopping)
+    operators: tuple[str, ...] = ("all",)  # ("all",) | ("auto",) | short names
+    target: float = 0.95
+    reuse: Reuse = "model"
+
+    def __post_init__(self) -> None:
+        if (self.variant is None) == (self.sweep is None):
+            raise UsageError(
+                "A job needs either a model or a sweep.", "Name a model, or a sweep in a measurement file."
+            )
+        if self.reuse not in REUSE_CHOICES:
+            raise UsageError(f"--reuse '{self.reuse}' is unknown.", f"Choose one of {', '.join(REUSE_CHOICES)}.")
+        if not 0 < self.target <= 1:
+            raise UsageError(
+                f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, say."
+            )
+        if not self.operators:
+            raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
+
+    @property
+    def title(self) -> str:
+        return str(self.variant or self.sweep)
+
+    @property
+    def id(self) -> str:
+        """What makes two entries the same work: all but the stopping rule, the target and the reuse policy."""
+        data = self.to_json()
+        return content_id({name: data[name] for name in ("variant", "sweep", "protocol", "operators")})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant.to_json() if self.variant else None,
+            "sweep": self.sweep.to_json() if self.sweep else None,
+            "protocol": self.protocol.to_json(),
+            "stopping": self.stopping.to_json(),
+            "operators": list(self.operators),
+            "target": self.target,
+            "reuse": self.reuse,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            variant=Variant.from_json(data["variant"]) if data.get("variant") else None,
+            sweep=Sweep.from_json(data["sweep"]) if data.get("sweep") else None,
+            protocol=Protocol.from_json(data["protocol"]),
+            stopping=Stopping.from_json(data["stopping"]),
+            operators=tuple(data["operators"]),
+            target=data["target"],
+            reuse=data["reuse"],
+        )
+
+    def replace(self, **changes: Any) -> Self:
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,163 @@
+"""A round is judged once, whoever comes, and a further one is planned in the same transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlmodel import select
+
+from farm.benchmark.simulated import SOFTWARE
+from farm.jobs import items, jobs
+from farm.jobs.closing import Closing, close_round, end_without_sum
+from farm.store import calls, content, tables
+from tests.planned import claim, complete, items_of, plan, plan_model, register
+from tests.statements import meanwhile
+
+
+def measure(database, job_id):
+    for item in items_of(database, job_id):
+        if item.state == "waiting":
+            complete(database, claim(database, item), item.card_id)
+
+
+def verdicts(database, job_id):
+    with database.read() as session:
+        return list(session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)))
+
+
+def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):
+    job_id = plan(any_database, register(any_database, 0), number=2)
+    assert close_round(any_database, job_id, 1).closing is Closing.OPEN
+    measure(any_database, job_id)
+    with ThreadPoolExecutor(3) as pool:
+        came = list(pool.map(lambda _: close_round(any_database, job_id, 1).closing, range(3)))
+    assert sorted(came) == [Closing.ALREADY, Closing.ALREADY, Closing.DONE]
+    assert len(verdicts(any_database, job_id)) == 1
+
+
+def only_a_part_is_predicted(database):
+    """A model job, read to its end, that wants a second round."""
+    (card,) = register(database, 0)
+    job_id = plan_model(database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    measure(database, job_id)
+    return job_id
+
+
+def test_a_job_that_is_cancelled_while_its_round_closes_has_nothing_left_to_measure(any_database):
+    job_id = only_a_part_is_predicted(any_database)
+    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.cancel(any_database, job_id)) as cancelled:
+        assert close_round(any_database, job_id, 1).next_round == 2
+    assert cancelled == [1]
+    assert {item.state for item in items_of(any_database, job_id) if item.round == 2} == {"cancelled"}
+
+
+def test_a_job_that_is_tried_again_while_its_round_closes_waits_in_its_newest_round(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    failing, *_ = items_of(any_database, job_id, "tuple")
+    items.fail(any_database, claim(any_database, failing), "raised", "no")
+    measure(any_database, job_id)
+    with meanwhile(any_database, "INSERT INTO verdict", lambda: jobs.retry_failed(any_database, job_id)) as again:
+        assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    assert again == [1]
+    assert verdicts(any_database, job_id) == []
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, job_id).state == "open"
+
+
+def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    measure(any_database, job_id)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        calls = session.exec(select(tables.Call)).all()
+        extra = session.get_one(tables.Operator, calls[0].operator_id).model_copy(update={"id": "observed"})
+        session.add(tables.Operator(**extra.model_dump()))
+        session.flush()
+        observed = [
+            content.StoredCall(0, "", "observed", (), ()),
+            content.StoredCall(1, "", calls[1].operator_id, (), ()),
+        ]
+        content.store_capture(
+            session, observed, variant_id=job.variant_id, device_type="cpu", grad=False, torch="t", origin="observed"
+        )
+    closed = close_round(any_database, job_id, 1)
+    assert (closed.closing, closed.next_round) == (Closing.NEXT, 2)
+    assert [item.subject_id for item in items_of(any_database, job_id) if item.round == 2] == ["observed"]
+    assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 2).closing is Closing.DONE
+    assert [verdict.round for verdict in verdicts(any_database, job_id)] == [1, 2]
+
+
+def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    with any_database.read() as session:
+        capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
+        operator = session.exec(select(tables.Operator)).first()
+    told = [f"predicted, not seen on the card: 1x {operator.id}", "gap: aten.mul at ''"]
+    calls.store_observed(
+        any_database, capture_id, None, {"missing": {operator.id: 1}, "differences": told}, card_id="CPU-0"
+    )
+    with any_database.read() as session:
+        kept = session.get_one(tables.Capture, capture_id).verification
+    assert kept["differences"] == [f"predicted, not seen on the card: 1x {operator.label}", told[1]]
+    assert kept["missing"] == {operator.id: 1}
+
+
+def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    assert [item.role for item in items_of(any_database, job_id)] == ["tuple", "whole"]
+    rounds = 0
+    while True:
+        rounds += 1
+        measure(any_database, job_id)
+        if close_round(any_database, job_id, rounds).closing is not Closing.NEXT:
+            break
+    assert rounds == 2
+    with any_database.read() as session:
+        assert session.get_one(tables.Job, job_id).state == "done"
+        assert session.get(tables.SignificantOperator, "ReLU") is not None
+
+
+def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
+    measure(any_database, job_id)
+    with any_database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        job.request = {**job.request, "cards": [card, "GPU-gone"]}
+        session.add(job)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    (verdict,) = verdicts(any_database, job_id)
+    assert verdict.outcome == "fail"
+    assert "No further round could be planned: No card 'GPU-gone'" in verdict.details["reasons"][-1]
+
+
+def test_readings_of_two_softwares_are_not_summed(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"])
+    first, *others = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, first), card)
+    newer = dataclasses.replace(SOFTWARE, torch="9.9.9")
+    with any_database.write() as session:
+        content.store_software(session, newer)
+    for item in others:
+        complete(any_database, claim(any_database, item, software_id=newer.id), card, software_id=newer.id)
+    assert close_round(any_database, job_id, 1).closing is Closing.DONE
+    (verdict,) = verdicts(any_database, job_id)
+    (reason,) = verdict.details["reasons"]
+    assert verdict.outcome == "none"
+    assert f"2 with torch 9.9.9 and 1 with torch {SOFTWARE.torch}" in reason
+    assert "run it again" in reason
+
+
+def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):
+    job_id = plan(any_database, register(any_database, 0))
+    measure(any_database, job_id)
+    assert end_without_sum(any_database, job_id, 1, "The sum could not be made: KeyError").closing is Closing.DONE
+    assert end_without_sum(any_database, job_id, 1, "again").closing is Closing.ALREADY
+    assert close_round(any_database, job_id, 1).closing is Closing.ALREADY
+    (verdict,) = verdicts(any_database, job_id)
+    assert (verdict.outcome, verdict.details["reasons"]) == ("none", ["The sum could not be made: KeyError"])

@@ -1,0 +1,51 @@
+"""Which reading serves a later request."""
+
+from __future__ import annotations
+
+import pytest
+
+from farm.store import tables
+from farm.store.reuse import satisfies
+from farm.words.protocol import METHOD, Stopping
+
+QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6.0))
+
+
+def row(
+    time_half_width_us: float = 1.0, *, flags: tuple[str, ...] = (), window_s: float = 0.5, **details
+) -> tables.Reading:
+    return tables.Reading(
+        id="r",
+        time_us=1000.0,
+        time_half_width_us=time_half_width_us,
+        window_s=window_s,
+        flags=list(flags),
+        details={"method": METHOD, **details},
+    )
+
+
+def test_a_tight_reading_serves_whoever_would_wait_longer():
+    assert satisfies(row(), QUICK)
+    assert satisfies(row(), PATIENT)
+    assert satisfies(row(9.9), USUAL)
+    assert not satisfies(row(10.2), USUAL)
+
+
+def test_one_that_did_not_converge_serves_who_would_not_wait_longer_than_it_was_given():
+    loose = row(60.0, flags=("not_converged",), window_s=2.6, ceiling_s=3.0)
+    assert satisfies(loose, QUICK)
+    assert satisfies(loose, USUAL)
+    assert not satisfies(loose, PATIENT)
+    assert not satisfies(row(60.0, flags=("not_converged",), ceiling_s=0.5), USUAL)
+
+
+@pytest.mark.parametrize("flag", ["study", "shared", "starved", "throttled_thermal", "canary_off"])
+def test_what_may_be_better_the_next_time_is_read_again(flag: str):
+    assert not satisfies(row(flags=(flag,)), USUAL)
+
+
+def test_readings_by_another_method_are_not_mixed_in():
+    assert not satisfies(row(method=METHOD - 1), USUAL)
+    old = row()
+    old.details = {}
+    assert not satisfies(old, USUAL)

@@ -1,0 +1,61 @@
+"""Kernels of a whole against those of its tuples."""
+
+import pytest
+
+from farm.verdict.aggregate import aggregate
+from farm.verdict.audit import KernelAudit, audit_kernels
+from farm.verdict.figures import Part, ReadingView, Whole
+from farm.verdict.verdict import Verdict
+
+
+def part(name, count):
+    return Part(name, name, name, count, estimated_us=10.0, reading=ReadingView(10.0))
+
+
+def seen(tuples, **kernels):
+    return {
+        "kernels": {name: {"count": count, "time_us": time_us} for name, (count, time_us) in kernels.items()},
+        "tuple_kernels": tuples,
+    }
+
+
+def test_the_same_kernels_as_often_explain_everything():
+    found = seen({"a": {"gemm": 1}, "b": {"add": 2}}, gemm=(4, 80.0), add=(2, 20.0))
+    audit = audit_kernels(found, [part("a", 4), part("b", 1)])
+    assert audit.same
+    assert audit.explained == 1.0
+    assert (audit.time_us, audit.launches, audit.unknown_tuples) == (100.0, 6, 0)
+
+
+def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
+    tuples = {"a": {"gemm": 1, "copy": 2}, "b": {"add": 3}}
+    found = seen(tuples, winograd=(1, 50.0), gemm=(4, 40.0), add=(1, 10.0))
+    audit = audit_kernels(found, [part("a", 3), part("b", 1), part("c", 2)])
+    assert [kernel.name for kernel in audit.only_whole] == ["winograd"]
+    assert [(kernel.name, kernel.tuples) for kernel in audit.only_tuples] == [("copy", 6)]
+    assert [(kernel.name, kernel.whole, kernel.tuples) for kernel in audit.other_counts] == [
+        ("gemm", 4, 3),
+        ("add", 1, 3),
+    ]
+    assert audit.explained == pytest.approx((0.75 * 40 + 10) / 100)  # more launches than there are explain no more
+    assert audit.unknown_tuples == 1
+    assert KernelAudit.from_json(audit.to_json()) == audit
+
+
+def test_where_nobody_saw_kernels_there_is_no_audit():
+    assert audit_kernels({}, [part("a", 1)]) is None
+    assert audit_kernels(seen({}, gemm=(1, 10.0)), [part("a", 1)]) is None
+    assert audit_kernels(seen({"a": {"gemm": 1}}), [part("a", 1)]) is None
+
+
+def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
+    verdict = aggregate(
+        [part("a", 4)],
+        [Whole("card", ReadingView(40.0))],
+        target=0.95,
+        launch="graph",
+        seen=seen({"a": {"gemm": 1}}, gemm=(4, 30.0), flash=(1, 10.0)),
+    )
+    assert verdict.outcome == "pass"
+    assert any("75.0 %" in reason for reason in verdict.reasons)
+    assert Verdict.from_json(verdict.to_json()).kernels == verdict.kernels
