@@ -45,7 +45,7 @@ def main() -> None:
             published_s = time.monotonic() - began_s
             farm.wait_for(lambda: farm.ended(job_id), 600)
             whole_s = time.monotonic() - began_s
-            items = sorted(farm.jobs.items(job_id), key=lambda item: item.started_at_s or 0.0)
+            items = sorted(farm.items(job_id), key=lambda item: item.started_at_s or 0.0)
     pauses_ms = [
         1e3 * (after.started_at_s - before.ended_at_s)
         for before, after in itertools.pairwise(items)

@@ -204,7 +204,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         database_s = _processor_s(server) - before_s if server else 0.0
         with farm.database.read() as session:
             readings = session.exec(select(func.count()).select_from(tables.Reading)).one()
-        done = farm.jobs.items(job_id)
+        done = farm.items(job_id)
         # Again, since others may have had the machine meanwhile: the better one is nearer to the limit.
         alone_per_s = max(alone_per_s, alone(alone_url, items=500))
     items_per_s = items / whole_s

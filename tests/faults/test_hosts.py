@@ -108,7 +108,7 @@ def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host):
     (report,) = json.loads(asked.stdout)["reports"]
     assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
     assert report["verdict"]["sum_time_us"] > 0
-    items = farm.jobs.items(report["job_id"])
+    items = farm.items(report["job_id"])
     assert {item.state for item in items} == {"done"}
     measured_on = {card.host: card.id for card in farm.alive()}
     assert set(measured_on) == {host.name for host, _ in hosts}

@@ -33,7 +33,7 @@ def test_ten_thousand_mangled_messages_execute_nothing_and_stop_no_worker(tmp_pa
         # After all that the farm still measures, on the same processes.
         job_id = farm.submit(["", ""])
         farm.wait_for(lambda: farm.ended(job_id))
-        assert [item.state for item in farm.jobs.items(job_id)] == ["done", "done"]
+        assert [item.state for item in farm.items(job_id)] == ["done", "done"]
         assert client.hlen("unacked") == 0, "what was dropped does not come back"
     log = farm.log.read_text()
     assert len(sent) > 10_000

@@ -19,7 +19,7 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
     with running(tmp_path, broker.url, sqlite_url, options=("--json",), in_order=True, FARM_MAX_ATTEMPTS="1") as farm:
         job_id = farm.submit(["", "raise", "crash", "oom"])
         farm.wait_for(lambda: farm.ended(job_id))
-        assert sorted(item.state for item in farm.jobs.items(job_id)) == ["done", "failed", "failed", "failed"]
+        assert sorted(item.state for item in farm.items(job_id)) == ["done", "failed", "failed", "failed"]
     lines = [json.loads(line) for line in farm.log.read_text().splitlines() if line]
     assert all({"time_s", "level", "logger", "message"} <= set(line) for line in lines)
     told = [line["message"] for line in lines]
@@ -27,7 +27,7 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
     assert any("succeeded in" in message for message in told), "of Celery"
     assert any("shutdown" in message for message in told), "of its end"
     assert {line["card"] for line in lines if "the operator raised" in line["message"]} == {
-        farm.jobs.items(job_id)[0].card_id
+        farm.items(job_id)[0].card_id
     }
 
 
