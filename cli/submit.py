@@ -82,6 +82,14 @@ def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
                 f"No worker listens on the card '{want}': {known[0]} is {state}.",
                 f"{mend}{f', or choose: {names}' if names else ''}.",
             )
+    if not serving and (drained := [card for card, state in states.items() if state == "draining"]):
+        kept = sum(state == "quarantined" for state in states.values())
+        raise NoWorker(
+            f"Every card that a worker serves is drained and takes nothing new: {'; '.join(map(str, drained[:8]))}"
+            + (f" and {len(drained) - 8} more" if len(drained) > 8 else "")
+            + (f"; {kept} more in quarantine." if kept else "."),
+            f"Put one back with `farm cards resume {drained[0].id}`.",
+        )
     if not serving:
         raise NoWorker("No worker listens on any card of this farm.", "Start `farm worker` on each host with cards.")
     return serving

@@ -19,7 +19,7 @@ from farm.devices.device import Card
 from farm.devices.installed import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
-from farm.jobs import jobs, owner
+from farm.jobs import cards, jobs, owner
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -104,6 +104,8 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # free now; the worker takes it for good
         self.starting()
+        assert self.database is not None
+        cards.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
         # Logs and temporary files go to the broker's folder, which the next farm sweeps away if this one is killed. Not
@@ -147,7 +149,7 @@ class EmbeddedFarm:
                 if len(unfit) == len(wanted):
                     raise NoWorker(
                         f"No card can measure: {'; '.join(f'{row.id} is quarantined: {row.state_reason}' for row in unfit)}",
-                        f"Mend that, then `farm cards release {unfit[0].id}` and run again.",
+                        f"Mend that and run again: it is checked anew{_releasing(unfit)}.",
                     )
                 return
             for child in self.supervisor.tend():
@@ -180,6 +182,12 @@ class EmbeddedFarm:
         assert self.database is not None
         with contextlib.suppress(FarmError):
             _cancel(self.database, self.id)
+
+
+def _releasing(unfit: Sequence[tables.Card]) -> str:
+    """What is to be done first about cards that another farm put in quarantine, "" where there are none."""
+    others = [row.id for row in unfit if not row.quarantined_by]
+    return f" after `farm cards release {others[0]}`" if others else ""
 
 
 def _cancel(database: Database, farm: str) -> None:

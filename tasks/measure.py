@@ -98,15 +98,22 @@ _lock = threading.Lock()
 _ended = threading.Event()
 # A list, not an Event: a signal adds to it, and may interrupt who holds an Event's lock.
 _told_to_stop: list[int] = []
+_parent: int | None = None  # the worker's main process
+
+
+def _ending() -> bool:
+    """Whether this process is on its way out: what ends with it was not the card's doing."""
+    return _ended.is_set() or bool(_told_to_stop) or (_parent is not None and os.getppid() != _parent)
 
 
 @worker_process_init.connect(weak=False)
 def begin(**_: Any) -> None:
     """A fresh pool process: tie it to its worker, start the benchmark process, register the card when it is ready."""
-    global _worker
+    global _worker, _parent
     card_id = os.environ.get(CARD_VARIABLE)
     if not card_id:
         return
+    _parent = os.getppid()
     die_with_parent()
     signal.signal(STOPPING, lambda number, _frame: _told_to_stop.append(number))
     current = settings()
@@ -189,6 +196,8 @@ def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
         if worker.software is None and _when_there(partial(_quarantined, worker), held=False):
             raise Ignore()  # no process is begun for each of its messages; released, it is given its items again
         software_id = _ready(worker)
+        if software_id is None and _ending():
+            raise Reject("The worker is stopping.", requeue=True)  # for the next one
         if software_id is None:
             raise Ignore()  # the card measures nothing any more; its items wait in the database
         taken = _when_there(
@@ -306,7 +315,10 @@ def _quarantined(worker: CardWorker) -> bool:
 
 
 def _ready(worker: CardWorker) -> str | None:
-    """The software id once the card can measure; None, and the card in quarantine, when it cannot."""
+    """The software id once the card can measure; None when it cannot, and the card is put in quarantine.
+
+    Not where this process is ending: its benchmark process is ended then while it gets ready, and no fault is the card's.
+    """
     for last in (False, True):
         try:
             return str(_when_there(worker.register, held=False))
@@ -315,12 +327,18 @@ def _ready(worker: CardWorker) -> str | None:
             break
         except Unmeasurable as error:
             reason = error.message
+            if _ending():
+                worker.software = None
+                return None
             if last:
                 break
             log.warning("The benchmark process of %s did not get ready: %s", worker.card_id, error.message)
     worker.software = None
     try:
-        _when_there(partial(cards.quarantine, worker.database, worker.card_id, reason), held=False)
+        _when_there(
+            partial(cards.quarantine, worker.database, worker.card_id, reason, farm=cards.farm_of(worker.holder)),
+            held=False,
+        )
     except NoSuchCard:
         log.error("The card %s cannot be served: %s", worker.card_id, reason)
     else:

@@ -135,16 +135,41 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
     Raises:
         NoSuchCard
     """
-    _change(database, card_id, CardState.DRAINING, reason, unless=CardState.QUARANTINED)
+    with database.write() as session:
+        row = _known(locked(session, tables.Card, card_id), card_id)
+        if row.state != CardState.QUARANTINED:
+            row.state, row.state_reason = CardState.DRAINING, reason
+            session.add(row)
 
 
-def quarantine(database: Database, card_id: str, reason: str) -> None:
+def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "") -> None:
     """Keep a card from measuring until a person releases it.
+
+    Args:
+        farm: the embedded farm that found it unfit, for itself alone: the next one tries it again (`try_again`).
 
     Raises:
         NoSuchCard
     """
-    _change(database, card_id, CardState.QUARANTINED, storable_text(reason[:500]))
+    with database.write() as session:
+        row = _known(locked(session, tables.Card, card_id), card_id)
+        if row.state != CardState.QUARANTINED:
+            row.quarantined_by = farm
+        elif not farm:
+            row.quarantined_by = ""  # a quarantine for everybody outlasts one farm's own
+        row.state, row.state_reason = CardState.QUARANTINED, storable_text(reason[:500])
+        session.add(row)
+
+
+def try_again(database: Database, card_ids: Sequence[str]) -> list[str]:
+    """End the quarantines that an earlier embedded farm had made for itself; of which cards. They are checked anew."""
+    with database.write() as session:
+        own = col(tables.Card.id).in_(card_ids), col(tables.Card.state) == CardState.QUARANTINED
+        rows = session.exec(select(tables.Card).where(*own, col(tables.Card.quarantined_by) != "")).all()
+        for row in rows:
+            row.state, row.state_reason, row.quarantined_by = CardState.STOPPED, "", ""
+            session.add(row)
+        return [row.id for row in rows]
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
@@ -186,16 +211,6 @@ def _known(row: tables.Card | None, card_id: str) -> tables.Card:
     if row is None:
         raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
     return row
-
-
-def _change(
-    database: Database, card_id: str, state: CardState, reason: str, *, unless: CardState | None = None
-) -> None:
-    with database.write() as session:
-        row = _known(locked(session, tables.Card, card_id), card_id)
-        if row.state != unless:
-            row.state, row.state_reason = state, reason
-            session.add(row)
 
 
 def views(session: Session, heartbeat_s: float) -> list[CardView]:

@@ -17,7 +17,7 @@ from typing import Any
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, select, text
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -129,6 +129,11 @@ class Database:
         with self._explained(), self.engine.connect() as connection:
             return MigrationContext.configure(connection).get_current_revision()
 
+    def _is_foreign(self) -> bool:
+        """Whether it has tables, none of which says at what schema the farm's are: they are somebody else's."""
+        with self._explained(), self.engine.connect() as connection:
+            return bool(set(inspect(connection).get_table_names()) - {"alembic_version"})
+
     def check_schema(self) -> None:
         """Raises:
         SchemaMismatch: the database is not there, or older or newer than this program, and what to do.
@@ -141,6 +146,8 @@ class Database:
         if version == head:
             return
         if version is None:
+            if self._is_foreign():
+                raise self._of_somebody_else()
             raise SchemaMismatch(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
         if version in known_schemas():
             raise SchemaMismatch(
@@ -158,12 +165,21 @@ class Database:
 
         if self.engine.dialect.name == "sqlite" and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-        if (version := self.schema_version()) is not None and version not in known_schemas():
+        version = self.schema_version()
+        if version is not None and version not in known_schemas():
             self.check_schema()
+        if version is None and self._is_foreign():
+            raise self._of_somebody_else()
         config = alembic_config()
         with self._explained(), self._alone() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+    def _of_somebody_else(self) -> SchemaMismatch:
+        return SchemaMismatch(
+            f"The database {self} has tables that are not the farm's.",
+            "Name a database of its own in FARM_DATABASE_URL; this one is left as it is.",
+        )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
@@ -215,14 +231,23 @@ def make_url_or_explain(url: str) -> Any:
         raise SettingsError(
             f"The database '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
         )
+    if parsed.get_backend_name() == "sqlite" and _in_memory(parsed):
+        raise SettingsError(
+            "A SQLite database in memory is seen by one process alone, and a farm has several.",
+            "Name a file: sqlite:////path/farm.db.",
+        )
     return parsed
+
+
+def _in_memory(url: Any) -> bool:
+    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory" or "mode=memory" in url.database
 
 
 def _engine(url: Any) -> Engine:
     try:
         if url.get_backend_name() == "postgresql":
             return create_engine(url, pool_size=4, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS)
-        if url.database and url.database != ":memory:":
+        if url.get_backend_name() == "sqlite":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
     except (NoSuchModuleError, ImportError) as error:

@@ -87,6 +87,7 @@ class Card(SQLModel, table=True):
     software_id: str | None = Field(default=None, foreign_key="software.id")
     state: str = CardState.STOPPED
     state_reason: str = ""
+    quarantined_by: str = ""  # the embedded farm that did it for itself alone; "" where a person is to release it
     worker: str = ""  # the holder name of the worker that serves it
     capabilities: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     fingerprint: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))

@@ -11,14 +11,13 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import MetaData, inspect, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel, select
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.store.database import Database, database_now, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
-from tests.planned import items_of, plan, register
 
 
 def test_the_migrations_build_exactly_the_tables(any_database):
@@ -41,12 +40,18 @@ def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_datab
         database = Database(any_database_url)
         database.upgrade()
     assert database.schema_version() == "0001"
-    (item,) = items_of(database, plan(database, register(database, 0)))
+    row = {"id": "op", "schema_version": 1, "name": "n", "short_name": "n", "kind": "module", "label": "n"}
+    row |= {"training": False, "flops": 7, "bytes_moved": 8, "parameters": {}, "spec": {"a": [1]}}
+    with database.engine.begin() as connection:  # as the program of then wrote it
+        first = MetaData()
+        first.reflect(connection, only=["operator"])
+        connection.execute(first.tables["operator"].insert(), row)
     with pytest.raises(SchemaMismatch, match="needs " + newest_schema()):
         database.check_schema()
     database.upgrade()
     database.check_schema()
-    assert items_of(database, item.job_id) == [item]
+    with database.read() as session:
+        assert session.get_one(Operator, "op").model_dump() == row
     database.close()
 
 
@@ -111,6 +116,23 @@ def test_a_file_that_takes_nothing_is_no_server_that_does_not_run(database, limi
     assert "server" not in caught.value.next_step
 
 
+def test_a_database_with_tables_of_somebody_else_is_left_as_it_is(any_database_url):
+    database = Database(any_database_url)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE invoice (id INTEGER PRIMARY KEY)")
+    for ask in (database.upgrade, database.check_schema):
+        with pytest.raises(SchemaMismatch, match="tables that are not the farm's"):
+            ask()
+    assert inspect(database.engine).get_table_names() == ["invoice"]
+    database.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true&mode=memory"])
+def test_a_database_in_memory_is_refused_with_the_reason(url):
+    with pytest.raises(SettingsError, match="seen by one process alone"):
+        Database(url)
+
+
 def test_an_empty_database_is_told_to_upgrade(any_database_url):
     database = Database(any_database_url)
     assert database.schema_version() is None
@@ -129,8 +151,9 @@ def test_a_newer_schema_asks_for_a_newer_program(any_database, action):
 
 
 def test_an_older_schema_asks_for_an_upgrade(any_database, monkeypatch):
-    monkeypatch.setattr("farm.store.database.newest_schema", lambda: "0003")
-    with pytest.raises(SchemaMismatch, match="has schema 0002, this program needs 0003") as caught:
+    there = newest_schema()
+    monkeypatch.setattr("farm.store.database.newest_schema", lambda: "9999")
+    with pytest.raises(SchemaMismatch, match=f"has schema {there}, this program needs 9999") as caught:
         any_database.check_schema()
     assert "Stop the workers" in caught.value.next_step
 

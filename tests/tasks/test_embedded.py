@@ -18,7 +18,7 @@ from farm.words.protocol import Protocol, Software
 from farm.words.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
 from tasks.submit import submit
-from tests.planned import claim, complete, items_of
+from tests.planned import claim, complete, items_of, register
 
 HERE = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=0, host="here")
 REQUEST = Request(
@@ -85,4 +85,15 @@ def test_where_no_card_is_fit_the_reason_is_told_at_once(monkeypatch, tmp_path):
         pytest.raises(NoWorker, match="quarantined: Simulated: a product came out wrong") as told,
     ):
         farm.wait_ready()
-    assert f"farm cards release {card.id}" in told.value.next_step
+    assert "run again: it is checked anew" in told.value.next_step
+    bad.unlink()
+    with EmbeddedFarm(settings(), [card]) as farm:
+        farm.wait_ready()  # what it found for itself alone, no person need release
+
+
+def test_a_card_that_another_farm_gave_up_is_for_a_person_to_release(any_database):
+    register(any_database, 0, 1)
+    cards.quarantine(any_database, "SIM-0", "a wrong sum")
+    cards.quarantine(any_database, "SIM-1", "a wrong sum", farm="embedded:here:7:ab")
+    assert cards.try_again(any_database, ["SIM-0", "SIM-1"]) == ["SIM-1"]
+    assert [cards.written_state(any_database, card_id) for card_id in ("SIM-0", "SIM-1")] == ["quarantined", "stopped"]

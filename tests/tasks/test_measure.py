@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from celery.exceptions import Ignore
+import os
+import signal
+import threading
 
-from farm.benchmark.client import Answer
+import pytest
+from celery.exceptions import Ignore, Reject
+
+from farm.benchmark.client import Answer, BenchmarkProcess
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
@@ -90,6 +94,27 @@ def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_dat
     worker.benchmark.unhealthy = ""
     cards.resume(any_database, "SIM-0", quarantined=True)
     assert measure._measure(None, worker, waiting[0].id)["status"] == "done"
+
+
+@pytest.mark.parametrize("ending", ["told to stop", "its worker died"])
+def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantine(
+    worker, any_database, no_broker, monkeypatch, ending
+):
+    (item,) = items_of(any_database, plan(any_database, ["SIM-0"]))
+    process = BenchmarkProcess("SIM-0")
+    worker.benchmark, worker.software = process, None
+
+    def end(*_):
+        """What ends a worker while its benchmark process gets ready: the process first, then the one that minds it."""
+        monkeypatch.setattr(measure, *(("_told_to_stop", [1]) if ending == "told to stop" else ("_parent", -1)))
+        os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(process, "_stand_by", lambda: threading.Thread(target=end).start())
+    with pytest.raises(Reject):
+        measure._measure(None, worker, item.id)
+    assert cards.written_state(any_database, "SIM-0") == "idle"
+    (item,) = items_of(any_database, item.job_id)
+    assert (item.state, item.attempts) == ("waiting", 0)
 
 
 def test_a_message_leaves_the_time_limit_to_the_worker_that_takes_it():
