@@ -6,7 +6,6 @@ and the next round's items are one transaction, so that a crash in between canno
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,11 +22,10 @@ from farm.store.database import Database, database_now
 from farm.store.locks import locked
 from farm.store.tables import JobState
 from farm.verdict.aggregate import aggregate, next_operators
+from farm.verdict.composing import compose, evidence_of
 from farm.verdict.figures import Part
-from farm.verdict.one_software import of_one_software
-from farm.verdict.parts import parts_of, seen_on_card
 from farm.verdict.verdict import Verdict
-from farm.words.request import Request, named
+from farm.words.request import Request
 
 
 class Closing(StrEnum):
@@ -76,23 +74,13 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
-    parts, wholes, canaries = parts_of(session, job, number)
-    seen = seen_on_card(session, job, number)
-    verdict = aggregate(
-        parts,
-        wholes,
-        canaries,
-        target=request.target,
-        launch=request.protocol.launch,
-        asked=named(request.operators),
-        seen=seen,
-    )
-    verdict = of_one_software(session, verdict, parts, wholes)
+    evidence = evidence_of(session, job, number)
+    verdict = compose(session, job, evidence)
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     try:
-        following = _next_round(session, job, request, parts, verdict)
+        following = _next_round(session, job, request, evidence.parts, verdict)
     except (NoSuchCard, UsageError) as error:  # the cards are not what they were; raised before anything is planned
         following = None
         why = f"No further round could be planned: {error.message}"
@@ -116,9 +104,9 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
             verdict = aggregate(
                 (), target=wanted.get("target", 0.0), launch=wanted.get("protocol", {}).get("launch", "graph")
             )
-            verdict = dataclasses.replace(verdict, reasons=(why,))
+            columns = verdict.withheld(why).columns()
             session.add(
-                tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+                tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
             )
             job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
             session.add(job)
@@ -127,7 +115,9 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
         return ClosedRound(Closing.ALREADY)
 
 
-def _next_round(session: Session, job: tables.Job, request: Request, parts: list[Part], verdict: Verdict) -> int | None:
+def _next_round(
+    session: Session, job: tables.Job, request: Request, parts: Sequence[Part], verdict: Verdict
+) -> int | None:
     """Plan a further round if the card ran other operators than predicted, or the accuracy loop wants more types."""
     this = session.get_one(tables.Round, (job.id, job.round))
     if this.capture_id is None:

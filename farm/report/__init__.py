@@ -1,6 +1,5 @@
 """What a person or a program is shown of a job: `build` makes a `Report` from the rows of the database."""
 
 from farm.report.report import CardView, Report, RoundView, TupleRow, TypeRow, build
-from farm.verdict.parts import parts_of
 
-__all__ = ["CardView", "Report", "RoundView", "TupleRow", "TypeRow", "build", "parts_of"]
+__all__ = ["CardView", "Report", "RoundView", "TupleRow", "TypeRow", "build"]

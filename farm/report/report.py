@@ -20,14 +20,12 @@ from farm.errors import NoSuchJob
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.tables import Item, ItemState, JobState
-from farm.verdict.aggregate import aggregate, launch_gap_us
+from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
+from farm.verdict.composing import compose, evidence_of
 from farm.verdict.figures import Chosen, Part, Whole
-from farm.verdict.one_software import of_one_software
-from farm.verdict.parts import parts_of, seen_on_card
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 from farm.words.protocol import Protocol, inside_s
-from farm.words.request import named
 
 SCHEMA = 1
 
@@ -180,33 +178,18 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     shown = job.round if number is None else number
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
-    parts, wholes, canaries = parts_of(session, job, shown)
+    evidence = evidence_of(session, job, shown)
+    parts, wholes, seen, items = evidence.parts, evidence.wholes, evidence.seen, evidence.items
     stored = _stored_verdict(session, job_id, shown)
     protocol = Protocol.from_json(job.request["protocol"])
-    seen = seen_on_card(session, job, shown)
-    verdict = stored or of_one_software(
-        session,
-        aggregate(
-            parts,
-            wholes,
-            canaries,
-            target=job.request.get("target", 0.95),
-            launch=protocol.launch,
-            asked=named(job.request.get("operators", ())),
-            seen=seen,
-        ),
-        parts,
-        wholes,
-    )
+    verdict = stored or compose(session, job, evidence)
     if stored is not None and stored.launch_gap_us is None:
         # The other launch may have been read since: it judges nothing, so it may be told later.
         verdict = dataclasses.replace(stored, launch_gap_us=launch_gap_us(wholes))
     in_model = (seen.get("in_model") or {}).get("calls_us") or {}
     chosen = _chosen(parts, wholes, protocol.launch)
-    items = session.exec(select(Item).where(Item.job_id == job_id, col(Item.round) <= shown)).all()
     if stored is None and job.state == JobState.CANCELLED:
         verdict = _cancelled(verdict, items)
-    rows = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     round_row = session.get(tables.Round, (job_id, shown))
     capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
     return Report(
@@ -219,8 +202,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         ended_at_s=job.ended_at_s,
         request=job.request,
         protocol=protocol,
-        cards=_cards(session, items, rows),
-        software=_software(session, rows),
+        cards=_cards(session, items, evidence.readings),
+        software=_software(session, evidence.readings),
         flops=sum(part.count * part.flops for part in parts),
         bytes_moved=sum(part.count * part.bytes_moved for part in parts),
         types=_types(parts, chosen, in_model),
@@ -228,7 +211,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         verdict=verdict,
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
-        readings=_counts(items, rows),
+        readings=_counts(items, evidence.readings),
         capture_origin=capture.origin if capture else "",
         verification=_without_calls(seen),
     )
@@ -244,8 +227,7 @@ def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | Non
 def _cancelled(verdict: Verdict, items: Sequence[Item]) -> Verdict:
     """What was read before the end is no basis for a verdict."""
     begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
-    reason = f"Cancelled after {begun} of {len(items)} items; the same command goes on."
-    return dataclasses.replace(verdict, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
+    return verdict.withheld(f"Cancelled after {begun} of {len(items)} items; the same command goes on.")
 
 
 def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[tuple[str, str], Chosen]:
@@ -253,13 +235,13 @@ def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict
     return {part.key: choose(part.reading, own) for part in parts if part.reading}
 
 
-def _without_calls(seen: dict[str, Any]) -> dict[str, Any]:
+def _without_calls(seen: Mapping[str, Any]) -> dict[str, Any]:
     """The single calls' times and the kernels of tuples are told by tuple."""
-    seen = {name: value for name, value in seen.items() if name != "tuple_kernels"}
-    timed = seen.get("in_model")
+    told = {name: value for name, value in seen.items() if name != "tuple_kernels"}
+    timed = told.get("in_model")
     if not timed:
-        return seen
-    return {**seen, "in_model": {name: value for name, value in timed.items() if name != "calls_us"}}
+        return told
+    return {**told, "in_model": {name: value for name, value in timed.items() if name != "calls_us"}}
 
 
 def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:

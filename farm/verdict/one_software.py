@@ -6,7 +6,6 @@ on is of that.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -31,11 +30,10 @@ def of_one_software(session: Session, verdict: Verdict, parts: Iterable[Part], w
     found = fetch(session, Software, numbers)
     told = _told_apart([found[software_id] for software_id, _ in numbers.most_common()])
     each = " and ".join(f"{number} with {name}" for (_, number), name in zip(numbers.most_common(), told, strict=True))
-    reason = (
+    return verdict.withheld(
         f"Readings of different software are not summed, and these are: {each}. Give all hosts the same, then run it "
         "again: what was read with that is not read twice."
     )
-    return dataclasses.replace(verdict, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
 
 def _told_apart(rows: Sequence[Software]) -> list[str]:

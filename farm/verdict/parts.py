@@ -1,4 +1,4 @@
-"""From the rows of a job to what `farm.verdict.aggregate` judges: parts with their counts, wholes, canaries.
+"""From the rows of a job to what is judged: parts with their counts, wholes, canaries.
 
 Occurrence counts come from the calls of the round's capture, readings from the job's items. An operator of the
 model without an item is a part as well, with the reason why it has no reading: nothing of the model goes missing.
@@ -24,16 +24,15 @@ from farm.words.label import told_apart
 from farm.words.protocol import Protocol
 
 
-def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part], list[Whole], list[Canary]]:
-    """The parts, wholes and canaries of a job up to round `number`.
+def parts_of(
+    session: Session, job: tables.Job, number: int, items: Sequence[Item], readings: dict[str, tables.Reading]
+) -> list[Part]:
+    """The parts of a job up to round `number`; of a sweep, every tuple is one with the count 1.
 
-    Of a sweep, every tuple is a part with the count 1. Wholes include those of the other launch mode, where the
-    same card has one, so that the launch gap can be told.
+    Args:
+        items: the job's up to that round, in the order of their ids.
+        readings: of the items, by id.
     """
-    items = session.exec(
-        select(Item).where(Item.job_id == job.id, col(Item.round) <= number).order_by(col(Item.id))
-    ).all()
-    readings = fetch(session, tables.Reading, [i.reading_id for i in items if i.reading_id])
     counts = occurrences(session, job, number, items)
     operators = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
     labels = told_apart({operator.id: operator.label for operator in operators.values()})
@@ -66,8 +65,7 @@ def parts_of(session: Session, job: tables.Job, number: int) -> tuple[list[Part]
                 reused=bool(item and item.reused),
             )
         )
-    wholes = _wholes(session, job, items, readings)
-    return parts, wholes, _canaries(items, readings)
+    return parts
 
 
 def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[tuple[str, str], int]:
@@ -138,9 +136,10 @@ def _reason(item: Item | None, in_scope: bool) -> str:
     )
 
 
-def _wholes(
+def wholes_of(
     session: Session, job: tables.Job, items: Sequence[Item], readings: dict[str, tables.Reading]
 ) -> list[Whole]:
+    """The job's whole on each card, and that of the other launch where the same card has one: they tell the launch gap."""
     launch = (job.request.get("protocol") or {}).get("launch", "")
     wholes = []
     for item in items:
@@ -176,7 +175,7 @@ def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Who
     return Whole(newest.card_id, ReadingView.of(newest), "", other) if newest else None
 
 
-def _canaries(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
+def canaries_of(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
     """The canary items' readings, and those that the same subjects have as tuples. No reading counts twice."""
     subjects = {(item.subject_id, item.protocol_id) for item in items if item.role == "canary"}
     rows = {

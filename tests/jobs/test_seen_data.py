@@ -10,7 +10,7 @@ from farm.jobs import items, jobs
 from farm.store import content, tables
 from farm.store.calls import classes, store_values, stored_values
 from farm.store.database import Database
-from farm.verdict.parts import parts_of
+from farm.verdict.composing import evidence_of
 from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request
 from tests.farms import store_operators
@@ -71,7 +71,7 @@ def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:
     assert isinstance(held, items.Claim)
     complete(database, held, behind.card_id)
     with database.read() as session:
-        parts, _, _ = parts_of(session, session.get_one(tables.Job, job_id), 1)
+        parts = evidence_of(session, session.get_one(tables.Job, job_id), 1).parts
     assert {part.data: (part.count, part.reading is not None) for part in parts} == {
         "normal": (1, False),
         "zeros-50+": (2, True),

@@ -13,9 +13,8 @@ from sqlmodel import select
 from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
-from farm.report import parts_of
 from farm.store import tables
-from farm.verdict.aggregate import aggregate
+from farm.verdict.composing import compose, evidence_of
 from farm.words.protocol import Protocol
 from tests.report import rows
 
@@ -28,7 +27,7 @@ def built(database, job_id, number=None):
 def judged(database, job_id="job1"):
     with database.read() as session:
         job = session.get_one(tables.Job, job_id)
-        return aggregate(*parts_of(session, job, 1), target=0.95, launch="graph")
+        return compose(session, job, evidence_of(session, job, 1))
 
 
 def test_sums_count_every_call_and_reading(any_database):
