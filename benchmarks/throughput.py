@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
-    from farm.asking.defaults import by_model
+    from farm.asking.cards import by_model
     from farm.devices.finding import discover
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm

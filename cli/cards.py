@@ -16,7 +16,7 @@ def cards(
         typer.Argument(
             metavar="[drain|resume|release] [CARD]",
             help="A card, to show it with its fingerprint: its id, index or part of its model name. "
-            "drain, resume or release before its id: take it out of work, put it back, end its quarantine.",
+            "drain, resume or release before it: take it out of work, put it back, end its quarantine.",
             show_default=False,
         ),
     ] = None,
@@ -40,13 +40,7 @@ def cards(
     if not local:
         rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
     if card is not None:
-        from farm.asking.defaults import matching_rows
-        from farm.errors import NoSuchCard
-
-        found = matching_rows(rows.values(), card)
-        if not found:
-            raise NoSuchCard(f"There is no card '{card}'.", "List the cards with `farm cards`.")
-        rows = {row["id"]: row for row in found}
+        rows = _meant(rows, card)
     if as_json:
         emit_json({"cards": list(rows.values())})
     else:
@@ -72,6 +66,21 @@ def _registered() -> list[dict[str, Any]]:
         # This host's cards can be listed without the farm; say what is missing and go on.
         say(f"Only this host's cards: {error.message}")
         return []
+
+
+def _meant(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
+    """Raises:
+    NoSuchCard: none of the cards is meant.
+    """
+    from farm.asking.cards import matching_cards
+    from farm.devices.device import Card
+    from farm.errors import NoSuchCard
+
+    names = ("id", "kind", "model", "memory_bytes", "index", "host")
+    found = matching_cards([Card(**{name: row[name] for name in names}) for row in rows.values()], word)
+    if not found:
+        raise NoSuchCard(f"There is no card '{word}'.", "List the cards with `farm cards`.")
+    return {card.id: rows[card.id] for card in found}
 
 
 def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
         UsageError: a value is wrong; the message begins with the file and line of a wish from a file.
         UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
     """
-    from farm.asking.defaults import by_model, complete
+    from farm.asking.cards import by_model
+    from farm.asking.defaults import complete
     from farm.asking.names import check_asked_operators
     from farm.errors import MeasurementFileError, UsageError
 

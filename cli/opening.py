@@ -57,7 +57,7 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     Raises:
         NoSuchCard: nothing matches, or what matches cannot be measured on; says why.
     """
-    from farm.asking.defaults import choose_cards
+    from farm.asking.cards import choose_cards
     from farm.errors import NoSuchCard
 
     if not wanted:

@@ -22,7 +22,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs and show their reports.")] = False,
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
-    from farm.asking.defaults import choose_cards
+    from farm.asking.cards import choose_cards
     from farm.errors import UsageError
     from farm.settings import settings
     from tasks.app import check_broker
@@ -58,7 +58,7 @@ def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     Raises:
         NoWorker: there are none, or a card that was asked for is known and nobody serves it; names those that are.
     """
-    from farm.asking.defaults import matching_cards
+    from farm.asking.cards import matching_cards
     from farm.errors import NoWorker
     from farm.jobs import cards as registry
     from farm.settings import settings

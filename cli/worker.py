@@ -51,7 +51,7 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
             has just started. A service tries again.
         NoSuchCard: nothing matches.
     """
-    from farm.asking.defaults import matching_cards
+    from farm.asking.cards import matching_cards
     from farm.errors import CardUnavailable, NoSuchCard
 
     if wanted:

@@ -1,4 +1,4 @@
-"""What a job gets where a person said nothing: cards, batch, launch and windows that suit the card.
+"""What a job gets where a person said nothing: batch, launch and windows that suit the card.
 
 A `Wish` holds what *was* said, on the command line or in a measurement file; everything else is None. It becomes
 a `Request` only when the kind of card is known, because a sensible batch and launch depend on it.
@@ -7,11 +7,11 @@ a `Request` only when the kind of card is known, because a sensible batch and la
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
-from farm.errors import NoSuchCard, UsageError, did_you_mean
+from farm.errors import UsageError
 from farm.words.protocol import Protocol as Method
 from farm.words.protocol import Stopping, Variant
 from farm.words.request import Request, Sweep
@@ -154,90 +154,3 @@ def operator_names(text: str) -> tuple[str, ...]:
             f"--operators '{text}' mixes '{mixed.pop()}' with names.", "Give all, auto, or names such as Conv2d,Linear."
         )
     return names
-
-
-class CardLike(Protocol):
-    """What choosing needs to know of a card."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def kind(self) -> Any: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def index(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-
-
-AnyCard = TypeVar("AnyCard", bound=CardLike)
-
-
-def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
-    """The cards that ``--card`` options name: an id or its beginning, an index, host:index, "cpu", "gpu", part of a model.
-
-    Without any: every card of the commonest model, GPUs before CPUs, since a sum over two models of card is a
-    figure of neither.
-
-    Raises:
-        NoSuchCard: nothing matches; names the cards that are there.
-    """
-    if not wanted:
-        groups = list(by_model(cards).values())
-        if not groups:
-            raise NoSuchCard("There is no card to measure on.", "List the cards with `farm cards`.")
-        return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
-    chosen: dict[str, AnyCard] = {}
-    for want in wanted:
-        matches = matching_cards(cards, want)
-        if not matches:
-            raise NoSuchCard(f"There is no card '{want}' here.", _what_is_there(cards, want))
-        chosen.update({card.id: card for card in matches})
-    return list(chosen.values())
-
-
-def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
-    """The cards grouped by their model, in the order met: each group gets a job of its own."""
-    groups: dict[str, list[AnyCard]] = {}
-    for card in cards:
-        groups.setdefault(card.model, []).append(card)
-    return groups
-
-
-def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """The cards that one ``--card`` option means; none where nothing matches."""
-    low = want.strip().lower()
-    if not low:
-        return []
-    if exact := [card for card in cards if card.id.lower() == low]:
-        return exact
-    if low in ("cpu", "gpu", "cuda"):
-        return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
-    if low.isdigit():
-        # GPU 0 is meant where there are GPUs, even though a CPU counts from 0 as well.
-        indexed = [card for card in cards if card.index == int(low)]
-        return [card for card in indexed if card.kind == "cuda"] or indexed
-    host, colon, index = low.rpartition(":")
-    if colon and index.isdigit():
-        return [card for card in cards if card.host.lower() == host and card.index == int(index)]
-    if starting := [card for card in cards if card.id.lower().startswith(low)]:
-        return starting
-    return [card for card in cards if low in card.model.lower() or card.host.lower() == low]
-
-
-def matching_rows(rows: Iterable[dict[str, Any]], want: str) -> list[dict[str, Any]]:
-    """The cards, as rows of a listing, that a word means: an index, else the beginning of an id or part of a model."""
-    low = want.strip().lower()
-    listed = list(rows)
-    if low.isdigit():
-        return [row for row in listed if row.get("index") == int(low)]
-    found = [row for row in listed if low and str(row["id"]).lower().startswith(low)]
-    return found or [row for row in listed if low and low in str(row.get("model", "")).lower()]
-
-
-def _what_is_there(cards: Sequence[AnyCard], want: str) -> str:
-    if not cards:
-        return "No card is there at all; `farm cards` lists them."
-    near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
-    return near or f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."

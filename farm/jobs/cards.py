@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
+from farm.asking.cards import matching_cards
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
 from farm.store import tables
@@ -192,19 +193,16 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> tables.Card:
-    """The registered card of that id, or the only one whose id begins so.
+    """The one registered card that a word means (`farm.asking.cards.matching_cards`).
 
     Raises:
         NoSuchCard: none, or several.
     """
-    if (exact := session.get(tables.Card, name)) is not None:
-        return exact
-    found = session.exec(select(tables.Card).where(col(tables.Card.id).startswith(name, autoescape=True))).all()
-    if len(found) == 1 and name:
-        return found[0]
-    if found and name:
-        raise NoSuchCard(f"Several cards begin with '{name}'.", "Give more of the id; `farm cards` lists them.")
-    return _known(None, name)
+    found = matching_cards(session.exec(select(tables.Card).order_by(col(tables.Card.id))).all(), name)
+    if len(found) > 1:
+        several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
+        raise NoSuchCard(f"'{name}' means several cards: {several}.", "Give the id; `farm cards` lists them.")
+    return _known(found[0] if found else None, name)
 
 
 def _known(row: tables.Card | None, card_id: str) -> tables.Card:

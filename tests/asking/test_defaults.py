@@ -2,21 +2,8 @@
 
 import pytest
 
-from farm.asking.defaults import Wish, choose_cards, complete, operator_names
-from farm.devices.device import Card
-from farm.errors import NoSuchCard, UsageError
-
-
-def card(card_id, kind="cuda", model="NVIDIA H200", index=0, host="alpha"):
-    return Card(id=card_id, kind=kind, model=model, memory_bytes=0, index=index, host=host)
-
-
-CARDS = [
-    card("GPU-aaa1", index=0),
-    card("GPU-aaa2", index=1),
-    card("GPU-bbb1", model="NVIDIA A100", index=0, host="beta"),
-    card("CPU-1", "cpu", "EPYC", 0),
-]
+from farm.asking.defaults import Wish, complete, operator_names
+from farm.errors import UsageError
 
 
 def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
@@ -51,32 +38,6 @@ def test_wrong_values_are_named(wish, kind, message):
     with pytest.raises(UsageError) as caught:
         complete(wish, kind, target=0.95)
     assert message in caught.value.message
-    assert caught.value.next_step
-
-
-@pytest.mark.parametrize(
-    ("wanted", "chosen"),
-    [
-        ([], ["GPU-aaa1", "GPU-aaa2"]),
-        (["gpu-AAA2"], ["GPU-aaa2"]),
-        (["GPU-a"], ["GPU-aaa1", "GPU-aaa2"]),
-        (["cpu"], ["CPU-1"]),
-        (["gpu"], ["GPU-aaa1", "GPU-aaa2", "GPU-bbb1"]),
-        (["0"], ["GPU-aaa1", "GPU-bbb1"]),
-        (["beta:0"], ["GPU-bbb1"]),
-        (["a100"], ["GPU-bbb1"]),
-        (["beta"], ["GPU-bbb1"]),
-        (["1", "a100", "1"], ["GPU-aaa2", "GPU-bbb1"]),
-    ],
-)
-def test_cards_are_chosen_by_any_of_their_names(wanted, chosen):
-    assert [one.id for one in choose_cards(CARDS, wanted)] == chosen
-
-
-@pytest.mark.parametrize("wanted", ["7", "h100x", "gamma:0", "", "alpha:x"])
-def test_a_card_that_is_not_there_is_answered_with_those_that_are(wanted):
-    with pytest.raises(NoSuchCard) as caught:
-        choose_cards(CARDS, [wanted])
     assert caught.value.next_step
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cli.card_details import lines
-from farm.asking.defaults import matching_rows
 
 ROW = {
     "id": "GPU-1234",
@@ -58,10 +57,3 @@ def test_what_a_card_does_and_runs_is_shown() -> None:
     assert shown["items measured in the last hour"] == "1500"
     assert "worker" not in shown
     assert not {"items waiting", "software", "queue"} & set(dict(lines(ROW)))
-
-
-def test_a_card_is_named_by_index_id_or_model() -> None:
-    other = {**ROW, "id": "CPU-9", "index": 1, "model": "AMD EPYC"}
-    for word, found in (("0", ROW), ("gpu-1", ROW), ("epyc", other), ("CPU-", other)):
-        assert matching_rows([ROW, other], word) == [found]
-    assert matching_rows([ROW], "a100") == matching_rows([ROW], " ") == []

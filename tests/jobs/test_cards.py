@@ -145,3 +145,21 @@ def test_a_card_that_its_host_does_not_find_is_announced_only_where_it_is_known(
     announce(any_database, card=None)
     assert view(any_database).state == "starting"
     assert (view(any_database).card.worker, view(any_database).card.model) == ("new", "NVIDIA H200")
+
+
+def test_a_registered_card_is_found_by_any_name_that_means_it_alone(database):
+    first, second = planned.register(database, 1, 12)
+    with database.read() as session:
+        assert [cards.find(session, word).id for word in ("sim-1", "SIM-12", "12", "here:1")] == [
+            first,
+            second,
+            second,
+            first,
+        ]
+        for word, said in (
+            ("SIM", f"means several cards: {first}, {second}."),
+            ("7", "No card '7'"),
+            ("", "No card ''"),
+        ):
+            with pytest.raises(NoSuchCard, match=said):
+                cards.find(session, word)

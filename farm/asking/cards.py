@@ -1,0 +1,88 @@
+"""Which cards a person means by a word, wherever one is named, and which are taken where none is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from farm.errors import NoSuchCard, did_you_mean
+
+
+class CardLike(Protocol):
+    """What telling cards apart needs to know of one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+
+
+AnyCard = TypeVar("AnyCard", bound=CardLike)
+
+
+def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
+    """The cards that ``--card`` options name, see `matching_cards`.
+
+    Without any: every card of the commonest model, GPUs before CPUs, since a sum over two models of card is a
+    figure of neither.
+
+    Raises:
+        NoSuchCard: nothing matches; names the cards that are there.
+    """
+    if not wanted:
+        groups = list(by_model(cards).values())
+        if not groups:
+            raise NoSuchCard("There is no card to measure on.", "List the cards with `farm cards`.")
+        return max(groups, key=lambda group: (group[0].kind == "cuda", len(group)))
+    chosen: dict[str, AnyCard] = {}
+    for want in wanted:
+        matches = matching_cards(cards, want)
+        if not matches:
+            raise NoSuchCard(f"There is no card '{want}' here.", _what_is_there(cards, want))
+        chosen.update({card.id: card for card in matches})
+    return list(chosen.values())
+
+
+def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
+    """The cards grouped by their model, in the order met: each group gets a job of its own."""
+    groups: dict[str, list[AnyCard]] = {}
+    for card in cards:
+        groups.setdefault(card.model, []).append(card)
+    return groups
+
+
+def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
+    """The cards that a word means: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a model.
+
+    None where nothing matches. Of several, all: what must be one card is refused by whoever wants one.
+    """
+    low = want.strip().lower()
+    if not low:
+        return []
+    if exact := [card for card in cards if card.id.lower() == low]:
+        return exact
+    if low in ("cpu", "gpu", "cuda"):
+        return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
+    if low.isdigit():
+        # GPU 0 is meant where there are GPUs, even though a CPU counts from 0 as well.
+        indexed = [card for card in cards if card.index == int(low)]
+        return [card for card in indexed if card.kind == "cuda"] or indexed
+    host, colon, index = low.rpartition(":")
+    if colon and index.isdigit():
+        return [card for card in cards if card.host.lower() == host and card.index == int(index)]
+    if starting := [card for card in cards if card.id.lower().startswith(low)]:
+        return starting
+    return [card for card in cards if low in card.model.lower() or card.host.lower() == low]
+
+
+def _what_is_there(cards: Sequence[AnyCard], want: str) -> str:
+    if not cards:
+        return "No card is there at all; `farm cards` lists them."
+    near = did_you_mean(want, [name for card in cards for name in (card.id, card.model)])
+    return near or f"There is: {'; '.join(f'{card.model} ({card.id})' for card in cards[:8])}."
