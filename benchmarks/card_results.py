@@ -214,7 +214,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
     given_s = dict.fromkeys((card.id for card in cards), 0.0)
     known: dict[str, set[tuple[str, str]]] = {card.id: set() for card in cards}
     begun = {one.id: card_id for one in pending if (card_id := begun_on(database, one)) in given_s}
-    with EmbeddedFarm(settings(), cards) as farm:
+    with EmbeddedFarm(settings(), database, cards) as farm:
         farm.wait_ready()
         while (pending or opened) and time.monotonic() < until_s:
             waiting = Counter(card_id for card_id, _ in opened.values())

@@ -70,6 +70,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     from farm.asking.cards import by_model
     from farm.devices.finding import discover
     from farm.settings import settings
+    from farm.store.database import Database
     from tasks.embedded import EmbeddedFarm
 
     usable = [card for card in discover(settings()) if not card.refusal]
@@ -77,7 +78,9 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     deadline_s = began_s + options.budget_s
     per_card = options.per_card or max(2, int((options.budget_s - 2 * START_S) / 3 / ITEM_S))
     everyone = [card.id for card in cards]
-    with EmbeddedFarm(settings(), cards) as farm:
+    database = Database(settings().database)
+    database.upgrade()
+    with EmbeddedFarm(settings(), database, cards) as farm:
         runs = Runs(farm, deadline_s)
         operator_ids = runs.store(options.batch)
         chosen = random.Random(0).sample(operator_ids, min(per_card * len(cards), len(operator_ids) - len(cards)))
@@ -86,7 +89,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
     by_duration = sorted(jobs[0]["rows"], key=lambda row: sum(row["cost_s"].values()))
     share = [row["tuple"] for row in by_duration[len(cards) // 2 :: len(cards)]]
     first = [row["tuple"] for row in jobs[0]["rows"] if row["card"] == everyone[0]]
-    with EmbeddedFarm(settings(), cards[:1]) as farm:
+    with EmbeddedFarm(settings(), database, cards[:1]) as farm:
         runs = Runs(farm, deadline_s)
         for name, tuples in (("one", share), ("rest", sorted(set(first) - set(share)))):
             if tuples and runs.left_s() > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,25 +17,36 @@ if TYPE_CHECKING:
     from farm.asking.defaults import Wish
     from farm.devices.device import Card
     from farm.jobs.jobs import Progress
+    from farm.jobs.opening import Opened
     from farm.report.report import Report
     from farm.store.database import Database
     from farm.words.request import Request, Sweep
     from tasks.embedded import EmbeddedFarm
-    from tasks.submit import Submitted
 
 POLL_S = 0.5
 DATABASE_PATIENCE_S = 120.0
 PLAIN_LINE_S = 5.0  # without a terminal, a line at most this often
 
 
-Planned = tuple["Wish", "Request", "list[Card]"]
+@dataclass(frozen=True)
+class Planned:
+    """One job to make. `done_by` is a finished job that asked the same, unless all is to be read afresh."""
+
+    wish: Wish
+    request: Request
+    cards: Sequence[Card]
+    done_by: str = ""
+
+    @property
+    def card_ids(self) -> list[str]:
+        return [card.id for card in self.cards]
 
 
 @dataclass
 class Outcome:
     """What came of the wishes of one command."""
 
-    submitted: list[Submitted] = field(default_factory=list)
+    submitted: list[Opened] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)  # entries of files, with the jobs that have done them
 
     @property
@@ -68,35 +80,31 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
                 if not wish.where:
                     raise
                 raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
-            planned.append((wish, request, list(group)))
-    check_asked_operators([request for _, request, _ in planned])
+            planned.append(Planned(wish, request, group))
+    check_asked_operators([job.request for job in planned])
     return planned
 
 
 def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
-    """The plans without the entries of files that the database has whole already; says which those are."""
+    """The plans with the jobs that have done the same, without the entries of files among these; says which those are."""
     from farm.jobs import jobs
 
-    written = [request for wish, request, _ in planned if wish.where and request.reuse != "none"]
-    done: dict[str, str] = {}
-    if written:
-        with database.read() as session:
-            done = jobs.done_entries(session, written)
+    with database.read() as session:
+        done = jobs.done_entries(session, [job.request for job in planned])
     left = []
-    for wish, request, cards in planned:
-        if wish.where and request.reuse != "none" and request.id in done:
-            outcome.skipped.append({"title": request.title, "job": done[request.id]})
-            say(
-                f"{wish.where}: {request.title} is done already, as job {done[request.id]}; --reuse none measures it again."
-            )
+    for job in planned:
+        title, done_by = job.request.title, done.get(job.request.id, "") if job.request.reuse != "none" else ""
+        if job.wish.where and done_by:
+            outcome.skipped.append({"title": title, "job": done_by})
+            say(f"{job.wish.where}: {title} is done already, as job {done_by}; --reuse none measures it again.")
         else:
-            left.append((wish, request, cards))
+            left.append(dataclasses.replace(job, done_by=done_by))
     return left
 
 
 def submit_all(
     database: Database,
-    planned: Iterable[Planned],
+    planned: Sequence[Planned],
     outcome: Outcome,
     *,
     pinned: bool = False,
@@ -110,18 +118,31 @@ def submit_all(
         farm: the command's own; its workers start while the first model is taken apart, or not at all where the
             database knows everything.
     """
+    from farm.jobs.opening import tuples_of
+    from farm.words.request import named
     from tasks.submit import submit
 
-    for _wish, request, cards in planned:
-        if request.sweep is not None:
-            say_skipped(request.sweep)
-        card_ids = [card.id for card in cards]
+    # A name that a model does not have is told before anything is started or submitted.
+    taken_apart = [
+        tuples_of(database, job.request, job.card_ids) if named(job.request.operators) else None for job in planned
+    ]
+    for job, tuples in zip(planned, taken_apart, strict=True):
+        if job.request.sweep is not None:
+            say_skipped(job.request.sweep)
         if farm is None:
-            one = submit(database, request, card_ids, pinned=pinned)
+            one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned)
         else:
-            if not (known := farm.knows(request)):
+            if not (known := bool(job.done_by) and farm.registered()):
                 farm.start()
-            one = submit(database, request, card_ids, pinned=pinned, ready=farm.wait_ready, known=known)
+            one = submit(
+                database,
+                job.request,
+                job.card_ids,
+                tuples=tuples,
+                pinned=pinned,
+                ready=farm.wait_ready,
+                known=known,
+            )
         outcome.submitted.append(one)
         say(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "

@@ -119,17 +119,13 @@ def _measure(
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
-    from farm.jobs.opening import check_operators
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
-
-    for _, request, own in planned:
-        check_operators(database, request, [card.id for card in own])
 
     def starting() -> None:
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), cards, starting=starting) as farm, ending.uncut():
+    with EmbeddedFarm(settings(), database, cards, starting=starting) as farm, ending.uncut():
 
         def tend() -> None:
             ending.check()

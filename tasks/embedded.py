@@ -25,7 +25,6 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState, JobState
 from farm.words.protocol import Software
-from farm.words.request import Request
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer
 from tasks.worker import Supervisor
@@ -42,25 +41,28 @@ class EmbeddedFarm:
     Jobs that are still open when it closes are cancelled: their broker is gone, and what was measured is kept.
 
     Args:
+        database: the one that the settings name, its schema up to date; it stays open.
         starting: called when servers and workers are about to start.
     """
 
     def __init__(
-        self, current: Settings, cards: Sequence[Card], *, starting: Callable[[], None] = lambda: None
+        self,
+        current: Settings,
+        database: Database,
+        cards: Sequence[Card],
+        *,
+        starting: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = current
+        self.database = database
         self.cards = list(cards)
         self.starting = starting
         self.id = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
-        self.database: Database | None = None
 
     def __enter__(self) -> EmbeddedFarm:
         with contextlib.ExitStack() as stack:
-            self.database = Database(self.settings.database)
-            self.database.upgrade()
-            stack.callback(self.database.close)
             stack.enter_context(_environment(**{EMBEDDED_VARIABLE: self.id}))
             _cancel_abandoned(self.database, self.settings.host)
             stack.callback(self._cancel_open_jobs)
@@ -72,18 +74,9 @@ class EmbeddedFarm:
     ) -> None:
         self._stack.close()
 
-    def knows(self, request: Request) -> bool:
-        """Whether the database can probably answer the request without any worker.
-
-        So it is when a finished job asked the same and the cards are registered as they are now. It decides only what
-        is done first, planning or starting.
-        """
-        assert self.database is not None
-        if request.reuse == "none":
-            return False
+    def registered(self) -> bool:
+        """Whether the database has all cards as they are now, so that a job can be planned without any worker."""
         with self.database.read() as session:
-            if not jobs.done_entries(session, [request]):
-                return False
             for card in self.cards:
                 row = session.get(tables.Card, card.id)
                 software = session.get(tables.Software, row.software_id) if row and row.software_id else None
@@ -127,7 +120,6 @@ class EmbeddedFarm:
         """
         self.start()
         assert self.supervisor is not None
-        assert self.database is not None
         wanted = {card.id for card in self.cards}
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
@@ -172,14 +164,12 @@ class EmbeddedFarm:
 
     def _stop(self) -> None:
         assert self.supervisor is not None
-        assert self.database is not None
         self._cancel_open_jobs()
         self.supervisor.stop(STOP_GRACE_S)
         with contextlib.suppress(FarmError):
             _mark_stopped(self.database, [card.id for card in self.cards])
 
     def _cancel_open_jobs(self) -> None:
-        assert self.database is not None
         with contextlib.suppress(FarmError):
             _cancel(self.database, self.id)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from farm.errors import NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.opening import capture_for, check_operators, device_and_torch, first_scope, store_sweep
+from farm.jobs.opening import Opened, Tuples, open_job
 from farm.settings import settings
 from farm.store import tables
-from farm.store.calls import counts
 from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.words.request import Request
@@ -19,40 +17,20 @@ from tasks.queues import own_farm, publish_aggregate, publish_round
 from tasks.recovery import put_right
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """What became of a request."""
-
-    job_id: str
-    title: str
-    tuples: int
-    calls: int
-    new: int  # items to measure now
-    reused: int  # items that a reading served
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "job": self.job_id,
-            "title": self.title,
-            "tuples": self.tuples,
-            "calls": self.calls,
-            "items_new": self.new,
-            "items_reused": self.reused,
-        }
-
-
 def submit(
     database: Database,
     request: Request,
     card_ids: Sequence[str],
     *,
+    tuples: Tuples | None = None,
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
-) -> Submitted:
-    """Take the model apart, plan what is not yet measured, publish it. What is known already is concluded at once.
+) -> Opened:
+    """Open a job for the request and publish what is not yet measured. What is known already is concluded at once.
 
     Args:
+        tuples: see `farm.jobs.opening.open_job`.
         pinned: the cards were named by a person: no other takes a part of the job over.
         ready: has an embedded farm's workers registered and listening when it returns; called before anything is
             published, and before planning unless the cards are known.
@@ -62,33 +40,23 @@ def submit(
         FarmError: of the request, the cards, the database or the broker; a job that is in the database but could
             not be published is continued by `farm resume`.
     """
-    if request.variant is None:
-        operator_ids = store_sweep(database, request)
-        if not known:
-            ready()
-        planned = jobs.create(database, request, card_ids, operator_ids=operator_ids, farm=own_farm(), pinned=pinned)
-        tuples, calls = len(operator_ids), len(operator_ids)
-    else:
-        check_operators(database, request, card_ids)
-        device_type, torch = device_and_torch(database, card_ids)
-        capture_id = capture_for(database, request, device_type=device_type, torch=torch)
-        if not known:
-            ready()
-        with database.write() as session:
-            scope = first_scope(session, request, capture_id, card_ids)
-            number = counts(session, capture_id)
-        planned = jobs.create(
-            database, request, card_ids, scope=scope, capture_id=capture_id, farm=own_farm(), pinned=pinned
-        )
-        tuples, calls = len(number), sum(number.values())
+    opened = open_job(
+        database,
+        request,
+        card_ids,
+        tuples=tuples,
+        farm=own_farm(),
+        pinned=pinned,
+        ready=(lambda: None) if known else ready,
+    )
     try:
-        if (wanted := close_known_rounds(database, planned.job_id, planned.round)) is not None:
+        if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
             ready()
-            publish_round(database, planned.job_id, wanted)
+            publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
-        jobs.cancel(database, planned.job_id)  # nobody has been told of it yet
+        jobs.cancel(database, opened.job_id)  # nobody has been told of it yet
         raise
-    return Submitted(planned.job_id, request.title, tuples, calls, planned.new, planned.reused)
+    return opened
 
 
 def resume(database: Database, job_id: str) -> int:

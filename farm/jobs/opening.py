@@ -1,4 +1,4 @@
-"""From a request to what a job is made of: the model taken apart, its operators held against those asked for, the scope.
+"""From a request to a job: the model taken apart, its operators held against those asked for, the scope, the first round.
 
 Torch is imported only where a model really has to be taken apart; a variant whose capture is in the database costs
 one query.
@@ -7,15 +7,18 @@ one query.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
 from farm.devices.installed import torch_version
 from farm.errors import CaptureError, UnknownOperator, did_you_mean
+from farm.jobs import jobs
 from farm.jobs.closing import remember_significant, significant
 from farm.prediction.roofline import roofline_of
 from farm.store import tables
+from farm.store.batches import fetch
 from farm.store.calls import counts, store_values
 from farm.store.content import find_capture, store_capture, store_operators, store_variant
 from farm.store.database import Database
@@ -25,6 +28,142 @@ from farm.words.protocol import Variant
 from farm.words.request import Request, named
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """The operator tuples that a request is about, all of them in the database."""
+
+    calls: Mapping[str, int]  # tuple id -> calls of it in one pass; of a sweep 1 each
+    capture_id: int | None = None  # of a model
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What became of a request: a job and its first round."""
+
+    job_id: str
+    round: int
+    title: str
+    tuples: int
+    calls: int
+    new: int  # items to measure now
+    reused: int  # items that a reading served
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "job": self.job_id,
+            "title": self.title,
+            "tuples": self.tuples,
+            "calls": self.calls,
+            "items_new": self.new,
+            "items_reused": self.reused,
+        }
+
+
+def open_job(
+    database: Database,
+    request: Request,
+    card_ids: Sequence[str],
+    *,
+    tuples: Tuples | None = None,
+    farm: str = "",
+    pinned: bool = False,
+    ready: Callable[[], None] = lambda: None,
+) -> Opened:
+    """A request as a job with its first round; nobody has been told of it yet.
+
+    Args:
+        tuples: the request's, where `tuples_of` was asked before.
+        farm, pinned: see `jobs.create`.
+        ready: called when the request is taken apart, before the cards are looked up: workers may start meanwhile.
+
+    Raises:
+        UnknownOperator, CaptureError: see `tuples_of`.
+        NoSuchCard, UsageError: see `jobs.create`.
+    """
+    if tuples is None:
+        tuples = tuples_of(database, request, card_ids)
+    ready()
+    scope: Sequence[str] = ("all",)
+    if tuples.capture_id is not None:
+        with database.write() as session:
+            scope = _first_scope(session, request, tuples.capture_id, card_ids)
+    planned = jobs.create(
+        database,
+        request,
+        card_ids,
+        scope=scope,
+        capture_id=tuples.capture_id,
+        operator_ids=list(tuples.calls) if tuples.capture_id is None else (),
+        farm=farm,
+        pinned=pinned,
+    )
+    return Opened(
+        planned.job_id,
+        planned.round,
+        request.title,
+        len(tuples.calls),
+        sum(tuples.calls.values()),
+        planned.new,
+        planned.reused,
+    )
+
+
+def tuples_of(database: Database, request: Request, card_ids: Sequence[str]) -> Tuples:
+    """Take a request apart, or look up what it was taken apart into, and hold the operators that it names against that.
+
+    Raises:
+        UnknownOperator: none of the operators that were asked for by name occurs in the model.
+        CaptureError: the model cannot be taken apart without gaps.
+    """
+    if request.variant is None:
+        return Tuples(dict.fromkeys(store_sweep(database, request), 1))
+    device_type, torch = _device_and_torch(database, card_ids)
+    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
+    with database.read() as session:
+        calls = counts(session, capture_id)
+        _check_named(session, request, calls)
+    return Tuples(calls, capture_id)
+
+
+def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -> None:
+    if not (asked := named(request.operators)):
+        return
+    there = {operator.short_name for operator in fetch(session, tables.Operator, tuple_ids).values()}
+    if not there.intersection(asked):
+        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
+        raise UnknownOperator(
+            f"{request.title} has none of the operators {', '.join(asked)}.",
+            f"{near} It has {', '.join(sorted(there))}.".strip(),
+        )
+
+
+def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
+    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
+    local = torch_version()
+    with database.read() as session:
+        card = session.get(tables.Card, card_ids[0]) if card_ids else None
+        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
+    device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
+    simulated = card is not None and card.kind == "simulated"
+    return device_type, local if software is None or simulated else software.torch
+
+
+def _first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
+    """The operator types of the first round."""
+    if request.operators != ("auto",):
+        return list(request.operators)
+    card = session.get(tables.Card, card_ids[0])
+    assert card is not None, "cards register before a job is planned"
+    assert request.variant is not None
+    roofline = roofline_of(
+        card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
+    )
+    parts = unscoped_parts(session, capture_id, roofline)
+    first = next_operators(parts, significant(session), target=request.target)
+    remember_significant(session, first, "loop")
+    return first
 
 
 def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:
@@ -102,53 +241,3 @@ def store_sweep(database: Database, request: Request) -> list[str]:
     with database.write() as session:
         store_operators(session, {spec: cost.cost(spec) for spec in specs})
     return [spec.id for spec in specs]
-
-
-def check_operators(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """Hold the operators that were named against the model; what takes it apart is kept. Before anything is started.
-
-    Raises:
-        UnknownOperator: none of them occurs in the model.
-        CaptureError: the model cannot be taken apart.
-    """
-    asked = named(request.operators)
-    if request.variant is None or not asked:
-        return
-    device_type, torch = device_and_torch(database, card_ids)
-    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
-    with database.read() as session:
-        ids = list(counts(session, capture_id))
-        there = set(session.exec(select(tables.Operator.short_name).where(col(tables.Operator.id).in_(ids))))
-    if not there.intersection(asked):
-        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
-        raise UnknownOperator(
-            f"{request.title} has none of the operators {', '.join(asked)}.",
-            f"{near} It has {', '.join(sorted(there))}.".strip(),
-        )
-
-
-def device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
-    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
-    local = torch_version()
-    with database.read() as session:
-        card = session.get(tables.Card, card_ids[0]) if card_ids else None
-        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
-    device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
-    simulated = card is not None and card.kind == "simulated"
-    return device_type, local if software is None or simulated else software.torch
-
-
-def first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
-    """The operator types of the first round."""
-    if request.operators != ("auto",):
-        return list(request.operators)
-    card = session.get(tables.Card, card_ids[0])
-    assert card is not None, "cards register before a job is planned"
-    assert request.variant is not None
-    roofline = roofline_of(
-        card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
-    )
-    parts = unscoped_parts(session, capture_id, roofline)
-    first = next_operators(parts, significant(session), target=request.target)
-    remember_significant(session, first, "loop")
-    return first

@@ -14,7 +14,7 @@ import pytest
             "Did you mean Conv2d? It",
         ),
         (
-            "run alexnet resnet18 --operators BatchNorm2d",
+            "run resnet18 alexnet --operators BatchNorm2d",
             "alexnet 2x224 float32 has none",
             "It has AdaptiveAvgPool2d, ",
         ),

@@ -10,11 +10,11 @@ from cli import following, opening, submit
 from cli.trace import sparkline
 from farm.devices.device import Card
 from farm.jobs import jobs, owner
+from farm.jobs.opening import Opened
 from farm.settings import settings
 from farm.store import tables
 from farm.words.protocol import Trace
 from tasks import app
-from tasks.submit import Submitted
 from tests.report import rows
 
 
@@ -218,7 +218,7 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
 
 def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
     def made(_database, _planned, outcome, **_):
-        outcome.submitted += [Submitted(name, name, 1, 1, 1, 0) for name in ("abc", "def")]
+        outcome.submitted += [Opened(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
 
     for module, name, instead in (
         (app, "check_broker", lambda _: None),

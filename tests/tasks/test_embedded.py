@@ -47,14 +47,14 @@ def installed() -> Software:
 def embedded(any_database, any_database_url, monkeypatch):
     monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
     settings.cache_clear()
-    with EmbeddedFarm(settings(), [HERE], starting=lambda: pytest.fail("a worker was started")) as farm:
+    with EmbeddedFarm(settings(), any_database, [HERE], starting=lambda: pytest.fail("a worker was started")) as farm:
         yield farm
 
 
 def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_database):
-    assert not embedded.knows(REQUEST)
+    assert not embedded.registered()
     measured(any_database, installed())
-    assert embedded.knows(REQUEST)
+    assert embedded.registered()
     made = submit(any_database, REQUEST, [HERE.id], ready=embedded.wait_ready, known=True)
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
@@ -62,17 +62,12 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
         assert session.exec(select(Verdict).where(Verdict.job_id == made.job_id)).one()
 
 
-def test_what_must_be_measured_afresh_is_no_known_answer(embedded, any_database):
-    measured(any_database, installed())
-    assert not embedded.knows(REQUEST.replace(reuse="none"))
-
-
-def test_after_an_upgrade_of_torch_nothing_is_known(embedded, any_database):
+def test_after_an_upgrade_of_torch_no_card_is_as_it_was(embedded, any_database):
     measured(any_database, Software(torch="1.0"))
-    assert not embedded.knows(REQUEST)
+    assert not embedded.registered()
 
 
-def test_where_no_card_is_fit_the_reason_is_told_at_once(monkeypatch, tmp_path):
+def test_where_no_card_is_fit_the_reason_is_told_at_once(database, monkeypatch, tmp_path):
     bad = tmp_path / "bad"
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
@@ -81,7 +76,7 @@ def test_where_no_card_is_fit_the_reason_is_told_at_once(monkeypatch, tmp_path):
     (card,) = discover(settings())
     bad.write_text(card.id)
     with (
-        EmbeddedFarm(settings(), [card]) as farm,
+        EmbeddedFarm(settings(), database, [card]) as farm,
         pytest.raises(NoWorker, match="quarantined: Simulated: a product came out wrong") as told,
     ):
         farm.wait_ready()
