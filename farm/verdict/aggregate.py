@@ -1,4 +1,4 @@
-"""Does the sum of the parts explain the whole? The arithmetic of a verdict, apart from database and cards.
+"""Does the sum of the parts explain the whole? The sums of a verdict, apart from database and cards.
 
     sum       = Σ count × reading              over the measured tuples of a model
     gap       = sum / whole - 1                signed; too large fails as well as too small
@@ -16,16 +16,16 @@ linearly, as large as the canaries show it. Quadrature alone would give absurdly
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Chosen, Figure, Part, ReadingView, Whole
-from farm.verdict.verdict import Adjustment, Comparison, Outcome, Unmeasured, Verdict
+from farm.verdict.judging import Sums, judge
+from farm.verdict.verdict import Adjustment, Comparison, Unmeasured, Verdict
 
 __all__ = [
     "NOT_IN_SCOPE",
@@ -44,9 +44,6 @@ __all__ = [
     "launch_gap_us",
     "next_operators",
 ]
-
-KERNELS_ALIKE = 0.98  # share of the kernel time below which a verdict says that other kernels run
-APART = 3.0  # times their intervals: from here on the wholes of two cards contradict each other
 
 
 def aggregate(
@@ -104,15 +101,30 @@ def aggregate(
         )
         above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy, common_mj)
 
-    coverage = coverage_of(parts)
     apart = sum(part.reading is not None and "context" not in part.reading.details for part, _ in measured)
     among = apart < len(measured)
-    verdict = Verdict(
-        outcome="none",
+    sums = Sums(
+        time=time,
+        energy=energy,
+        coverage=coverage_of(parts),
+        parts=len(parts),
+        measured=len(measured),
+        without_energy=sum(chosen.energy is None for _, chosen in measured),
+        read_alone=apart if among else 0,
+        wholes=own,
+        systematic_time=systematic_time,
+        flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
+        kernels=audit_kernels(seen, parts) if seen else None,
+        asked=asked,
+        asked_share=_share(parts, lambda part: part.in_scope),
+    )
+    judgement = judge(sums, target)
+    return Verdict(
+        outcome=judgement.outcome,
         target=target,
         launch=launch,
-        reasons=(),
-        coverage=coverage,
+        reasons=judgement.reasons,
+        coverage=sums.coverage,
         time=time,
         energy=energy,
         energy_above_idle=above_idle,
@@ -125,17 +137,15 @@ def aggregate(
         wholes=tuple(wholes),
         unmeasured=_unmeasured(parts),
         adjustments=_adjustments(measured),
-        flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
+        flags=dict(sums.flags),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=audit_kernels(seen, parts) if seen else None,
+        kernels=sums.kernels,
         context_time_us=_over_calls(measured, lambda chosen: chosen.context_us) if among else None,
         context_energy_mj=_over_calls(measured, lambda chosen: chosen.context_mj) if among and energy else None,
         weights_in_cache=weights_in_cache(readings) if among else None,
+        asked_for=judgement.asked_for,
+        asked_share=judgement.asked_share,
     )
-    if asked and (share := _share(parts, lambda part: part.in_scope)) is not None and share < target:
-        verdict = dataclasses.replace(verdict, asked_for=tuple(asked), asked_share=share)
-    without_energy = sum(chosen.energy is None for _, chosen in measured)
-    return _judged(verdict, own, without_energy, apart if among else 0)
 
 
 def coverage_of(parts: Iterable[Part]) -> float | None:
@@ -174,99 +184,6 @@ def next_operators(parts: Sequence[Part], significant: set[str], *, target: floa
         added.append(name)
         reached += weight[name]
     return added
-
-
-def _judged(verdict: Verdict, wholes: Sequence[Whole], blind: int, apart: int) -> Verdict:
-    reasons: list[str] = []
-    target = verdict.target
-    if verdict.time.gap is None or not verdict.measured:
-        if not wholes:
-            reasons.append("There is no whole to hold the sum against.")
-        elif verdict.time.gap is None:
-            failures = "; ".join(sorted({f"{whole.card_id}: {whole.reason or 'not measured'}" for whole in wholes}))
-            reasons.append(f"The whole model was not measured ({failures}).")
-        if verdict.parts and not verdict.measured:
-            reasons.append("None of the operators was measured.")
-        return dataclasses.replace(verdict, outcome="none", reasons=tuple(reasons), asked_for=(), asked_share=None)
-
-    shortfalls: list[str] = []
-    reasons += _unsettled(verdict, wholes)
-    compared = [("time", verdict.time)]
-    if verdict.energy and verdict.energy.accuracy is not None:
-        compared.append(("energy", verdict.energy))
-    for name, comparison in compared if not verdict.asked_for else ():
-        gap, accuracy = comparison.gap, comparison.accuracy
-        if gap is None or accuracy is None:
-            continue
-        allowed = 1 - target
-        if accuracy < target:
-            shortfalls.append(
-                f"The sum's {name} is {gap.value * 100:+.1f} % off the whole; {_percent(allowed)} is allowed."
-            )
-        if gap.half_width > max(allowed, abs(gap.value)):
-            whole = comparison.whole.value if comparison.whole else math.inf
-            why = (
-                "Most of that is what neighbours in a model change, or the power limit: longer windows do not narrow it."
-                if comparison.common / whole > gap.half_width / 2
-                else "Longer windows or a quieter card tell more."
-            )
-            reasons.append(f"The {name} gap is known to ± {_percent(gap.half_width)} only. {why}")
-        elif abs(abs(gap.value) - allowed) < gap.half_width:
-            reasons.append(f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit.")
-    if verdict.asked_for:
-        shortfalls.append(
-            f"Only {', '.join(verdict.asked_for)} {'was' if len(verdict.asked_for) == 1 else 'were'} asked for: "
-            f"{_percent(verdict.asked_share or 0)} of the estimated cost, where a verdict needs {_percent(target)}."
-        )
-    elif verdict.coverage is None or verdict.coverage < target:
-        shortfalls.append(f"The coverage is {_percent(verdict.coverage or 0)}; {_percent(target)} is asked for.")
-    if len(compared) == 1:
-        without = f" for {blind} of {verdict.measured} tuples" if 0 < blind < verdict.measured else ""
-        rests = "" if verdict.asked_for else "; the verdict rests on time and coverage alone"
-        reasons.append(f"Energy is not available{without}{rests}.")
-    if verdict.kernels and verdict.kernels.explained < KERNELS_ALIKE:
-        reasons.append(
-            f"Of the whole's kernel time the tuples' kernels account for {_percent(verdict.kernels.explained)}: "
-            "in the model other kernels run."
-        )
-    if apart:
-        reasons.append(f"{apart} of {verdict.measured} tuples were read in loops alone, not among other operators.")
-    missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in wholes if not whole.reading]
-    if missing:
-        reasons.append(f"The whole was not measured on {', '.join(missing)}.")
-    reasons += _contradicted(verdict, wholes)
-    outcome: Outcome = "none" if verdict.asked_for else "fail" if shortfalls else "pass"
-    return dataclasses.replace(verdict, outcome=outcome, reasons=(*shortfalls, *reasons))
-
-
-def _unsettled(verdict: Verdict, wholes: Sequence[Whole]) -> Iterator[str]:
-    """Whether most readings, or a whole, ended at the ceiling: then the figures say more of the moment than of the model."""
-    of_wholes = [whole.reading for whole in wholes if whole.reading]
-    total, loose = verdict.measured + len(of_wholes), verdict.flags.get("not_converged", 0)
-    mend = "other programs used this card or CPU, or windows were short. Repeat when it is quiet, with --reuse none."
-    if 2 * loose > total:
-        yield f"{loose} of {total} readings did not converge: {mend}"
-    elif any("not_converged" in reading.flags for reading in of_wholes):
-        yield f"The whole model's reading did not converge: {mend}"
-
-
-def _contradicted(verdict: Verdict, wholes: Sequence[Whole]) -> Iterator[str]:
-    """Two cards whose wholes no interval explains, and which are further apart than the gap may be wide."""
-    readings = sorted((whole.reading for whole in wholes if whole.reading), key=lambda reading: reading.time_us)
-    if not readings:
-        return
-    low, high = readings[0], readings[-1]
-    apart_us = high.time_us - low.time_us
-    explained_us = math.hypot(low.time_half_width_us, high.time_half_width_us) + verdict.systematic_time * high.time_us
-    if low.card_id != high.card_id and apart_us > max(APART * explained_us, (1 - verdict.target) * low.time_us):
-        yield (
-            f"The wholes contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
-            f"{high.time_us:.4g} µs on {high.card_id}."
-        )
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %"
 
 
 def _sum(figures: Iterable[Figure], systematic: float, common: float = 0.0) -> Figure:
