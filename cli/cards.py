@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import opening
+from cli.options import AsJson
 from cli.output import emit_json, say, show
 
 
@@ -20,7 +21,7 @@ def cards(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
     local: Annotated[bool, typer.Option("--local", help="Only this host's cards; asks no database.")] = False,
 ) -> None:
     """List the cards of this host, and those that joined the farm; take one out of work or put it back."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from cli.figures import plural
+from cli.options import AsJson
 from cli.output import console, emit_json, writing
 
 if TYPE_CHECKING:
     from farm.doctor import Check
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Examine this host and its farm: a line each with ok, or what to do."""
     from farm.doctor import examine, summary, wrong_settings
     from farm.settings import settings_but_wrong_ones

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from cli import opening
+from cli.options import AsJson
 from cli.output import emit_json, show
 
 
 def jobs(
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many to show at most.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     from farm.jobs import listing

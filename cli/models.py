@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import AsJson
 from cli.output import emit_json, show
 
 
@@ -14,7 +15,7 @@ def models(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'. Default: all.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog."""
     from farm.errors import UnknownModel

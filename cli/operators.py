@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.options import AsJson
 from cli.output import emit_json, show
 
 
@@ -18,7 +19,7 @@ def operators(
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
     mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.models.catalog import find

@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from cli import following, opening
+from cli.options import AsJson, Job
 from cli.output import emit_json, show
 
 
 def report(
-    job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    job: Job,
     readings: Annotated[
         bool, typer.Option("--readings", help="List the readings with their ids, for `farm trace`.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 5 unless the verdict passes.")] = False,
 ) -> None:
     """Show a job's figures: per operator type, sum against whole, coverage and verdict."""

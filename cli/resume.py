@@ -8,15 +8,16 @@ import typer
 
 from cli import following, opening
 from cli.figures import plural
+from cli.options import Follow, Job
 from cli.output import say
 
 
 def resume(
-    job: Annotated[str, typer.Argument(help="The job's id, or its beginning.")],
+    job: Job,
     failed: Annotated[
         bool, typer.Option("--failed", help="Measure again also what failed or was cancelled, with all its attempts.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")] = False,
+    wait: Follow = False,
 ) -> None:
     """Go on with a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""
     from farm.jobs import jobs

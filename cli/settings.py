@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from cli.options import AsJson
 from cli.output import emit_json, show
 
 _SECRETS = ("flower_basic_auth",)
 
 
-def settings(as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False) -> None:
+def settings(as_json: AsJson = False) -> None:
     """Show the settings in force; secrets are masked."""
     from farm.settings import settings as in_force
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
+from cli.options import AsJson
 from cli.output import emit, emit_json, say
 
 app = typer.Typer(
@@ -18,7 +19,7 @@ Names = Annotated[list[str], typer.Argument(metavar="OPERATOR", help="Operator t
 @app.callback()
 def significant(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the operator types that `--operators auto` measures first."""
     if context.invoked_subcommand is not None:

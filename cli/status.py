@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import following, opening
+from cli.options import AsJson
 from cli.output import Left, emit_json, say, show
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def status(
         typer.Argument(metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until the jobs have ended.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the progress of jobs."""
     database = opening.open_database()

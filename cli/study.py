@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import opening
+from cli.options import AsJson
 from cli.output import emit_json, say, show
 from farm.study import STUDIES, Study
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Ask a card the questions that the method rests on; each study prints a table and keeps it.",
     no_args_is_help=True,
 )
+Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")]
 
 
 def _verb(study: Study) -> Callable[..., None]:
@@ -31,10 +33,8 @@ def _verb(study: Study) -> Callable[..., None]:
         ] = None,
         tuples: Annotated[int | None, typer.Option(min=1, help="Only so many of the model's heaviest tuples.")] = None,
         quick: Annotated[bool, typer.Option("--quick", help="About a minute of card time.")] = False,
-        png: Annotated[
-            Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")
-        ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+        png: Picture = None,
+        as_json: AsJson = False,
     ) -> None:
         perform(study, model, batch, dtype, card, tuples, quick, png, as_json)
 
@@ -51,10 +51,8 @@ def show_kept(
     study: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="The study's id, or its beginning. Default: list all.")
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    png: Picture = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the studies that were made on this host, or show one again."""
     from farm.errors import UsageError

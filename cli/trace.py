@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
+from cli.options import AsJson
 from cli.output import emit, emit_json, say
 
 
@@ -18,7 +19,7 @@ def trace(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature over one reading, its window marked."""
     from farm.report import plot
