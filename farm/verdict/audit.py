@@ -8,11 +8,10 @@ tuple from one pass of its own, rebuilt, in the same process.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from farm.verdict.figures import Part
 
@@ -52,17 +51,6 @@ class KernelAudit:
     def same(self) -> bool:
         """Whether whole and tuples launch the same kernels equally often."""
         return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        lists = {
-            name: tuple(Kernel(**kernel) for kernel in data[name])
-            for name in ("only_whole", "only_tuples", "other_counts")
-        }
-        return cls(**{**data, **lists})
 
 
 def audit_kernels(seen: Mapping[str, Any], parts: Iterable[Part]) -> KernelAudit | None:

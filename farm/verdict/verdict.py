@@ -10,7 +10,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from farm.verdict.audit import KernelAudit
 from farm.verdict.figures import NOT_IN_SCOPE, Figure, ReadingView, Used, Whole
@@ -74,9 +76,9 @@ class Verdict:
     """Sum against whole for one job and round; everything needed to show it and to argue with it."""
 
     outcome: Outcome
+    reasons: tuple[str, ...]  # why it is not a pass, and what limits it, in plain sentences
     target: float
     launch: str
-    reasons: tuple[str, ...]  # why it is not a pass, and what limits it, in plain sentences
     coverage: float | None
     time: Comparison
     energy: Comparison | None
@@ -127,68 +129,45 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are fractions."""
-        return {
-            "schema": VERDICT_SCHEMA,
-            "outcome": self.outcome,
-            "reasons": list(self.reasons),
-            "target": self.target,
-            "launch": self.launch,
-            "coverage": self.coverage,
-            **_comparison_to_json("time", "us", self.time),
-            **_comparison_to_json("energy", "mj", self.energy),
-            **_comparison_to_json("energy_above_idle", "mj", self.energy_above_idle),
-            **_comparison_to_json("power", "w", self.power),
-            "systematic_time": self.systematic_time,
-            "systematic_energy": self.systematic_energy,
-            "systematic_note": self.systematic_note,
-            "parts": self.parts,
-            "measured": self.measured,
-            "wholes": [_whole_to_json(whole) for whole in self.wholes],
-            "unmeasured": [dataclasses.asdict(entry) for entry in self.unmeasured],
-            "adjustments": [dataclasses.asdict(entry) for entry in self.adjustments],
-            "flags": dict(self.flags),
-            "launch_gap_us": self.launch_gap_us,
-            "kernels": self.kernels.to_json() if self.kernels else None,
-            "context_time_us": self.context_time_us,
-            "context_energy_mj": self.context_energy_mj,
-            "weights_in_cache": self.weights_in_cache,
-            "asked_for": list(self.asked_for),
-            "asked_share": self.asked_share,
-        }
+        kept = _VERDICTS.dump_python(self, mode="json", exclude={*_UNITS, "wholes"})
+        kept["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
+        data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
+        for name in (field.name for field in dataclasses.fields(self)):
+            data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: kept[name]}
+        return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """The inverse of `to_json`; of the wholes, what a report shows of them comes back."""
-        time = _comparison_from_json("time", "us", data)
-        assert time is not None, "a stored verdict has a sum, if only an empty one"
-        plain = ("outcome", "target", "launch", "coverage", "systematic_time", "systematic_energy", "systematic_note")
-        return cls(
-            **{name: data[name] for name in (*plain, "parts", "measured", "launch_gap_us")},
-            reasons=tuple(data["reasons"]),
-            time=time,
-            energy=_comparison_from_json("energy", "mj", data),
-            energy_above_idle=_comparison_from_json("energy_above_idle", "mj", data),
-            power=_comparison_from_json("power", "w", data),
-            wholes=tuple(_whole_from_json(entry) for entry in data["wholes"]),
-            unmeasured=tuple(Unmeasured(**entry) for entry in data["unmeasured"]),
-            adjustments=tuple(Adjustment(**entry) for entry in data["adjustments"]),
-            flags=dict(data["flags"]),
-            kernels=KernelAudit.from_json(data["kernels"]) if data.get("kernels") else None,
-            context_time_us=data.get("context_time_us"),
-            context_energy_mj=data.get("context_energy_mj"),
-            weights_in_cache=data.get("weights_in_cache"),
-            asked_for=tuple(data.get("asked_for", ())),
-            asked_share=data.get("asked_share"),
-        )
+        comparisons = {name: _comparison_from_json(name, data) for name in _UNITS}
+        wholes = [_whole_from_json(entry) for entry in data["wholes"]]
+        return _VERDICTS.validate_python({**data, **comparisons, "wholes": wholes})
 
 
-def _comparison_to_json(name: str, unit: str, comparison: Comparison | None) -> dict[str, float | None]:
+_VERDICTS, _READINGS = TypeAdapter(Verdict), TypeAdapter(ReadingView)
+_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # of what is compared
+#: What is kept of a whole's reading.
+_OF_WHOLE = (
+    "reading_id",
+    "time_us",
+    "time_half_width_us",
+    "energy_mj",
+    "energy_half_width_mj",
+    "idle_power_w",
+    "sm_clock_mhz",
+    "throttle_reasons",
+    "flags",
+)
+
+
+def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
     def pair(prefix: str, suffix: str, figure: Figure | None) -> dict[str, float | None]:
         return {
             f"{prefix}_{name}{suffix}": figure.value if figure else None,
             f"{prefix}_{name}_half_width{suffix}": figure.half_width if figure else None,
         }
 
+    unit = _UNITS[name]
     return {
         **pair("sum", f"_{unit}", comparison.total if comparison else None),
         **pair("whole", f"_{unit}", comparison.whole if comparison else None),
@@ -197,42 +176,23 @@ def _comparison_to_json(name: str, unit: str, comparison: Comparison | None) -> 
     }
 
 
-def _comparison_from_json(name: str, unit: str, data: Mapping[str, Any]) -> Comparison | None:
+def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | None:
     def figure(prefix: str) -> Figure | None:
-        value = data[f"{prefix}_{name}_{unit}"]
-        return None if value is None else Figure(value, data[f"{prefix}_{name}_half_width_{unit}"])
+        value = data[f"{prefix}_{name}_{_UNITS[name]}"]
+        return None if value is None else Figure(value, data[f"{prefix}_{name}_half_width_{_UNITS[name]}"])
 
     total = figure("sum")
     return None if total is None else Comparison(total, figure("whole"))
 
 
 def _whole_to_json(whole: Whole) -> dict[str, Any]:
-    reading = whole.reading
-    return {
-        "card_id": whole.card_id,
-        "launch": whole.launch,
-        "reason": whole.reason,
-        "reading_id": reading.reading_id if reading else None,
-        "time_us": reading.time_us if reading else None,
-        "time_half_width_us": reading.time_half_width_us if reading else None,
-        "energy_mj": reading.energy_mj if reading else None,
-        "energy_half_width_mj": reading.energy_half_width_mj if reading else None,
-        "idle_power_w": reading.idle_power_w if reading else None,
-        "sm_clock_mhz": reading.sm_clock_mhz if reading else None,
-        "throttle_reasons": list(reading.throttle_reasons) if reading else [],
-        "flags": list(reading.flags) if reading else [],
-    }
+    read: dict[str, Any] = {"throttle_reasons": [], "flags": []}
+    if whole.reading:
+        read = _READINGS.dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
+    about = {"card_id": whole.card_id, "launch": whole.launch, "reason": whole.reason}
+    return {**about, **{name: read.get(name) for name in _OF_WHOLE}}
 
 
 def _whole_from_json(data: Mapping[str, Any]) -> Whole:
-    reading = None
-    if data["time_us"] is not None:
-        names = ("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "idle_power_w", "sm_clock_mhz")
-        reading = ReadingView(
-            **{name: data[name] for name in names},
-            throttle_reasons=tuple(data["throttle_reasons"]),
-            flags=tuple(data["flags"]),
-            card_id=data["card_id"],
-            reading_id=data["reading_id"] or "",
-        )
+    reading = None if data["time_us"] is None else _READINGS.validate_python(data)
     return Whole(data["card_id"], reading, data["reason"], data["launch"])

@@ -1,9 +1,11 @@
 """Kernels of a whole against those of its tuples."""
 
+import json
+
 import pytest
 
 from farm.verdict.aggregate import aggregate
-from farm.verdict.audit import KernelAudit, audit_kernels
+from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
 
@@ -39,7 +41,6 @@ def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
     ]
     assert audit.explained == pytest.approx((0.75 * 40 + 10) / 100)  # more launches than there are explain no more
     assert audit.unknown_tuples == 1
-    assert KernelAudit.from_json(audit.to_json()) == audit
 
 
 def test_where_nobody_saw_kernels_there_is_no_audit():
@@ -58,4 +59,4 @@ def test_the_verdict_says_that_other_kernels_run_and_keeps_which():
     )
     assert verdict.outcome == "pass"
     assert any("75.0 %" in reason for reason in verdict.reasons)
-    assert Verdict.from_json(verdict.to_json()).kernels == verdict.kernels
+    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).kernels == verdict.kernels
