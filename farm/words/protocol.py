@@ -34,8 +34,10 @@ def content_id(data: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Plain:
+class Plain:
     """What is plain JSON field by field."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -46,7 +48,7 @@ class _Plain:
 
 
 @dataclass(frozen=True)
-class Protocol(_Plain):
+class Protocol(Plain):
     """What must be equal for two readings to be comparable. Its `id` is part of a reading's identity."""
 
     launch: Launch = "graph"
@@ -93,7 +95,7 @@ class Protocol(_Plain):
 
 
 @dataclass(frozen=True)
-class Stopping(_Plain):
+class Stopping(Plain):
     """When a window may end. Not part of a protocol's identity: a tighter reading satisfies a looser request.
 
     Half-widths are of the 95 % interval, relative to the figure.
@@ -107,7 +109,7 @@ class Stopping(_Plain):
 
 
 @dataclass(frozen=True)
-class Variant(_Plain):
+class Variant(Plain):
     """A model variant: all that decides what a model computes. Models are built with seeded random weights."""
 
     model: str
@@ -149,7 +151,7 @@ class Variant(_Plain):
 
 
 @dataclass(frozen=True)
-class Subject(_Plain):
+class Subject(Plain):
     """What a reading is about: an operator tuple's JSON, or a model variant's."""
 
     kind: SubjectKind
@@ -158,7 +160,7 @@ class Subject(_Plain):
 
 
 @dataclass(frozen=True)
-class Software(_Plain):
+class Software(Plain):
     """The software a reading was taken with: part of its identity."""
 
     torch: str

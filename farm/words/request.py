@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from farm.errors import UsageError
-from farm.words.protocol import Protocol, Stopping, Variant, content_id
+from farm.words.protocol import Plain, Protocol, Stopping, Variant, content_id
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Reuse = Literal["model", "card", "none"]
 REUSE_CHOICES = ("model", "card", "none")
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Plain):
     """A grid over one operator's parameters and input sizes: every combination is one operator tuple.
 
     ``grid`` maps a name to the values it takes, e.g. ``{"in_channels": [64, 128], "kernel_size": [1, 3]}``;
@@ -38,13 +42,6 @@ class Sweep:
             count *= len(values)
         return count
 
-    def to_json(self) -> dict[str, Any]:
-        return {"operator": self.operator, "name": self.name, "grid": {k: list(v) for k, v in self.grid.items()}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["operator"], {k: tuple(v) for k, v in data["grid"].items()}, data.get("name", ""))
-
     def __str__(self) -> str:
         return self.name or f"{self.operator} sweep of {self.size}"
 
@@ -55,7 +52,7 @@ def named(operators: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Plain):
     """One entry of a measurement file, or one model of ``farm submit``. Exactly one of variant and sweep is set."""
 
     variant: Variant | None = None
@@ -65,6 +62,8 @@ class Request:
     operators: tuple[str, ...] = ("all",)  # ("all",) | ("auto",) | short names
     target: float = 0.95
     reuse: Reuse = "model"
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job keeps its cards beside its request
 
     def __post_init__(self) -> None:
         if (self.variant is None) == (self.sweep is None):
@@ -90,28 +89,17 @@ class Request:
         data = self.to_json()
         return content_id({name: data[name] for name in ("variant", "sweep", "protocol", "operators")})
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "variant": self.variant.to_json() if self.variant else None,
-            "sweep": self.sweep.to_json() if self.sweep else None,
-            "protocol": self.protocol.to_json(),
-            "stopping": self.stopping.to_json(),
-            "operators": list(self.operators),
-            "target": self.target,
-            "reuse": self.reuse,
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(
-            variant=Variant.from_json(data["variant"]) if data.get("variant") else None,
-            sweep=Sweep.from_json(data["sweep"]) if data.get("sweep") else None,
-            protocol=Protocol.from_json(data["protocol"]),
-            stopping=Stopping.from_json(data["stopping"]),
-            operators=tuple(data["operators"]),
-            target=data["target"],
-            reuse=data["reuse"],
-        )
+    def from_json(cls, data: Mapping[str, Any]) -> Request:
+        """The inverse of `to_json`; what else stands beside these keys is passed over."""
+        return _requests().validate_python(data)
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
+
+
+@functools.cache
+def _requests() -> TypeAdapter[Request]:
+    from pydantic import TypeAdapter  # late: who only makes requests needs none of it
+
+    return TypeAdapter(Request)
