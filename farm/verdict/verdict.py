@@ -107,7 +107,7 @@ class Verdict:
         partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
         return self.outcome != "pass" and not partial
 
-    def withheld(self, reason: str) -> Self:
+    def withheld(self, reason: str) -> Verdict:
         """The same figures without an outcome, for this reason alone."""
         return dataclasses.replace(self, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
