@@ -97,7 +97,6 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # free now; the worker takes it for good
         self.starting()
-        assert self.database is not None
         cards.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))

@@ -82,7 +82,7 @@ def test_where_no_card_is_fit_the_reason_is_told_at_once(database, monkeypatch, 
         farm.wait_ready()
     assert "run again: it is checked anew" in told.value.next_step
     bad.unlink()
-    with EmbeddedFarm(settings(), [card]) as farm:
+    with EmbeddedFarm(settings(), database, [card]) as farm:
         farm.wait_ready()  # what it found for itself alone, no person need release
 
 
