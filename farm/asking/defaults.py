@@ -94,9 +94,7 @@ class Wish:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-_VARIANT = ("batch", "input_size", "dtype", "memory_format", "mode", "weights")
-_METHOD = ("launch", "residency", "data", "grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")
-_STOPPING = ("warm_up_s", "minimum_s", "maximum_s", "time_half_width", "energy_half_width")
+_VARIANT, _METHOD, _STOPPING = ([f.name for f in dataclasses.fields(part)] for part in (Variant, Method, Stopping))
 
 
 def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
@@ -115,11 +113,11 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
     if wish.sweep is None:
         if wish.model is None:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
-        values = {"batch": defaults.batch, **wish._said(_VARIANT)}
+        values: dict[str, Any] = {"batch": defaults.batch, **wish._said(_VARIANT)}
         from farm.models.catalog import find
 
         values["input_size"] = find(wish.model).check_size(wish.input_size)
-        variant = Variant(model=wish.model, **values)
+        variant = Variant(**values)
     return Request(
         variant=variant,
         sweep=wish.sweep,

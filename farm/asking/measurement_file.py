@@ -7,6 +7,7 @@ merge keys (``<<``) work; keys twice in one mapping, which YAML loaders silently
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from farm.asking.defaults import Wish, operator_names
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.words.protocol import Protocol, Variant
+from farm.words.protocol import Protocol, Stopping, Variant
 from farm.words.request import REUSE_CHOICES, Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -26,18 +27,12 @@ MAX_COMBINATIONS = 100_000
 # What a key takes: the type it must have, or the words it chooses from.
 _WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or false"
 Kind = str | tuple[str, ...]
-_VARIANT_KEYS: dict[str, Kind] = {"batch": _WHOLE, "input_size": _WHOLE, **Variant.CHOICES}
-_ENTRY_KEYS: dict[str, Kind] = {"target": _NUMBER, "reuse": REUSE_CHOICES}
-_PROTOCOL_KEYS: dict[str, Kind] = {
-    **Protocol.CHOICES,
-    "grad": _FLAG,
-    "tf32": _FLAG,
-    "cudnn_benchmark": _FLAG,
-    "cudnn_deterministic": _FLAG,
+_VARIANT_KEYS: dict[str, Kind] = {
+    f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name != "model"
 }
-_STOPPING_KEYS: dict[str, Kind] = dict.fromkeys(
-    ("warm_up_s", "minimum_s", "maximum_s", "time_half_width", "energy_half_width"), _NUMBER
-)
+_ENTRY_KEYS: dict[str, Kind] = {"target": _NUMBER, "reuse": REUSE_CHOICES}
+_PROTOCOL_KEYS: dict[str, Kind] = {f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol)}
+_STOPPING_KEYS: dict[str, Kind] = {f.name: _NUMBER for f in dataclasses.fields(Stopping)}
 _COMMON = ("reuse", "protocol", "stopping")
 _MODEL_ENTRY = ("model", *_VARIANT_KEYS, "operators", "target", *_COMMON)
 _SWEEP_ENTRY = ("sweep", "name", "grid", *_COMMON)
@@ -66,8 +61,6 @@ def parse(text: str, name: str, *, check_model: Callable[[str], object] | None =
 
 
 def _without_place(wish: Wish) -> Wish:
-    import dataclasses
-
     # A sweep's grid is a dictionary and cannot be hashed; its id stands for it here.
     sweep = wish.sweep.id if wish.sweep else None
     return dataclasses.replace(wish, where="", sweep=sweep)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
 from farm.words.data_classes import is_class
@@ -60,8 +60,8 @@ class Protocol(Plain):
     cudnn_deterministic: bool = False
 
     CHOICES = {  # noqa: RUF012 - not a field
-        "launch": ("graph", "eager"),
-        "residency": ("resident", "reuse", "stream", "chain"),
+        "launch": get_args(Launch),
+        "residency": get_args(Residency),
         "data": ("normal", "zeros", "seen"),
     }
 

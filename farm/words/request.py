@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from farm.errors import UsageError
 from farm.words.protocol import Plain, Protocol, Stopping, Variant, content_id
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Reuse = Literal["model", "card", "none"]
-REUSE_CHOICES = ("model", "card", "none")
+REUSE_CHOICES = get_args(Reuse)
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,7 @@ class Sweep(Plain):
     @property
     def size(self) -> int:
         """How many combinations the grid has."""
-        count = 1
-        for values in self.grid.values():
-            count *= len(values)
-        return count
+        return math.prod(map(len, self.grid.values()))
 
     def __str__(self) -> str:
         return self.name or f"{self.operator} sweep of {self.size}"
