@@ -38,6 +38,17 @@ class Queue:
         return self.slowness * (self.busy_s + sum(work.expected_s for work in self.waiting))
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """An item that waits on one card, and may be taken by some."""
+
+    id: int
+    card_id: str
+    expected_s: float
+    job_id: str
+    takers: frozenset[str]
+
+
 def place(work: Iterable[Work], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}) -> dict[int, str]:
     """Longest first, each onto the card that would end it first (LPT); key -> card id.
 
@@ -71,22 +82,61 @@ def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
     moves: dict[int, str] = {}
     while dry:
         taker = min(dry, key=lambda card_id: (ends_s[card_id], card_id))
-        giver = max((card_id for card_id in left if left[card_id] and card_id not in dry), key=ends_s.get, default="")  # type: ignore[arg-type]
-        room_s = (ends_s[giver] - ends_s[taker]) / 2 if giver else 0.0
-        if not giver or room_s <= 0:
+        full = [card_id for card_id in left if left[card_id] and card_id not in dry]
+        giver = max(full, key=ends_s.__getitem__, default=None)
+        if giver is None or ends_s[giver] <= ends_s[taker]:
             # Nobody is full; among the dry ones, take from whoever still has several.
-            giver = max((card_id for card_id in dry if len(left[card_id]) > 1), key=ends_s.get, default="")  # type: ignore[arg-type]
-            room_s = (ends_s[giver] - ends_s[taker]) / 2 if giver and giver != taker else 0.0
-        fitting = bisect.bisect_right(left[giver], room_s, key=lambda work: work.expected_s) if giver else 0
+            several = [card_id for card_id in dry if len(left[card_id]) > 1]
+            giver = max(several, key=ends_s.__getitem__, default=None)
         slow = by_id[taker].slowness
-        if not fitting and giver and left[giver]:
-            # Nothing is that short: the shortest, if the taker would still end it before the giver ends all.
-            fitting = 1 if ends_s[taker] + slow * left[giver][0].expected_s < 0.9 * ends_s[giver] else 0
-        if not fitting or ends_s[taker] + slow * left[giver][fitting - 1].expected_s >= ends_s[giver]:
+        position = None if giver is None else _worth_moving(left[giver], ends_s[giver], ends_s[taker], slow)
+        if giver is None or position is None:
             dry.discard(taker)
             continue
-        work = left[giver].pop(fitting - 1)
+        work = left[giver].pop(position)
         moves[work.key] = taker
         ends_s[giver] -= by_id[giver].slowness * work.expected_s
         ends_s[taker] += slow * work.expected_s
+    return moves
+
+
+def _worth_moving(waiting: Sequence[Work], giver_ends_s: float, taker_ends_s: float, slowness: float) -> int | None:
+    """The position of what the taker should have of the giver's, None where no move gains enough.
+
+    Args:
+        waiting: the giver's, ascending by length, at least one.
+        slowness: the taker's.
+    """
+    room_s = (giver_ends_s - taker_ends_s) / 2
+    position, by_s = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1, giver_ends_s
+    if position < 0:
+        # Nothing is that short: the shortest, if the taker would still end it before the giver ends all.
+        position, by_s = 0, 0.9 * giver_ends_s
+    return position if taker_ends_s + slowness * waiting[position].expected_s < by_s else None
+
+
+def balance_groups(
+    waiting: Sequence[Waiting], open_s: Mapping[str, float], slowness: Mapping[str, float], *, dry_within_s: float
+) -> dict[int, str]:
+    """`balance` where not every card may take everything; item id -> card id.
+
+    Args:
+        open_s: all that the cards have to do, also what must stay, as expected on an ordinary card. Unit: s.
+        slowness, dry_within_s: as in `balance`; a slowness is 1 where it is not known.
+    """
+    open_s = dict(open_s)
+    moves: dict[int, str] = {}
+    # Those with the fewest cards to choose from come first; what they moved counts for the next.
+    for group in sorted({item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))):
+        queues = {card_id: Queue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
+        movable = {item.id: item for item in waiting if item.takers == group and item.card_id in group}
+        for item in movable.values():
+            queue = queues[item.card_id]
+            queue.waiting.append(Work(item.id, item.expected_s))
+            queue.busy_s = max(0.0, queue.busy_s - item.expected_s)
+        found = balance(list(queues.values()), dry_within_s=dry_within_s)
+        for item_id, taker in found.items():
+            open_s[movable[item_id].card_id] -= movable[item_id].expected_s
+            open_s[taker] += movable[item_id].expected_s
+        moves |= found
     return moves

@@ -12,13 +12,14 @@ drained for an hour finds it, and is given up only when its job waits for nothin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import update
 from sqlmodel import Session, col, func, or_, select
 
-from farm.jobs.balance import Queue, Work, balance
+from farm.jobs.balance import Waiting, balance_groups
 from farm.jobs.planning import LEFT, bound_to, place_items
 from farm.store import tables
 from farm.store.batches import in_batches
@@ -173,6 +174,20 @@ def _gave(session: Session, job_id: str) -> set[str]:
     return set(session.exec(query))
 
 
+@dataclass(frozen=True)
+class _Load:
+    """What cards of one kind have to do."""
+
+    open_s: dict[str, float]  # card -> expected seconds of its open items
+    most: int  # items that are open on the card that has the most
+    slowness: dict[str, float]  # card -> as in `balance.Queue`
+
+    def dry(self, within_s: float) -> bool:
+        """Whether a card runs dry so soon, and another has more than the one item that it is at."""
+        ends_s = (self.slowness.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
+        return self.most > 1 and min(ends_s, default=within_s) < within_s
+
+
 def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
     """Give cards that run dry waiting tuples of the fullest ones; the ids of those that want publishing.
 
@@ -181,70 +196,66 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
         dry_within_s: a card with less to do than this is given more. Unit: s.
         farm: whose jobs.
     """
-    ids = [card.id for card in cards]
     with database.read() as session:
-        slowness = _slowness(session, ids)
-        open_s = {
-            card_id: (float(expected_s or 0.0), int(number))
-            for card_id, expected_s, number in session.execute(
-                select(Item.card_id, func.sum(Item.expected_s), func.count())
-                .where(col(Item.card_id).in_(ids), col(Item.state).in_(OPEN))
-                .group_by(col(Item.card_id))
-            )
-        }
-        dry = [c for c in ids if slowness.get(c, 1.0) * open_s.get(c, (0.0, 0))[0] < dry_within_s]
-        if not dry or all(number <= 1 for _, number in open_s.values()):
+        load = _load(session, [card.id for card in cards])
+        if not load.dry(dry_within_s):
             return []
-        waiting = session.execute(
-            select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
-            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-            .where(
-                col(Item.card_id).in_(ids),
-                Item.state == ItemState.WAITING,
-                Item.role == "tuple",
-                tables.Job.state == JobState.OPEN,
-                tables.Job.farm == farm,
-            )
-            .order_by(col(Item.id))
-        ).all()
-        takers = {
-            job.id: _takers(job, cards)
-            for batch in in_batches({job_id for *_, job_id in waiting})
-            for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
-        }
-    ends_s = {c: open_s.get(c, (0.0, 0))[0] for c in ids}
-    moves: dict[int, str] = {}
-    # The jobs with the fewest cards to choose from come first; what they moved counts for the next.
-    for group in sorted(set(takers.values()), key=lambda group: (len(group), sorted(group))):
-        queues = {c: Queue(c, [], ends_s[c], slowness.get(c, 1.0)) for c in group}
-        expected = {}
-        for item_id, card_id, expected_s, job_id in waiting:
-            if takers[job_id] == group and card_id in group:
-                queues[card_id].waiting.append(Work(item_id, expected_s))
-                queues[card_id].busy_s = max(0.0, queues[card_id].busy_s - expected_s)
-                expected[item_id] = card_id, expected_s
-        found = balance(list(queues.values()), dry_within_s=dry_within_s)
-        for item_id, taker in found.items():
-            giver, expected_s = expected[item_id]
-            ends_s[giver] -= expected_s
-            ends_s[taker] += expected_s
-        moves.update(found)
-    if not moves:
-        return []
-    moved = []
-    job_of = {item_id: job_id for item_id, *_, job_id in waiting}
+        waiting = _movable(session, cards, farm)
+    moves = balance_groups(waiting, load.open_s, load.slowness, dry_within_s=dry_within_s)
+    return _carry_out(database, moves, waiting) if moves else []
+
+
+def _load(session: Session, card_ids: Sequence[str]) -> _Load:
+    rows = session.execute(
+        select(Item.card_id, func.sum(Item.expected_s), func.count())
+        .where(col(Item.card_id).in_(card_ids), col(Item.state).in_(OPEN))
+        .group_by(col(Item.card_id))
+    ).all()
+    open_s = {card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows}
+    return _Load(
+        {card_id: open_s.get(card_id, 0.0) for card_id in card_ids},
+        max((number for *_, number in rows), default=0),
+        _slowness(session, card_ids),
+    )
+
+
+def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[Waiting]:
+    """The tuples that wait on the cards, and which of these may take each."""
+    rows = session.execute(
+        select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .where(
+            col(Item.card_id).in_([card.id for card in cards]),
+            Item.state == ItemState.WAITING,
+            Item.role == "tuple",
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+        )
+        .order_by(col(Item.id))
+    ).all()
+    takers = {
+        job.id: _takers(job, cards)
+        for batch in in_batches({job_id for *_, job_id in rows})
+        for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
+    }
+    return [
+        Waiting(item_id, card_id, expected_s, job_id, takers[job_id]) for item_id, card_id, expected_s, job_id in rows
+    ]
+
+
+def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[Waiting]) -> list[int]:
+    """Move items, item id -> card id; the ids of those that were, and of the wholes that this makes necessary."""
+    job_of = {item.id: item.job_id for item in waiting if item.id in moves}
     with database.write() as session:
-        still_open = lock_open_jobs(session, (job_of[item_id] for item_id in moves))
+        still_open = lock_open_jobs(session, job_of.values())
+        moved = []
         for item_id, card_id in sorted(moves.items()):
-            if job_of[item_id] not in still_open:
-                continue
             # Only what still waits: the card it is taken from goes on working meanwhile.
-            taken = session.execute(
-                update(Item)
-                .where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
-                .values(card_id=card_id, token="", holder="")
-            )
-            if taken.rowcount:  # type: ignore[attr-defined]
+            move = update(Item).where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
+            if (
+                job_of[item_id] in still_open
+                and session.exec(move.values(card_id=card_id, token="", holder="")).rowcount
+            ):
                 moved.append(item_id)
         items: list[Item] = []
         for batch in in_batches(moved):
