@@ -13,7 +13,7 @@ slower, one dying half-way. Cards work at their own pace, every five seconds a p
 dead card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by all the speed there is.
 The arithmetic is told more than in a farm: what exactly remains of an item in work (`farm.jobs.moving.rebalance` counts all of
 it), how slow a card was in all that it has done (there: in its last 15 minutes, from five items on), and that also where
-a dead card's items are given away (`farm.jobs.planning.place_items` takes the cards for equally fast).
+a dead card's items are given away (`farm.jobs.planning.card_for_each` takes the cards for equally fast).
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ class Unmeasurable(FarmError):
         "not_capturable",  # no CUDA graph can be made of it
         "not_available",  # what the protocol asks for is not to be had on this card
         "attempts_exhausted",  # every delivery ended without an answer
+        "card_left",  # the very card that it was to be read on was away when its job waited for nothing else
     )
 
     def __init__(self, reason: str, message: str, next_step: str = "") -> None:

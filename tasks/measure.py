@@ -217,13 +217,12 @@ def _measure(task: Task, worker: CardWorker, item_id: int) -> dict[str, Any]:
             if status is not None:
                 return status
             continue  # the process died under it; the next claim counts the attempt
-        declined, closed = taken
-        if declined is Declined.DEFERRED and item_id in closed.woken:
+        if taken.why is Declined.DEFERRED and item_id in taken.closed.woken:
             continue
-        _follow_up(worker, closed)
-        if declined in (Declined.GONE, Declined.DEFERRED):
+        _follow_up(worker, taken.closed)
+        if taken.why in (Declined.GONE, Declined.DEFERRED):
             raise Ignore()
-        if declined is Declined.REUSED:
+        if taken.why is Declined.REUSED:
             return {"item": item_id, "status": "reused"}
         with worker.database.read() as session:
             item = session.get(tables.Item, item_id)

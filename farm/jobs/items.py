@@ -1,5 +1,7 @@
 """The life of one item: claimed, then done, failed or handed back, each in one transaction.
 
+From which state to which stands in `farm.jobs.life`; here is who goes that way, and when.
+
 The rules that make "measured once, accepted once" hold whatever dies:
 
 * A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
@@ -12,19 +14,20 @@ The rules that make "measured once, accepted once" hold whatever dies:
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from sqlalchemy import ColumnElement, update
+from sqlalchemy import ColumnElement
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, and_, col, or_, select
 
+from farm.jobs import life
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.content import reading_row, storable_text
+from farm.store.content import reading_row
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, CardState, Item, ItemState
@@ -67,9 +70,17 @@ class Closed:
     woken: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A claim that was not given, and what follows from the item that closed or woke instead."""
+
+    why: Declined
+    closed: Closed = Closed(False)
+
+
 def claim(
     database: Database, item_id: int, *, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
-) -> Claim | tuple[Declined, Closed]:
+) -> Claim | Refused:
     """Take an item, or learn why not.
 
     An item may be taken when it waits, or when its lease has ended, or when this very holder had it (its
@@ -87,8 +98,8 @@ def claim(
                 return _defer(database, item_id, software_id)
     if isinstance(taken, Claim):
         return taken
-    declined, rounds, woken = taken
-    return declined, Closed(bool(rounds), _finished(database, rounds), woken)
+    # Not before the commit: see `_finished`.
+    return Refused(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
 
 
 def _free_key(database: Database, item_id: int, software_id: str) -> bool:
@@ -98,40 +109,32 @@ def _free_key(database: Database, item_id: int, software_id: str) -> bool:
         job = session.get(tables.Job, item.job_id) if item else None
         if item is None or job is None:
             return False
-        freed = session.execute(
-            update(Item)
-            .where(
-                col(Item.claim_key) == subject_key(item, job.request["reuse"], software_id),
-                col(Item.id) != item_id,
-                col(Item.lease_until_s) < database_now(),
-            )
-            .values(claim_key=None)
+        freed = life.FREE_KEY.update(
+            col(Item.claim_key) == subject_key(item, job.request["reuse"], software_id),
+            col(Item.id) != item_id,
+            col(Item.lease_until_s) < database_now(),
         )
-        return bool(freed.rowcount)  # type: ignore[attr-defined]
+        return bool(session.exec(freed).rowcount)
 
 
-def _defer(database: Database, item_id: int, software_id: str) -> tuple[Declined, Closed]:
+def _defer(database: Database, item_id: int, software_id: str) -> Refused:
     with database.write() as session:
         item = session.get(Item, item_id)
         job = session.get(tables.Job, item.job_id) if item else None
         if item is None or job is None:
-            return Declined.GONE, Closed(False)
+            return Refused(Declined.GONE)
         key = subject_key(item, job.request["reuse"], software_id)
-        deferred = session.execute(
-            update(Item)
-            .where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
-            .values(state=ItemState.DEFERRED, subject_key=key)
-        )
-        if not deferred.rowcount:  # type: ignore[attr-defined]
-            return Declined.GONE, Closed(False)
+        if not session.exec(life.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
+            return Refused(Declined.GONE)
     # The other may have closed in between, without seeing this one: then it wakes at once.
-    return Declined.DEFERRED, Closed(False, woken=wake_orphans(database, item_id))
+    return Refused(Declined.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
 
 
 def _claim(
     session: Session, item_id: int, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
-) -> Claim | tuple[Declined, set[tuple[str, int]], tuple[int, ...]]:
-    gone: tuple[Declined, set[tuple[str, int]], tuple[int, ...]] = (Declined.GONE, set(), ())
+) -> Claim | Refused:
+    """The claim, or why there is none; the rounds of what was closed instead are those that may be at their end."""
+    gone = Refused(Declined.GONE)
     # One statement for all three: on a busy card the pause between two items is mostly these.
     found = session.exec(
         select(Item, tables.Job, tables.Card.state)
@@ -144,37 +147,26 @@ def _claim(
     item, job, _ = found
     request = Request.from_json(job.request)
     claimable = and_(col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
+    its_round = ((item.job_id, item.round),)
     (reading,) = find_readings(session, [item], request, software_id, {card_id})
     if reading is not None:
-        closed = session.execute(update(Item).where(claimable).values(**_closing(reading.id, reused=True)))
-        if not closed.rowcount:  # type: ignore[attr-defined]
-            return gone
-        return Declined.REUSED, {(item.job_id, item.round)}, ()
+        served = session.exec(life.SERVE.update(claimable, reading_id=reading.id)).rowcount
+        return Refused(Declined.REUSED, Closed(True, its_round)) if served else gone
     if item.attempts >= max_attempts:
-        closed = session.execute(update(Item).where(claimable).values(**_given_up(item)))
-        if not closed.rowcount:  # type: ignore[attr-defined]
+        if not session.exec(life.EXHAUST.update(claimable, **_last_words(item))).rowcount:
             return gone
-        return Declined.EXHAUSTED, {(item.job_id, item.round)}, _wake(session, _of(item.subject_key))
+        return Refused(Declined.EXHAUSTED, Closed(True, its_round, _wake(session, _of(item.subject_key))))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
-    taken = session.execute(
-        update(Item)
-        .where(claimable)
-        .values(
-            state=ItemState.CLAIMED,
-            holder=holder,
-            token=token,
-            subject_key=key,
-            claim_key=key,
-            lease_until_s=database_now() + lease_s,
-            attempts=col(Item.attempts) + 1,
-            started_at_s=database_now(),
-        )
-        .execution_options(synchronize_session=False)
+    taken = life.CLAIM.update(
+        claimable,
+        token=token,
+        holder=holder,
+        claim_key=key,
+        lease_until_s=database_now() + lease_s,
+        subject_key=key,
     )
-    if not taken.rowcount:  # type: ignore[attr-defined]
-        return gone
-    return _describe(session, item, job, request, token)
+    return _describe(session, item, job, request, token) if session.exec(taken).rowcount else gone
 
 
 def _claimable(holder: str) -> ColumnElement[bool]:
@@ -228,35 +220,10 @@ def _protocol(session: Session, protocol_id: str) -> Protocol | None:
     return _protocols[protocol_id]
 
 
-def _closing(reading_id: str, *, reused: bool) -> dict[str, Any]:
-    return {
-        "state": ItemState.DONE,
-        "reading_id": reading_id,
-        "reused": reused,
-        "claim_key": None,
-        "lease_until_s": 0.0,
-        "ended_at_s": database_now(),
-    }
-
-
-def _failing(reason: str, message: str) -> dict[str, Any]:
-    return {
-        "state": ItemState.FAILED,
-        "reason": storable_text(reason),
-        "message": storable_text(message[:2000]),
-        "claim_key": None,
-        "lease_until_s": 0.0,
-        "ended_at_s": database_now(),
-    }
-
-
-#: Of an item that was cancelled while it was measured, once that has ended.
-LET_GO = {"token": "", "claim_key": None, "lease_until_s": 0.0}
-
-
-def _given_up(item: Item) -> dict[str, Any]:
+def _last_words(item: Item) -> dict[str, str]:
+    """Why an item failed whose attempts all ended without an answer: what the last of them said, if it said anything."""
     message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
-    return _failing(item.reason or "attempts_exhausted", message)
+    return life.why(item.reason or "attempts_exhausted", message)
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
@@ -288,25 +255,15 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         session.flush()
         if packed is not None:
             session.add(tables.Trace(reading_id=reading_id, packed=packed))
-        cancelled = item.state == ItemState.CANCELLED
-        accepted = session.execute(
-            update(Item)
-            .where(col(Item.id) == item.id, col(Item.token) == claimed.token, col(Item.state) == item.state)
-            .values(**({"reading_id": reading_id, **LET_GO} if cancelled else _closing(reading_id, reused=False)))
-            .execution_options(synchronize_session=False)
-        )
-        if not accepted.rowcount:  # type: ignore[attr-defined]
+        accept = life.KEEP if item.state == ItemState.CANCELLED else life.READ
+        its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
+        if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
         affected.add((item.job_id, item.round))
-        served = session.execute(
-            update(Item)
-            .where(col(Item.id).in_(_served(session, item, row)), col(Item.state) == ItemState.DEFERRED)
-            .values(**_closing(reading_id, reused=True))
-            .returning(col(Item.job_id), col(Item.round))
-            .execution_options(synchronize_session=False)
-        )
-        affected.update((job_id, number) for job_id, number in served)
+        behind = (col(Item.id).in_(_served(session, item, row)), col(Item.state) == ItemState.DEFERRED)
+        served = life.SERVE.update(*behind, reading_id=reading_id).returning(col(Item.job_id), col(Item.round))
+        affected.update((job_id, number) for job_id, number in session.exec(served))
         woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, affected), woken)
 
@@ -327,8 +284,11 @@ def fail(database: Database, claimed: Claim, reason: str, message: str) -> Close
         item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
         if item is None:
             return Closed(False)
-        ended = LET_GO if item.state == ItemState.CANCELLED else _failing(reason, message)
-        session.execute(update(Item).where(col(Item.id) == item.id).values(**ended))
+        its_own = col(Item.id) == item.id
+        cancelled = item.state == ItemState.CANCELLED
+        session.exec(
+            life.LET_GO.update(its_own) if cancelled else life.FAIL.update(its_own, **life.why(reason, message))
+        )
         woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
@@ -337,8 +297,7 @@ def note_attempt(database: Database, claimed: Claim, reason: str, message: str) 
     """Keep why an attempt ended, on an item that may be tried again."""
     with database.write() as session:
         if (item := _held(session, claimed)) is not None:
-            told = {"reason": storable_text(reason), "message": storable_text(message[:2000])}
-            session.execute(update(Item).where(col(Item.id) == item.id).values(**told))
+            session.exec(life.NOTE.update(col(Item.id) == item.id, **life.why(reason, message)))
 
 
 def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:
@@ -354,15 +313,9 @@ def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemStat
     if item is not None and item.token == claimed.token and item.state in states:
         return item
     if item is not None:
-        session.execute(update(Item).where(col(Item.id) == item.id).values(repeated=col(Item.repeated) + 1))
+        session.exec(life.REPEAT.update(col(Item.id) == item.id))
         session.commit()
     return None
-
-
-def _in_work() -> ColumnElement[bool]:
-    """Claimed, or cancelled since and not ended."""
-    cancelled = and_(col(Item.state) == ItemState.CANCELLED, col(Item.claim_key).is_not(None))
-    return or_(col(Item.state) == ItemState.CLAIMED, cancelled)
 
 
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
@@ -372,21 +325,17 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
         item_ids: what the holder is at work on; a claim on anything else ran out of its work (its process was killed
             and its message is gone) and must be allowed to end. None: all of them.
     """
-    held = (col(Item.holder) == holder, _in_work())
+    held = life.RENEW.update(col(Item.holder) == holder, life.in_work(), lease_until_s=database_now() + lease_s)
+    if item_ids is not None:
+        held = held.where(col(Item.id).in_(sorted(item_ids)))
     with database.write() as session:
-        query = update(Item).where(*held).values(lease_until_s=database_now() + lease_s)
-        if item_ids is not None:
-            query = query.where(col(Item.id).in_(sorted(item_ids)))
-        return int(session.execute(query).rowcount)  # type: ignore[attr-defined]
+        return session.exec(held).rowcount
 
 
 def release_card(database: Database, card_id: str) -> int:
     """End all leases on a card. Only for who holds the card's lock: nobody else can be measuring on it."""
     with database.write() as session:
-        ended = session.execute(
-            update(Item).where(col(Item.card_id) == card_id, _in_work()).values(lease_until_s=0.0, claim_key=None)
-        )
-        return int(ended.rowcount)  # type: ignore[attr-defined]
+        return session.exec(life.END_LEASE.update(col(Item.card_id) == card_id, life.in_work())).rowcount
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
@@ -400,20 +349,8 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
     """
     with database.write() as session:
         its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
-        session.execute(update(Item).where(*its, col(Item.state) == ItemState.CANCELLED).values(**LET_GO))
-        waiting = (
-            update(Item)
-            .where(*its, col(Item.state) == ItemState.CLAIMED)
-            .values(
-                state=ItemState.WAITING,
-                claim_key=None,
-                token="",
-                holder="",
-                lease_until_s=0.0,
-                attempts=col(Item.attempts) - 1,
-            )
-        )
-        return int(session.execute(waiting).rowcount)  # type: ignore[attr-defined]
+        session.exec(life.LET_GO.update(*its))
+        return session.exec(life.HAND_BACK.update(*its)).rowcount
 
 
 def close_exhausted(
@@ -447,12 +384,8 @@ def close_exhausted(
     woken: list[int] = []
     with database.write() as session:
         for item in found:
-            closed = session.execute(
-                update(Item)
-                .where(col(Item.id) == item.id, col(Item.token) == item.token, *ended)
-                .values(**_given_up(item))
-            )
-            if closed.rowcount:  # type: ignore[attr-defined]
+            its_own = (col(Item.id) == item.id, col(Item.token) == item.token)
+            if session.exec(life.EXHAUST.update(*its_own, *ended, **_last_words(item))).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake(session, _of(item.subject_key))
     return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
@@ -468,7 +401,7 @@ def wake_orphans(
         farm: of this farm's jobs only, whose messages go to its own broker; of all if None.
         job_id: of this job only.
     """
-    measuring = select(col(Item.subject_key)).where(_in_work(), col(Item.lease_until_s) >= database_now())
+    measuring = select(col(Item.subject_key)).where(life.in_work(), col(Item.lease_until_s) >= database_now())
     orphans = (
         select(col(Item.id))
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
@@ -491,14 +424,7 @@ def wake_orphans(
 
 def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
     """Set those of the items waiting that are deferred at this moment: another may have closed or taken one just now."""
-    woken = session.execute(
-        update(Item)
-        .where(which, col(Item.state) == ItemState.DEFERRED)
-        .values(state=ItemState.WAITING)
-        .returning(col(Item.id))
-        .execution_options(synchronize_session=False)
-    )
-    return tuple(sorted(woken.scalars()))
+    return tuple(sorted(session.exec(life.WAKE.update(which).returning(col(Item.id))).scalars()))
 
 
 def _of(key: str) -> ColumnElement[bool]:

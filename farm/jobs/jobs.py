@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy
-from sqlalchemy import case, update
-from sqlmodel import Session, and_, col, func, select
+from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchJob, did_you_mean
+from farm.jobs import life
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.jobs.cards import views as card_views
 from farm.jobs.owner import is_gone
@@ -192,24 +192,7 @@ def cancel(database: Database, job_id: str) -> int:
         session.add(job)
         its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
         lock_items(session, *its_open)
-        ended = session.execute(
-            update(Item)
-            .where(*its_open)
-            # The token stays: what is in work is finished, and its reading kept. So does its key while its lease lasts:
-            # another job's item of the same subject goes on waiting for that reading.
-            .values(
-                state=ItemState.CANCELLED,
-                claim_key=case(
-                    (
-                        and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= database_now()),
-                        col(Item.claim_key),
-                    ),
-                    else_=None,
-                ),
-                ended_at_s=database_now(),
-            )
-        )
-        return int(ended.rowcount)  # type: ignore[attr-defined]
+        return session.exec(life.CANCEL.update(*its_open)).rowcount
 
 
 def retry_failed(database: Database, job_id: str) -> int:
@@ -223,35 +206,12 @@ def retry_failed(database: Database, job_id: str) -> int:
             return 0
         its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
         lock_items(session, *its_closed)
-        cancelled = (col(Item.job_id) == job_id, col(Item.state) == ItemState.CANCELLED)
-        read = update(Item).where(*cancelled, col(Item.reading_id).is_not(None)).values(state=ItemState.DONE)
-        in_work = (
-            update(Item)
-            .where(*cancelled, col(Item.claim_key).is_not(None), col(Item.lease_until_s) >= database_now())
-            .values(state=ItemState.CLAIMED, ended_at_s=None)
-        )
-        again = (
-            update(Item)
-            .where(*its_closed)
-            # All in the newest round: that is the one whose verdict is made anew.
-            .values(
-                state=ItemState.WAITING,
-                round=job.round,
-                attempts=0,
-                reason="",
-                message="",
-                token="",
-                claim_key=None,
-                holder="",
-                lease_until_s=0.0,
-                published_at_s=None,
-                ended_at_s=None,
-            )
-        )
-        kept, going_on, begun = (
-            int(session.execute(statement).rowcount)  # type: ignore[attr-defined]
-            for statement in (read, in_work, again)
-        )
+        its = col(Item.job_id) == job_id
+        kept = session.exec(life.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
+        lasts = col(Item.lease_until_s) >= database_now()
+        going_on = session.exec(life.GO_ON.update(its, life.in_work(), lasts)).rowcount
+        # All in the newest round: that is the one whose verdict is made anew.
+        begun = session.exec(life.AGAIN.update(its, round=job.round)).rowcount
         if kept or going_on or begun:
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)

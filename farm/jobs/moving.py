@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
 from sqlmodel import Session, col, func, or_, select
 
+from farm.jobs import life
 from farm.jobs.balance import Waiting, balance_groups
-from farm.jobs.planning import LEFT, bound_to, place_items
+from farm.jobs.planning import bound_to, card_for_each
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now, read_clock_s
@@ -75,14 +75,11 @@ def move_items(
             if takers := may_take[item.job_id]:
                 by_peers[takers].append(item)
         movable = [item for items in by_peers.values() for item in items]
-        for item in movable:
-            item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
-            item.state = ItemState.WAITING
         for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
-            place_items(session, items, [card for card in peers if card.id in takers])
-            session.add_all(items)
+            to = card_for_each(session, items, [card for card in peers if card.id in takers])
+            for item, peer_id in zip(items, to, strict=True):
+                life.MOVE.apply(item, card_id=peer_id)
             session.flush()
-        session.flush()
         wholes = _whole_where_it_lacks(session, movable)
         return [item.id for item in [*wholes, *movable] if item.id is not None]
 
@@ -149,14 +146,11 @@ def _give_up(
     if not peers:
         return ()
     for item in items:
-        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
-        item.state, item.reason, item.message = ItemState.FAILED, "not_available", LEFT
-        item.ended_at_s = database_now()  # type: ignore[assignment]
-        session.add(item)
+        life.GIVE_UP.apply(item)
     session.flush()
     wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
     # One that was tried and failed says that there is none to be had.
-    if not wholes or any(item.message != LEFT for item in wholes):
+    if not wholes or any(item.reason != life.CARD_LEFT for item in wholes):
         return ()
     gave = _gave(session, job.id)
     stand_in = min(peers, key=lambda card: (card.id not in gave, card.id))
@@ -251,11 +245,8 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[W
         moved = []
         for item_id, card_id in sorted(moves.items()):
             # Only what still waits: the card it is taken from goes on working meanwhile.
-            move = update(Item).where(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING)
-            if (
-                job_of[item_id] in still_open
-                and session.exec(move.values(card_id=card_id, token="", holder="")).rowcount
-            ):
+            move = life.MOVE.update(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING, card_id=card_id)
+            if job_of[item_id] in still_open and session.exec(move).rowcount:
                 moved.append(item_id)
         items: list[Item] = []
         for batch in in_batches(moved):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchCard, UsageError
+from farm.jobs import life
 from farm.jobs.balance import Work, place
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -25,9 +26,6 @@ from farm.words.request import Request
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3
-
-#: What stands in a whole or a canary that was given up. Such a row is taken up again when its card is needed after all.
-LEFT = "The card left the farm before it could be measured on it."
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ def add_round(
     ]
     _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    place_items(session, new, cards)
+    for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
+        item.card_id = card_id
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
@@ -170,14 +169,14 @@ def _wholes(
 
 def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     """A job's whole on a card, new where the card has none, and what of the card was given up: all that now waits."""
-    bound = session.exec(select(Item).where(Item.job_id == job.id, Item.role != "tuple").order_by(col(Item.id))).all()
-    wanted = [
-        item for item in bound if item.card_id == card_id and item.state == ItemState.FAILED and item.message == LEFT
-    ]
-    for item in wanted:  # a second row would have the same unique key
-        item.state, item.round, item.attempts, item.reason, item.message = ItemState.WAITING, job.round, 0, "", ""
-        item.token, item.holder, item.claim_key, item.lease_until_s = "", "", None, 0.0
-        item.published_at_s = item.ended_at_s = None
+    its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
+    # A second row would have the same unique key.
+    given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == life.CARD_LEFT)
+    again = session.exec(life.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
+    bound = session.exec(
+        select(Item).where(*its).order_by(col(Item.id)).execution_options(populate_existing=True)
+    ).all()
+    wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
     if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
         card, like = session.get_one(tables.Card, card_id), wholes[0]
@@ -215,7 +214,7 @@ def new_item(
         now_s: the time by the database's clock, of whoever makes many: rows whose time the database itself fills in are
             inserted one by one.
     """
-    return Item(
+    item = Item(
         job_id=job.id,
         round=job.round,
         role=role,
@@ -227,6 +226,8 @@ def new_item(
         expected_s=expected_s,
         created_at_s=database_now() if now_s is None else now_s,  # type: ignore[arg-type]
     )
+    life.PLAN.apply(item)
+    return item
 
 
 def _operators(
@@ -257,12 +258,11 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     now_s = read_clock_s(session)
     for item, reading in zip(items, readings, strict=True):
         if reading is not None:
-            item.state, item.reading_id, item.reused = ItemState.DONE, reading.id, True
-            item.card_id, item.ended_at_s = reading.card_id, now_s
+            life.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
-def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> None:
-    """Longest first onto the card that is free first, counting what waits there already (LPT)."""
+def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> list[str]:
+    """Longest first onto the card that is free first, counting what waits there already (LPT); a card id for each item."""
     ahead = dict(
         session.execute(
             select(Item.card_id, func.sum(Item.expected_s))
@@ -271,10 +271,10 @@ def place_items(session: Session, items: Sequence[Item], cards: Sequence[tables.
         ).all()
     )
     free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
-    ordered = sorted(items, key=lambda item: item.subject_id)
-    placed = place((Work(number, item.expected_s) for number, item in enumerate(ordered)), free_at_s)
-    for number, item in enumerate(ordered):
-        item.card_id = placed[number]
+    in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
+    placed = place((Work(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
+    chosen = {number: placed[key] for key, number in enumerate(in_order)}
+    return [chosen[number] for number in range(len(items))]
 
 
 def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator) -> float:

@@ -48,7 +48,7 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
     planned.complete(any_database, planned.claim(any_database, done), "SIM-0")
     planned.claim(any_database, held)
     same = next(item for item in planned.items_of(any_database, second) if item.subject_id == held.subject_id)
-    assert planned.claim(any_database, same)[0] is Declined.DEFERRED
+    assert planned.claim(any_database, same).why is Declined.DEFERRED
     with any_database.read() as session:
         (row,) = listing.registered_cards(session, 10.0)
     assert (row["waiting"], row["deferred"], row["done_last_hour"]) == (4, 1, 1)

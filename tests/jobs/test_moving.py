@@ -14,7 +14,7 @@ from farm.jobs import items, jobs
 from farm.jobs.balance import Queue, Work, balance, place
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up, move_items, rebalance
-from farm.jobs.planning import LEFT, add_round
+from farm.jobs.planning import add_round
 from farm.store import content, tables
 from farm.store.tables import ItemState
 from farm.words.request import Request
@@ -126,7 +126,9 @@ def test_the_whole_of_a_card_that_stays_away_is_given_up_when_its_job_waits_for_
     assert close_round(any_database, job_id, 1).closing is Closing.OPEN
     assert give_up(any_database, [lost, other], peers) == []
     assert states(any_database, job_id) == {lost: "failed", other: "failed", third: "done"}
-    assert {item.message for item in items_of(any_database, job_id) if item.state == "failed"} == {LEFT}
+    assert {(item.reason, item.message) for item in items_of(any_database, job_id) if item.state == "failed"} == {
+        ("card_left", "The card left the farm before it could be measured on it.")
+    }
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     assert verdict_of(any_database, job_id).accuracy_time is not None
 

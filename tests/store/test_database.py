@@ -18,6 +18,7 @@ from sqlmodel import SQLModel, select
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.store.database import Database, database_now, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
+from tests.planned import items_of, plan, register
 
 
 def test_the_migrations_build_exactly_the_tables(any_database):
@@ -53,6 +54,17 @@ def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_datab
     with database.read() as session:
         assert session.get_one(Operator, "op").model_dump() == row
     database.close()
+
+
+def test_what_was_given_up_with_its_card_and_was_known_by_its_sentence_has_a_reason_of_its_own(any_database):
+    given_up, failed = items_of(any_database, plan(any_database, register(any_database, 0), number=2))
+    with any_database.write() as session:
+        for row, message in (given_up, "The card left the farm before it could be measured on it."), (failed, "No."):
+            row.state, row.reason, row.message = "failed", "not_available", message
+            session.add(row)
+    set_version(any_database, "0003")
+    any_database.upgrade()
+    assert [row.reason for row in items_of(any_database, given_up.job_id)] == ["card_left", "not_available"]
 
 
 def test_upgrades_at_the_same_time_wait_for_each_other(any_database_url):

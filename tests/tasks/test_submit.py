@@ -58,7 +58,7 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(an
     assert isinstance(claim(any_database, items_of(any_database, elsewhere)[0], "elsewhere"), Claim)
     job_id = plan(any_database, [drained], operators=[shared, *others])
     deferred, exhausted, let_go, held, _ = items_of(any_database, job_id)
-    assert claim(any_database, deferred)[0] is Declined.DEFERRED
+    assert claim(any_database, deferred).why is Declined.DEFERRED
     for holder in ("first", "second"):
         claim(any_database, exhausted, holder, lease_s=-1000)
     claim(any_database, let_go, lease_s=-1)

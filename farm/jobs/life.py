@@ -1,0 +1,199 @@
+"""An item's life: every way from one state to the next, and what is written with it.
+
+Nothing else sets an item's state. A row that others may change at the same time changes by `Transition.update`, which
+repeats the states that the way begins in: go by the rows that were changed. One that is new, or that the caller has
+locked, changes in place by `Transition.apply`. What else must hold for a way to be gone is the caller's to ask.
+
+``docs/architecture.md`` shows this table; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Update, case, update
+from sqlmodel import and_, col, or_
+
+from farm.store.content import storable_text
+from farm.store.database import database_now
+from farm.store.tables import OPEN, Item, ItemState
+
+WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
+IN_WORK = (CLAIMED, CANCELLED)  # the states in which an item may be at work, see `in_work`
+
+#: Why a whole or a canary was given up. Such a row is taken up again when its card is needed after all.
+CARD_LEFT = "card_left"
+CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
+
+#: Nobody's any more; what its last holder brings is still known by the token.
+_LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
+#: Nobody's any more, and nothing that a holder brings is accepted.
+_NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
+_ENDED: Mapping[str, Any] = {**_LEASE_ENDED, "ended_at_s": database_now()}
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One event in an item's life.
+
+    Attributes:
+        found: the states that it begins in; none for one that makes an item.
+        next: the state that it leads to; None where it stays as found.
+        when: for people.
+        writes: column -> what is written besides the state.
+        given: columns whose values the caller gives.
+    """
+
+    event: str
+    found: tuple[ItemState, ...]
+    next: ItemState | None
+    when: str
+    writes: Mapping[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The columns that it writes besides the state."""
+        return (*self.given, *self.writes)
+
+    def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
+        """The UPDATE of those items of these conditions that are in a state it begins in; objects in a session stay."""
+        state = col(Item.state)
+        found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
+        statement = update(Item).where(*which, found).values(**self._values(given))
+        return statement.execution_options(synchronize_session=False)
+
+    def apply(self, item: Item, **given: Any) -> None:
+        """Change an item that is new, or that this transaction has locked.
+
+        Raises:
+            ValueError: it does not begin in the item's state.
+        """
+        begins = item.state in self.found if self.found else item.id is None
+        if not begins:
+            raise ValueError(
+                f"Item {item.id} is {item.state}; '{self.event}' begins in {', '.join(self.found) or 'none'}."
+            )
+        for column, value in self._values(given).items():
+            setattr(item, column, value)
+
+    def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if set(given) != set(self.given):
+            raise TypeError(f"'{self.event}' is to be given {self.given}, not {tuple(given)}.")
+        return {**({"state": self.next} if self.next else {}), **self.writes, **given}
+
+
+def why(reason: str, message: str) -> dict[str, str]:
+    """The columns that say why an item, or an attempt at it, ended without a reading."""
+    return {"reason": storable_text(reason), "message": storable_text(message[:2000])}
+
+
+_WHY = ("reason", "message")
+
+PLAN = Transition("plan", (), WAITING, "a round of its job is planned")
+REUSE = Transition(
+    "reuse",
+    (WAITING,),
+    DONE,
+    "a reading that serves is there when it is planned",
+    {"reused": True},
+    given=("reading_id", "card_id", "ended_at_s"),
+)
+CLAIM = Transition(
+    "claim",
+    OPEN,
+    CLAIMED,
+    "a worker takes it; if claimed, its lease has ended or the same holder had it",
+    {"attempts": col(Item.attempts) + 1, "started_at_s": database_now()},
+    given=("token", "holder", "claim_key", "lease_until_s", "subject_key"),
+)
+SERVE = Transition(
+    "serve",
+    OPEN,
+    DONE,
+    "a worker that would take it finds a reading that serves, or the item that it is deferred to gets one",
+    {"reused": True, **_ENDED},
+    given=("reading_id",),
+)
+DEFER = Transition(
+    "defer", (WAITING,), DEFERRED, "a worker that would take it finds another at the subject", given=("subject_key",)
+)
+WAKE = Transition("wake", (DEFERRED,), WAITING, "nobody is at the subject any more, or its reading does not serve")
+READ = Transition(
+    "read", (CLAIMED,), DONE, "a reading is written under its token", {"reused": False, **_ENDED}, given=("reading_id",)
+)
+FAIL = Transition("fail", (CLAIMED,), FAILED, "it cannot be measured, says the holder of its token", _ENDED, given=_WHY)
+EXHAUST = Transition("exhaust", OPEN, FAILED, "no attempt is left; if claimed, its lease has ended", _ENDED, given=_WHY)
+HAND_BACK = Transition(
+    "hand back",
+    (CLAIMED,),
+    WAITING,
+    "its worker was told to stop, and is gone",
+    {**_NO_CLAIM, "attempts": col(Item.attempts) - 1},
+)
+MOVE = Transition(
+    "move",
+    OPEN,
+    WAITING,
+    "its card is lost, drained or quarantined; or it waits, and another card runs dry",
+    _NO_CLAIM,
+    given=("card_id",),
+)
+GIVE_UP = Transition(
+    "give up",
+    (WAITING, CLAIMED),
+    FAILED,
+    "its card is away, and its job waits for nothing else (`card_left`)",
+    {**_NO_CLAIM, **why(CARD_LEFT, CARD_LEFT_MESSAGE), "ended_at_s": database_now()},
+)
+CANCEL = Transition(
+    "cancel",
+    OPEN,
+    CANCELLED,
+    "its job is cancelled; in work, it keeps token, lease and key",
+    # What is in work is finished, and its reading kept. While its lease lasts it keeps its key as well: another job's
+    # item of the same subject goes on waiting for that reading.
+    {
+        "claim_key": case(
+            (and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()), col(Item.claim_key)),
+            else_=None,
+        ),
+        "ended_at_s": database_now(),
+    },
+)
+KEEP = Transition(
+    "keep", (CANCELLED,), CANCELLED, "a reading is written under its token", _NO_CLAIM, given=("reading_id",)
+)
+LET_GO = Transition("let go", (CANCELLED,), CANCELLED, "what was in work ended without a reading", _NO_CLAIM)
+STAND = Transition("stand", (CANCELLED,), DONE, "its job is tried again, and it was read since")
+GO_ON = Transition("go on", (CANCELLED,), CLAIMED, "its job is tried again, and it is in work", {"ended_at_s": None})
+AGAIN = Transition(
+    "again",
+    (FAILED, CANCELLED),
+    WAITING,
+    "its job is tried again; or it is `card_left`, and its card is needed after all",
+    {**_NO_CLAIM, "attempts": 0, "reason": "", "message": "", "published_at_s": None, "ended_at_s": None},
+    given=("round",),
+)
+NOTE = Transition("note", (CLAIMED,), None, "an attempt ended without an answer", given=_WHY)
+RENEW = Transition("renew", IN_WORK, None, "its worker runs", given=("lease_until_s",))
+END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker comes anew", _LEASE_ENDED)
+FREE_KEY = Transition(
+    "free key", IN_WORK, None, "its lease has ended, and another item's claim wants the key", {"claim_key": None}
+)
+REPEAT = Transition(
+    "repeat",
+    tuple(ItemState),
+    None,
+    "a result comes under a token that is its no more",
+    {"repeated": col(Item.repeated) + 1},
+)
+
+TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Transition))
+
+
+def in_work() -> ColumnElement[bool]:
+    """Claimed, or cancelled since and not ended."""
+    return or_(col(Item.state) == CLAIMED, and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)))

@@ -1,0 +1,237 @@
+"""An item goes only the ways of one table: the code knows no other, the documentation shows it, no sequence leaves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlmodel import select
+
+from farm.benchmark.simulated import SOFTWARE
+from farm.jobs import items, jobs, life
+from farm.jobs.closing import close_round
+from farm.jobs.moving import give_up, move_items, rebalance
+from farm.store import tables
+from farm.store.tables import Item, ItemState
+from tests.farms import store_operators
+from tests.planned import READING, claim, plan, plan_model, register
+
+ROOT = Path(__file__).parent.parent.parent
+CLAIM = ("token", "holder", "claim_key", "lease_until_s")
+
+
+def row(way: life.Transition) -> str:
+    """A transition as a row of the table in docs/architecture.md."""
+    written = list(way.written)
+    if set(CLAIM) <= set(written):
+        written = ["claim", *(column for column in written if column not in CLAIM)]
+    cells = (
+        way.event,
+        ", ".join(way.found) or "-",
+        way.next or "as found",
+        ", ".join(word if word == "claim" else f"`{word}`" for word in written) or "-",
+        way.when,
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_documentation_shows_the_table():
+    shown = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if line.startswith("| ")]
+    begin = shown.index("| event | from | to | written | when |")
+    wanted = [row(way) for way in life.TABLE]
+    assert shown[begin + 2 : begin + 2 + len(wanted)] == wanted, "write the table anew:\n" + "\n".join(wanted)
+    assert not shown[begin + 2 + len(wanted) :], "the page shows an event that the code does not have"
+
+
+def test_every_event_of_the_table_happens_and_nothing_else_sets_a_state():
+    sources = {path: path.read_text() for room in ("farm", "tasks", "cli") for path in (ROOT / room).rglob("*.py")}
+    table = sources.pop(Path(life.__file__))
+    names = [name for name, way in vars(life).items() if isinstance(way, life.Transition)]
+    assert len({way.event for way in life.TABLE}) == len(names) == len(life.TABLE) == table.count(" = Transition(")
+    assert [name for name in names if not any(re.search(rf"\blife\.{name}\b", code) for code in sources.values())] == []
+    sets = re.compile(r"\bstate=ItemState|\.state(, .*)? = .*ItemState|\"state\": ItemState")
+    around = [
+        f"{path}: {line}" for path, source in sources.items() for line in source.splitlines() if sets.search(line)
+    ]
+    assert around == []
+
+
+def test_a_way_that_does_not_begin_in_an_items_state_is_refused():
+    item = Item(state=ItemState.DONE)
+    with pytest.raises(ValueError, match="is done; 'give up' begins in waiting, claimed"):
+        life.GIVE_UP.apply(item)
+    with pytest.raises(TypeError, match="'move' is to be given"):
+        life.MOVE.update(token="")
+
+
+def watched(database):
+    """Write down every insert and update of an item, from which state to which."""
+    with database.write() as session:
+        session.execute(text("CREATE TABLE went (before TEXT, after TEXT)"))
+        session.execute(
+            text("CREATE TRIGGER made AFTER INSERT ON item BEGIN INSERT INTO went VALUES ('', new.state); END")
+        )
+        session.execute(
+            text(
+                "CREATE TRIGGER changed AFTER UPDATE ON item BEGIN INSERT INTO went VALUES (old.state, new.state); END"
+            )
+        )
+
+
+def went(database):
+    with database.read() as session:
+        return {(before, after) for before, after in session.execute(text("SELECT before, after FROM went"))}
+
+
+#: From and to which state a row may go. A reading that is there closes an item before it is first written down.
+ALLOWED = {("", ItemState.DONE)} | {
+    (before, way.next or before) for way in life.TABLE for before in (way.found or ("",))
+}
+
+
+def sound(item: Item) -> bool:
+    """What each state promises of the other columns."""
+    nobodys = (item.token, item.holder, item.claim_key, item.lease_until_s) == ("", "", None, 0.0)
+    return {
+        ItemState.WAITING: nobodys and item.ended_at_s is None,
+        ItemState.DEFERRED: nobodys and bool(item.subject_key),
+        ItemState.CLAIMED: bool(item.token and item.holder) and item.ended_at_s is None and not item.reading_id,
+        ItemState.DONE: bool(item.reading_id) and item.claim_key is None,
+        ItemState.FAILED: bool(item.reason and item.message) and item.claim_key is None and not item.reading_id,
+        ItemState.CANCELLED: item.ended_at_s is not None and not (item.claim_key and item.reading_id),
+    }[ItemState(item.state)]
+
+
+class Farm:
+    """Two cards and jobs that share their tuples; every event happens to whatever is there."""
+
+    def __init__(self, database, seed):
+        self.database, self.random = database, random.Random(seed)
+        self.cards = register(database, 0, 1)
+        self.operators = store_operators(database, ["", ""])
+        self.claims = []
+        self.jobs = []
+
+    def step(self):
+        self.random.choice(
+            [self.claim] * 8
+            + [self.complete] * 2
+            + [self.fail, self.note, self.renew, self.release_card, self.hand_back, self.exhaust, self.wake]
+            + [self.move, self.rebalance, self.give_up, self.cancel, self.retry, self.close]
+            + [self.plan] * 2
+        )()
+
+    def plan(self):
+        if len(self.jobs) < 6:
+            self.jobs.append(
+                self.random.choice(
+                    [
+                        lambda: plan(self.database, self.some_cards(), operators=self.operators),
+                        lambda: plan_model(self.database, self.some_cards(), ["Conv2d", "ReLU"]),
+                    ]
+                )()
+            )
+
+    def some_cards(self):
+        return self.random.sample(self.cards, self.random.choice([1, 2]))
+
+    def rows(self):
+        with self.database.read() as session:
+            return list(session.exec(select(Item).order_by(Item.id)))
+
+    def card_rows(self, ids):
+        with self.database.read() as session:
+            return [session.get_one(tables.Card, card_id) for card_id in ids]
+
+    def claim(self):
+        if found := [item for item in self.rows() if not ItemState(item.state).closed]:
+            item, lease_s = self.random.choice(found), self.random.choice([60.0, 60.0, -1.0])
+            got = claim(
+                self.database,
+                item,
+                self.random.choice("ab"),
+                lease_s=lease_s,
+                max_attempts=self.random.choice([1, 2, 3]),
+            )
+            if isinstance(got, items.Claim):
+                self.claims.append((got, item.card_id))
+
+    def a_claim(self):
+        """One of the latest claims, which may be long over."""
+        return self.random.choice(self.claims[-4:] or [(None, "")])
+
+    def complete(self):
+        held, card_id = self.a_claim()
+        if held:
+            read = dataclasses.replace(READING, flags=self.random.choice([(), ("shared",), ("shared",)]))
+            items.complete(self.database, held, read, card_id=card_id, software_id=SOFTWARE.id)
+
+    def fail(self):
+        held, _ = self.a_claim()
+        if held:
+            items.fail(self.database, held, "raised", "no")
+
+    def note(self):
+        held, _ = self.a_claim()
+        if held:
+            items.note_attempt(self.database, held, "crashed", "signal")
+
+    def renew(self):
+        items.renew(self.database, self.random.choice("ab"), self.random.choice([60.0, -1.0]))
+
+    def release_card(self):
+        items.release_card(self.database, self.random.choice(self.cards))
+
+    def hand_back(self):
+        items.hand_back(self.database, self.random.choice("ab"))
+
+    def exhaust(self):
+        items.close_exhausted(self.database, max_attempts=2, after_s=0.0)
+
+    def wake(self):
+        items.wake_orphans(self.database)
+
+    def away_and_there(self):
+        away, there = self.random.sample(self.cards, 2)
+        return away, self.card_rows([there])
+
+    def move(self):
+        away, there = self.away_and_there()
+        move_items(self.database, away, there, in_work=self.random.random() < 0.5)
+
+    def rebalance(self):
+        rebalance(self.database, self.card_rows(self.cards), dry_within_s=10.0)
+
+    def give_up(self):
+        away, there = self.away_and_there()
+        give_up(self.database, [away], there)
+
+    def cancel(self):
+        if self.jobs and self.random.random() < 0.5:
+            jobs.cancel(self.database, self.random.choice(self.jobs))
+
+    def retry(self):
+        if self.jobs:
+            jobs.retry_failed(self.database, self.random.choice(self.jobs))
+
+    def close(self):
+        if self.jobs:
+            close_round(self.database, self.random.choice(self.jobs), 1)
+
+
+def test_no_sequence_of_events_leaves_the_table(database):
+    """All in one database, which is quicker: the farms share nothing but their cards."""
+    watched(database)
+    for seed in range(3):
+        farm = Farm(database, seed)
+        for number in range(100):
+            farm.step()
+            unsound = [item for item in farm.rows() if not sound(item)]
+            assert not unsound, f"after step {number} of seed {seed}: {unsound}"
+    changes = went(database)
+    assert changes <= ALLOWED
+    assert {after for _, after in changes} == set(ItemState)
