@@ -11,6 +11,7 @@
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be taken apart      exit 1
     ├── TupleRejected              a tuple that is not one: never built    exit 1
+    ├── Unreadable                 a stored row that no longer parses      exit 1
     ├── Unmeasurable               an item that ends as a row with reason  (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
@@ -102,6 +103,10 @@ class CaptureError(FarmError):
 
 class TupleRejected(FarmError):
     """The JSON is not an operator tuple, or names an operator outside the allow-list."""
+
+
+class Unreadable(FarmError):
+    """What a row of the database holds is not what the farm writes there: somebody changed it, or its disk did."""
 
 
 class Unmeasurable(FarmError):

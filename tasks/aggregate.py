@@ -6,7 +6,7 @@ import functools
 import logging
 from collections import Counter
 
-from farm.errors import FarmUnavailable
+from farm.errors import FarmUnavailable, Unreadable
 from farm.jobs import items
 from farm.jobs.closing import Closing, close_round, end_without_sum
 from farm.settings import settings
@@ -49,6 +49,9 @@ def aggregate(round_id: str) -> dict[str, str]:
         closed = close_round(database(), job_id, int(number))
     except FarmUnavailable:
         raise
+    except Unreadable as error:  # no later try would read it
+        log.error("Job %s ends without a verdict: %s", job_id, error.message)
+        closed = end_without_sum(database(), job_id, int(number), error.message)
     except Exception as error:
         _raised[round_id] += 1
         if _raised[round_id] < TRIES:

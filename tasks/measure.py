@@ -255,7 +255,8 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
     except Unmeasurable as error:
         log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
         if error.reason == "crashed":
-            _when_there(partial(items.note_attempt, worker.database, claimed, error.reason, error.message))
+            noted = _when_there(partial(items.note_attempt, worker.database, claimed, error.reason, error.message))
+            _follow_up(worker, noted)
             tell_retry(task, error.reason, error.message)
             return None
         _follow_up(worker, _when_there(partial(items.fail, worker.database, claimed, error.reason, error.message)))

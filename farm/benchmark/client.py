@@ -324,6 +324,8 @@ class BenchmarkProcess:
             self._process.stdin.flush()
         except OSError:
             raise self._lost("measure") from None
+        except RecursionError:
+            raise Unmeasurable("rejected", "Its description is nested too deep.", "Capture the model again.") from None
 
     def _next(self, deadline_s: float, doing: str) -> dict[str, Any]:
         try:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, select
 
-from farm.errors import NoSuchCard, UnknownOperator, UsageError, did_you_mean
+from farm.errors import NoSuchCard, UnknownOperator, Unreadable, UsageError, did_you_mean
 from farm.jobs.items import open_items
 from farm.jobs.planning import add_round
 from farm.store import tables
@@ -100,10 +100,12 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
             job = locked(session, tables.Job, job_id)
             if job is None or job.state != JobState.OPEN or number != job.round:
                 return ClosedRound(Closing.ALREADY)
-            wanted = job.request
-            verdict = aggregate(
-                (), target=wanted.get("target", 0.0), launch=wanted.get("protocol", {}).get("launch", "graph")
-            )
+            try:
+                request = Request.from_json(job.request)
+                target, launch = request.target, request.protocol.launch
+            except Unreadable:
+                target, launch = 0.0, "graph"
+            verdict = aggregate((), target=target, launch=launch)
             columns = verdict.withheld(why).columns()
             session.add(
                 tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, and_, col, or_, select
 
+from farm.errors import Unreadable
 from farm.jobs import life
 from farm.store import tables
 from farm.store.batches import in_batches
@@ -41,6 +43,7 @@ class Declined(StrEnum):
     GONE = "gone"  # closed, held by another, moved to another card, its job ended, or its card takes nothing new
     REUSED = "reused"  # closed just now with a reading that was there
     DEFERRED = "deferred"  # somebody is measuring the same subject
+    REFUSED = "refused"  # closed just now: its rows cannot be read
     EXHAUSTED = "exhausted"  # closed just now: every attempt ended without an answer
 
 
@@ -96,10 +99,22 @@ def claim(
             # lease ended.
             if not _free_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
+        except Unreadable as error:
+            taken = _refuse(database, item_id, card_id, holder, error.message)
+            break
     if isinstance(taken, Claim):
         return taken
     # Not before the commit: see `_finished`.
     return Refused(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
+
+
+def _refuse(database: Database, item_id: int, card_id: str, holder: str, message: str) -> Refused:
+    """Close an item of which nobody can say any more what it is."""
+    with database.write() as session:
+        its_own = (col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
+        closing = life.REFUSE.update(*its_own, **life.why("rejected", message))
+        rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
+    return Refused(Declined.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
 
 
 def _free_key(database: Database, item_id: int, software_id: str) -> bool:
@@ -110,7 +125,7 @@ def _free_key(database: Database, item_id: int, software_id: str) -> bool:
         if item is None or job is None:
             return False
         freed = life.FREE_KEY.update(
-            col(Item.claim_key) == subject_key(item, job.request["reuse"], software_id),
+            col(Item.claim_key) == subject_key(item, job.asked.get("reuse", "none"), software_id),
             col(Item.id) != item_id,
             col(Item.lease_until_s) < database_now(),
         )
@@ -123,7 +138,7 @@ def _defer(database: Database, item_id: int, software_id: str) -> Refused:
         job = session.get(tables.Job, item.job_id) if item else None
         if item is None or job is None:
             return Refused(Declined.GONE)
-        key = subject_key(item, job.request["reuse"], software_id)
+        key = subject_key(item, job.asked.get("reuse", "none"), software_id)
         if not session.exec(life.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
             return Refused(Declined.GONE)
     # The other may have closed in between, without seeing this one: then it wakes at once.
@@ -185,6 +200,8 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         operator = session.get(tables.Operator, item.subject_id)
         assert operator is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = operator.spec, operator.label, operator.short_name
+        if not isinstance(spec, dict):
+            raise Unreadable(f"The description of {label} cannot be read.", "Capture the model again.")
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
@@ -275,7 +292,14 @@ def _served(session: Session, item: Item, reading: tables.Reading) -> list[int]:
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
         .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
     )
-    return [item_id for item_id, asked in deferred if satisfies(reading, Request.from_json(asked).stopping)]
+    return [item_id for item_id, asked in deferred if _satisfies(reading, asked)]
+
+
+def _satisfies(reading: tables.Reading, asked: Mapping[str, Any]) -> bool:
+    try:
+        return satisfies(reading, Request.from_json(asked).stopping)
+    except Unreadable:
+        return False  # it wakes, and its own claim says why it cannot be read
 
 
 def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
@@ -293,11 +317,18 @@ def fail(database: Database, claimed: Claim, reason: str, message: str) -> Close
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
 
-def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> None:
-    """Keep why an attempt ended, on an item that may be tried again."""
+def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
+    """Keep why an attempt ended, on an item that may be tried again; one that was cancelled is let go."""
     with database.write() as session:
-        if (item := _held(session, claimed)) is not None:
-            session.exec(life.NOTE.update(col(Item.id) == item.id, **life.why(reason, message)))
+        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
+        if item is None:
+            return Closed(False)
+        its_own = col(Item.id) == item.id
+        if item.state != ItemState.CANCELLED:
+            session.exec(life.NOTE.update(its_own, **life.why(reason, message)))
+            return Closed(False)
+        session.exec(life.LET_GO.update(its_own))  # nobody tries it again: what waits for it need not wait longer
+        return Closed(True, (), _wake(session, _of(item.subject_key)))
 
 
 def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:

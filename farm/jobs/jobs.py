@@ -268,7 +268,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         CardState.QUARANTINED: f"`farm cards release {card_id}`",
     }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
     plural = "items wait" if number != 1 else "item waits"
-    named = session.get_one(tables.Job, job_id).request.get("pinned")
+    named = session.get_one(tables.Job, job_id).asked.get("pinned")
     other = "" if named else f" or a card of the same model ({view.card.model})"
     return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
 

@@ -177,6 +177,9 @@ AGAIN = Transition(
     {**_NO_CLAIM, "attempts": 0, "reason": "", "message": "", "published_at_s": None, "ended_at_s": None},
     given=("round",),
 )
+REFUSE = Transition(
+    "refuse", OPEN, FAILED, "what it, or its job, is to be read for can no longer be read", _ENDED, given=_WHY
+)
 NOTE = Transition("note", (CLAIMED,), None, "an attempt ended without an answer", given=_WHY)
 RENEW = Transition("renew", IN_WORK, None, "its worker runs", given=("lease_until_s",))
 END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker comes anew", _LEASE_ENDED)

@@ -258,7 +258,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[W
 def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
     """Those of the cards that may measure for a job: all, or those that a person named."""
     ids = frozenset(card.id for card in cards)
-    return ids & set(job.request["cards"]) if job.request.get("pinned") else ids
+    return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
 def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:

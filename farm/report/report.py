@@ -26,6 +26,7 @@ from farm.verdict.composing import compose, evidence_of
 from farm.verdict.figures import Chosen, Part, Whole
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 from farm.words.protocol import Protocol, inside_s
+from farm.words.request import Request
 
 SCHEMA = 1
 
@@ -178,10 +179,10 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     shown = job.round if number is None else number
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
+    protocol = Request.from_json(job.request).protocol
     evidence = evidence_of(session, job, shown)
     parts, wholes, seen, items = evidence.parts, evidence.wholes, evidence.seen, evidence.items
     stored = _stored_verdict(session, job_id, shown)
-    protocol = Protocol.from_json(job.request["protocol"])
     verdict = stored or compose(session, job, evidence)
     if stored is not None and stored.launch_gap_us is None:
         # The other launch may have been read since: it judges nothing, so it may be told later.

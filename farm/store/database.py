@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -246,10 +247,18 @@ def _in_memory(url: Any) -> bool:
 def _engine(url: Any) -> Engine:
     try:
         if url.get_backend_name() == "postgresql":
-            return create_engine(url, pool_size=4, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS)
+            return create_engine(
+                url,
+                pool_size=4,
+                pool_pre_ping=True,
+                connect_args=POSTGRESQL_OPTIONS,
+                json_deserializer=_from_json,
+            )
         if url.get_backend_name() == "sqlite":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000})
+        engine = create_engine(
+            url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}, json_deserializer=_from_json
+        )
     except (NoSuchModuleError, ImportError) as error:
         raise SettingsError(
             f"The driver for {url.drivername} is missing.", "Install it with `pip install 'operator-farm[postgresql]'`."
@@ -275,6 +284,14 @@ def _engine(url: Any) -> Engine:
         connection.exec_driver_sql(f"BEGIN {mode}")
 
     return engine
+
+
+def _from_json(text: str) -> Any:
+    """A JSON column's value; None for what is none, or is nested too deep. One such row must not hide all others."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _write_ahead(cursor: Any) -> None:

@@ -192,6 +192,11 @@ class Job(SQLModel, table=True):
     created_at_s: float = 0.0
     ended_at_s: float | None = None
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What it asks for, as far as it can be read: {} where the row no longer holds what the farm wrote there."""
+        return self.request if isinstance(self.request, dict) else {}
+
 
 class Round(SQLModel, table=True):
     """One chord of a job: what it added and why."""

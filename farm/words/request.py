@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from farm.errors import UsageError
+from farm.errors import FarmError, Unreadable, UsageError
 from farm.words.protocol import Plain, Protocol, Stopping, Variant, content_id
 
 if TYPE_CHECKING:
@@ -89,11 +89,28 @@ class Request(Plain):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:
-        """The inverse of `to_json`; what else stands beside these keys is passed over."""
-        return _requests().validate_python(data)
+        """The inverse of `to_json`; what else stands beside these keys is passed over.
+
+        Raises:
+            Unreadable: it is no request; names the first thing that is wrong.
+        """
+        try:
+            return _requests().validate_python(data)
+        except (ValueError, FarmError) as error:
+            raise Unreadable(
+                f"What the job asks for cannot be read: {_first_problem(error)}.",
+                "Its row was changed by something else than the farm. Submit the job again.",
+            ) from error
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
+
+
+def _first_problem(error: ValueError | FarmError) -> str:
+    if isinstance(error, FarmError):
+        return error.message.rstrip(".")
+    problem = error.errors()[0]  # type: ignore[attr-defined]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
 
 
 @functools.cache
