@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from farm.errors import SettingsError
 
 #: Where deploy/systemd/farm.tmpfiles has it made at every boot, for services, containers and people alike.
 SERVICE_LOCK_DIR = Path("/run/farm-card-locks")
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 NEXT_STEP = "Correct the setting; all are listed in docs/settings.md."
 
@@ -74,6 +77,10 @@ class Settings(BaseSettings):
     models: dict[str, str] = Field(
         default_factory=dict,
         description="The user's own models: name -> 'module:function'. Read on each host at start; nothing else is ever imported by name.",
+    )
+    models_path: str = Field(
+        "",
+        description="Folder with the modules of the setting 'models', searched after all that is installed. Empty: they are installed, or on PYTHONPATH.",
     )
     lease_s: float = Field(60.0, gt=0, description="How long a claim on an item holds without renewal, in seconds.")
     item_timeout_s: float = Field(
@@ -188,6 +195,25 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
         return Settings(**defaults), [_told(one) for one in wrong]
     except ValueError as error:
         raise SettingsError(_explain(error), NEXT_STEP) from error
+
+
+def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a Python process that the farm starts: this one's, with changes.
+
+    It and all that it starts in turn (the pools and trackers of Celery and of Python, which get no options of ours) import
+    from where things are installed and from PYTHONPATH. Else the current folder would come before both: a file
+    ``tasks.py`` or ``torch.py`` where a person stands would be run in place of what is meant.
+    """
+    environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}
+    # An empty entry means the current folder, and comes of appending to a variable that was not set.
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if _PACKAGE_ROOT.name not in (
+        "site-packages",
+        "dist-packages",
+    ):  # those are found, and must not precede Python's own
+        paths.append(str(_PACKAGE_ROOT))
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return environment
 
 
 def _explain(error: Any) -> str:

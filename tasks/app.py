@@ -14,6 +14,7 @@ from typing import Any
 import kombu.pools
 import redis
 from celery import Celery
+from celery.loaders.app import AppLoader
 from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
@@ -41,8 +42,20 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("flower.inspector").setLevel(logging.ERROR)
 
 screening.install()
-app = Celery("farm", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"])
-app.loader.override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
+
+
+class Loader(AppLoader):  # type: ignore[misc]
+    """Imports what is installed. Celery's own puts the current folder first while it imports."""
+
+    override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
+
+    def import_from_cwd(self, module: str, imp: Any = None, package: str | None = None) -> Any:
+        return self.import_module(module, package=package)
+
+
+app = Celery(
+    "farm", loader="tasks.app:Loader", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"]
+)
 
 
 def hard_time_limit_s(current: Settings) -> float:

@@ -36,7 +36,7 @@ from farm.devices.lock import CardLock
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.jobs import cards, items
 from farm.jobs.spool import Spool
-from farm.settings import Settings, settings
+from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
 from tasks import logs, versions  # noqa: F401 - a worker answers what versions it runs
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
@@ -308,7 +308,7 @@ class Supervisor:
         try:
             child.process = subprocess.Popen(
                 [sys.executable, "-m", "tasks.worker", *child.arguments, "--parent", str(os.getpid())],
-                env={**os.environ, **child.environment},
+                env=environment_of_children(child.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if output is not None else None,

@@ -19,16 +19,15 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
+from farm.settings import environment_of_children
 from farm.words.protocol import OnPhase, Protocol, Reading, Software, Stopping, Subject
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -97,16 +96,12 @@ class BenchmarkProcess:
         self.kill()
         self._events = queue.Queue()
         self._complaints.clear()
-        environment = {**os.environ, **self._env, "PYTHONUNBUFFERED": "1"}
-        # -P keeps the worker's directory out of the child's imports, so it must be told where this package is.
-        paths = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), str(PACKAGE_ROOT)]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
         # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
         environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
         self._process = subprocess.Popen(
             [
                 sys.executable,
-                "-P",
                 "-m",
                 "farm.benchmark.process",
                 "--card",

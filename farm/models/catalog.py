@@ -6,14 +6,15 @@ seeded, and equal wherever the same torch builds them.
 
 A user's own models are registered on each host in the setting ``models``: a name and 'module:function'. The
 function takes no argument and returns the module, or the module and its example inputs (a tensor, or a tuple of
-positional arguments). Only what this host's own settings name is ever imported; messages and the database carry the
-name alone.
+positional arguments). Its module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only what
+this host's own settings name is ever imported; messages and the database carry the name alone.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -310,12 +311,15 @@ def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
 
     target = _user_models()[name]
     module_name, _, function_name = target.partition(":")
+    if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
+        sys.path.append(folder)  # last: nothing in it may stand in for what is installed
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
     except Exception as error:
         raise SettingsError(
             f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
-            "Check that the module can be imported on this host and that the function takes no argument.",
+            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and check "
+            "that the function takes no argument.",
         ) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(inputs, torch.Tensor):

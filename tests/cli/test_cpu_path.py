@@ -48,7 +48,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
         "FARM_MODELS": json.dumps(
             {name: f"models_of_mine:{name}" for name in ("residual", "out_of_range")},
         ),
-        "PYTHONPATH": str(tmp_path),
+        "FARM_MODELS_PATH": str(tmp_path),
     }
     database = Database(postgres_url)
     farm = Farm(database, environment, tmp_path / "farm.log")

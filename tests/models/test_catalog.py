@@ -121,6 +121,22 @@ def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeyp
             catalog.build(name)
 
 
+def test_a_users_module_is_found_in_the_folder_of_the_settings_alone_and_after_all_that_is_installed(
+    user_models, tmp_path, monkeypatch
+):
+    for name in ("beside", "torch"):
+        (tmp_path / f"{name}.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 4)\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    user_models(beside="beside:net")
+    with pytest.raises(SettingsError, match="No module named 'beside'") as caught:
+        catalog.build("beside")
+    assert "FARM_MODELS_PATH" in caught.value.next_step
+    monkeypatch.setattr(settings(), "models_path", ".")
+    assert type(catalog.build("beside")).__name__ == "Linear"
+    assert sys.path[-1] == str(tmp_path)
+
+
 @pytest.mark.parametrize("models", [{"resnet50": "a:b"}, {"mine": "no_colon"}, {"mine": "a b:c"}])
 def test_a_wrong_registration_is_refused(user_models, models):
     user_models(**models)
