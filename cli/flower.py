@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -35,22 +33,9 @@ def flower(
             f"Flower would be open to everyone who reaches {address}.",
             "Set FARM_FLOWER_BASIC_AUTH=user:password, or leave --address out.",
         )
-    in_force.state_dir.mkdir(parents=True, exist_ok=True)
-    chosen_port = in_force.flower_port if port is None else port
-    # By the environment, where process listings do not show it.
-    environment = {
-        **os.environ,
-        "FLOWER_ADDRESS": address,
-        "FLOWER_PORT": str(chosen_port),
-        "FLOWER_PERSISTENT": "true",
-        "FLOWER_DB": str(in_force.state_dir / "flower"),
-        "FLOWER_STATE_SAVE_INTERVAL": "10000",
-        "FLOWER_READ_ONLY": "false" if writable else "true",
-        "FLOWER_TASKS_COLUMNS": "name,args,state,runtime,worker,exception,received,uuid",
-    }
-    if in_force.flower_basic_auth:
-        environment["FLOWER_BASIC_AUTH"] = in_force.flower_basic_auth
-    say(f"Flower on http://{address}:{chosen_port} ({'writable' if writable else 'read-only'}); Ctrl-C ends it.")
-    sys.stderr.flush()
-    command = [sys.executable, "-m", "celery", "-A", "tasks.app", "flower"]
-    os.execve(command[0], command, environment)
+    from tasks.flower import serve
+
+    def listening(taken: int) -> None:
+        say(f"Flower on http://{address}:{taken} ({'writable' if writable else 'read-only'}); Ctrl-C ends it.")
+
+    serve(in_force, address, in_force.flower_port if port is None else port, writable=writable, listening=listening)

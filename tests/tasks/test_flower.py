@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import tomllib
 
 import psutil
@@ -9,6 +13,7 @@ import pytest
 from flower.options import options
 from packaging.requirements import Requirement
 
+from tasks.servers import BrokerServer
 from tasks.telling import failure
 from tests.farms import ROOT, running
 from tests.flowers import AUTH, flower_of
@@ -56,6 +61,30 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqli
         }
         assert listening == "127.0.0.1"
     assert list((tmp_path / "state").glob("flower*")), "what it knows outlives it"
+
+
+def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_ends_when_its_broker_is_away(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "flowerconfig.py").write_text("raise SystemExit('hijacked')")
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-P", "-m", "cli", "flower", "--port"]
+    with BrokerServer() as broker:
+        environment = {**os.environ, "FARM_BROKER_URL": broker.url}
+        with subprocess.Popen([*words, "0"], env=environment, stderr=subprocess.PIPE, text=True) as flower:
+            (port,) = re.findall(r"http://127.0.0.1:(\d+) \(read-only\)", flower.stderr.readline())
+            second = subprocess.run([*words, port], env=environment, capture_output=True, text=True, timeout=60)
+            assert (second.returncode, second.stdout) == (2, "")
+            assert second.stderr.splitlines() == [
+                f"error: Flower cannot listen on 127.0.0.1:{port}: another program does.",
+                "→ Choose another port with --port; 0 takes one that is free.",
+            ]
+            broker.stop()
+            while "Failed to capture events" not in flower.stderr.readline():
+                assert flower.poll() is None
+            flower.terminate()
+            assert flower.wait(30) == 0
+            assert "Traceback" not in flower.stderr.read()
 
 
 def test_no_flower_is_installed_that_knows_nothing_of_read_only():

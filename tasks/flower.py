@@ -1,0 +1,85 @@
+"""Flower in this process, for ``farm flower``: it looks at the farm's broker, and ends when it is told to.
+
+Flower's own command is not used: it would import whatever lies in the current folder (Celery's ``-A``), run a file
+``flowerconfig.py`` there, end in a traceback on a taken port, and not end at all while its broker is away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flower.app import Flower
+from flower.command import apply_env_options, extract_settings, setup_logging
+from flower.options import options
+from flower.urls import settings as handler_settings
+from tornado.log import enable_pretty_logging
+
+from farm.errors import UsageError
+from farm.settings import Settings
+from tasks.app import app
+
+COLUMNS = "name,args,state,runtime,worker,exception,received,uuid"
+
+
+def serve(
+    current: Settings,
+    address: str,
+    port: int,
+    *,
+    writable: bool,
+    listening: Callable[[int], object] = lambda port: None,
+) -> None:
+    """Answer until SIGTERM or Ctrl-C, and then end this process. What Flower saw is kept in the state folder.
+
+    Args:
+        listening: called with the port once it is taken; 0 takes any that is free.
+
+    Raises:
+        UsageError: nobody can listen there.
+    """
+    apply_env_options()
+    chosen: dict[str, Any] = {
+        "address": address,
+        "port": port,
+        "persistent": True,
+        "db": str(current.state_dir / "flower"),
+        "state_save_interval": 10_000,
+        "read_only": not writable,
+        "tasks_columns": COLUMNS,
+    }
+    if current.flower_basic_auth:
+        chosen["basic_auth"] = current.flower_basic_auth.split(",")
+    for name, value in chosen.items():
+        setattr(options, name, value)
+    enable_pretty_logging(options)
+    setup_logging()
+    extract_settings()
+    current.state_dir.mkdir(parents=True, exist_ok=True)
+    served = Flower(capp=app, options=options, **handler_settings)
+    try:
+        listening(served.start_http_server())
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        raise UsageError(
+            f"Flower cannot listen on {address}:{port}: "
+            + ("another program does." if taken else f"{error.strerror or error}."),
+            "Choose another port with --port; 0 takes one that is free."
+            if taken
+            else "Choose another --address or --port.",
+        ) from error
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    try:
+        served.start()
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    finally:
+        served.stop()
+    # Python would wait for Flower's threads, and those for a broker that may be away for ever.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
