@@ -131,6 +131,11 @@ def tls_options(url: str) -> dict[str, Any]:
     return {}
 
 
+def refuses(error: BaseException) -> bool:
+    """Whether what went wrong with a broker is its answer to the user and password that it was given."""
+    return isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
+
+
 def check_broker(current: Settings) -> None:
     """Raises:
     BrokerUnreachable: no broker is configured, or it does not answer.
@@ -149,6 +154,11 @@ def check_broker(current: Settings) -> None:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=3)
             connection.default_channel.client.ping()
     except (OperationalError, redis.RedisError, OSError) as error:
+        if refuses(error):
+            raise BrokerUnreachable(
+                f"The broker {masked(current.broker_url)} refuses the user or the password: {str(error).rstrip('.')}.",
+                "Correct them in FARM_BROKER_URL.",
+            ) from error
         raise BrokerUnreachable(
             f"The broker {masked(current.broker_url)} does not answer: {str(error).rstrip('.')}.",
             "Start it, or correct FARM_BROKER_URL.",

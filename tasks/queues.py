@@ -28,7 +28,7 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
 from farm.store.tables import Item, ItemState
-from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app
+from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, refuses
 
 
 def card_queue(card_id: str) -> str:
@@ -186,7 +186,8 @@ def _publishing() -> Iterator[None]:
                 f"The broker {masked(settings().broker_url)} is full: it takes no more messages.",
                 "Raise its `maxmemory`; the job is in the database and goes on by itself when there is room.",
             ) from error
+        told = "refuses the user or the password" if refuses(error) else "does not answer"
         raise BrokerUnreachable(
-            f"The broker {masked(settings().broker_url)} does not answer: {error}.",
-            "Start it again; the job is in the database, continue it with `farm resume JOB`.",
+            f"The broker {masked(settings().broker_url)} {told}: {error}.",
+            "Mend that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
         ) from error

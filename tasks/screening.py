@@ -1,13 +1,15 @@
 """Messages are looked at before Celery sees them: what no publisher of the farm would send is dropped, and said so.
 
 Without this a message with a broken body ends the worker that takes it, goes back to the queue when the worker dies,
-and ends the next one: one line in the broker would stop a card for good. Nothing here makes a message trusted. It may
+and ends the next one: one line in the broker would stop a card for good. So would a header that Celery stumbles over: the
+worker lives, and never takes a message again. Of a message's headers only those pass that ours have. Nothing here makes a message trusted. It may
 only name a task of the farm and carry ids; what the ids mean is looked up in the database.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import re
@@ -27,6 +29,7 @@ log = logging.getLogger("farm.screening")
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 MAXIMUM_ID = 2**63 - 1
+MAXIMUM_COUNT = 2**31
 
 
 def _item(value: Any) -> bool:
@@ -38,14 +41,31 @@ def _round(value: Any) -> bool:
 
 
 def carries_tasks(queue: str) -> bool:
-    """Not so 'control@gpu1.celery.pidbox', by which a worker is asked how it is."""
     return queue == "control" or queue.startswith("card.")
+
+
+def carries_commands(queue: str) -> bool:
+    """Such as 'control@gpu1.celery.pidbox', by which a worker is asked how it is (`tasks.remote_control`)."""
+    return queue.endswith(".celery.pidbox") and "@" in queue
 
 
 #: The tasks that a message may name, and the one argument that each takes.
 ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round}
 
-_TEXTS = ("id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow", "eta", "expires")
+_TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
+_NUMBERS = ("retries", "group_index", "replaced_task_nesting")
+_FLAGS = ("ignore_result", "redelivered")
+#: The headers of the farm's own messages, with their kinds; whatever else one has is taken out of it. So are, of those that
+#: Celery itself knows, what a message of ours never says: when it is due and until when (a card that waits for that takes
+#: nothing else), how long it may take (the worker's own limit would not count), stamps, and how it is compressed.
+_HEADERS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(_TEXTS, (str, type(None))),
+    **dict.fromkeys(_NUMBERS, (int, type(None))),
+    **dict.fromkeys(_FLAGS, (bool, type(None))),
+}
+#: What travels as the name of one message or of a group of them.
+_ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
+_IDS = ("id", "root_id", "parent_id", "group")
 
 
 def refusal(message: Any) -> str:
@@ -62,13 +82,15 @@ def _refusal(message: Any) -> str:
         return "it names no task of the farm"
     if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
         return "it is not JSON"
-    for name in _TEXTS:
-        if not isinstance(headers.get(name), str | None):
-            return f"its header '{name}' is no text"
+    for name, kinds in _HEADERS.items():
+        if type(headers.get(name)) not in (*kinds, type(None)):
+            return f"its header '{name}' is of another kind than ours"
+    if any(headers.get(name) is not None and not _ID.fullmatch(headers[name]) for name in _IDS):
+        return "one of its ids is none"
     if not headers["id"] or properties["correlation_id"] != headers["id"]:
         return "it has no id of its own"
-    if type(headers.get("retries", 0)) is not int or not _time_limits(headers.get("timelimit")):
-        return "its retries or time limits are no numbers"
+    if any(not 0 <= (headers.get(name) or 0) < MAXIMUM_COUNT for name in _NUMBERS):
+        return "it counts beyond what there can be"
     information = properties["delivery_info"]
     if not all(isinstance(information[name], str) for name in ("exchange", "routing_key")):
         return "it does not say where it was sent"
@@ -84,10 +106,39 @@ def _refusal(message: Any) -> str:
     return ""
 
 
-def _time_limits(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list) and len(value) == 2 and all(type(limit) in (int, float, type(None)) for limit in value)
-    )
+def command_refusal(message: Any) -> str:
+    """Why a message is no command to a worker, '' when it is one. Never raises.
+
+    Its arguments are the command's own matter: Celery answers what they raise.
+    """
+    try:
+        return _command_refusal(message)
+    except MALFORMED as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _command_refusal(message: Any) -> str:
+    properties = message["properties"]
+    if message["content-type"] != "application/json" or message["content-encoding"] != "utf-8":
+        return "it is not JSON"
+    if not isinstance(properties["delivery_tag"], str) or properties.get("body_encoding") != "base64":
+        return "it has no form of ours"
+    clock = message["headers"].get("clock") or 0
+    if type(clock) is not int or not 0 <= clock < MAXIMUM_ID:
+        return "its clock tells no time"
+    command = json.loads(base64.b64decode(message["body"], validate=True))
+    if not isinstance(command["method"], str) or not isinstance(command.get("arguments"), dict | None):
+        return "it names no command"
+    to, answer = command.get("destination"), command.get("reply_to")
+    if to is not None and not (isinstance(to, list) and all(isinstance(name, str) for name in to)):
+        return "it does not say to whom"
+    if command.get("pattern") or command.get("matcher"):
+        return "it finds workers by a pattern"  # a regular expression may take for ever
+    if not isinstance(command.get("ticket"), str | None) or not (
+        answer is None or all(isinstance(answer[name], str) for name in ("exchange", "routing_key"))
+    ):
+        return "it cannot be answered"
+    return ""
 
 
 def _harmless(value: Any) -> bool:
@@ -131,22 +182,36 @@ class Channel(redis.Channel):  # type: ignore[misc]
             log.warning("Dropped what is no message: %.200s", f"{type(error).__name__}: {error}")
             return True
 
+    def _receive_one(self, client: Any) -> Any:
+        try:
+            return super()._receive_one(client)
+        except MALFORMED as error:
+            log.warning("Dropped what is no command: %.200s", f"{type(error).__name__}: {error}")
+            return None
+
 
 class Transport(redis.Transport):  # type: ignore[misc]
-    """kombu's Redis, with a look at every task message."""
+    """kombu's Redis, with a look at every message to a worker. Events and answers are read by those who asked for them."""
 
     Channel = Channel
 
     def _deliver(self, message: Any, queue: str) -> None:
-        # Events and remote control (Flower, `farm doctor`) have queues and checks of their own.
-        if carries_tasks(queue) and (reason := refusal(message)):
+        reason = ""
+        if carries_tasks(queue):
+            reason = refusal(message)
+        elif carries_commands(queue):
+            reason = command_refusal(message)
+        if reason:
             log.warning("Dropped a message from %s: %.200s", queue, reason)
             return
         try:
+            if carries_tasks(queue):
+                message["headers"] = {name: value for name, value in message["headers"].items() if name in _HEADERS}
             super()._deliver(message, queue)
         except MALFORMED:
             log.warning("Dropped a message from %s that Celery could not take", queue, exc_info=True)
-            self._forget(message["properties"]["delivery_tag"])
+            with contextlib.suppress(*MALFORMED):  # what is no message at all has no tag either
+                self._forget(message["properties"]["delivery_tag"])
 
     def _forget(self, tag: str) -> None:
         """Acknowledge it, or it would come back as soon as this worker ends."""

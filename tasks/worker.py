@@ -38,7 +38,7 @@ from farm.jobs import cards, items
 from farm.jobs.spool import Spool
 from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
-from tasks import logs, versions  # noqa: F401 - a worker answers what versions it runs
+from tasks import logs, remote_control  # noqa: F401 - what a worker answers to others
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
 from tasks.metrics import serve as serve_metrics
 from tasks.process import STOPPING, die_with_parent

@@ -132,6 +132,50 @@ def messages(queue: str, trap: Trap, number: int, seed: int) -> list[bytes]:
     return made
 
 
+#: Headers that Celery knows and no message of the farm has: each would silence a card, hold it, or end its process.
+HARMFUL_HEADERS: list[dict[str, Any]] = [
+    {"stamped_headers": 5},
+    {"stamped_headers": [["a"]]},
+    {"stamped_headers": ["a"], "stamps": 5},
+    {"timelimit": [0.001, None]},
+    {"timelimit": [None, 0.001]},
+    {"eta": "2999-01-01T00:00:00"},
+    {"expires": "1999-01-01T00:00:00"},
+    {"compression": "application/x-bz2"},
+]
+#: Published to all workers; the commands with what they take.
+NO_COMMANDS = [b"1", b'"x"', b"null", b"[]", b"{}", b"[" * 100_000, b"\xff", b'{"properties": {"delivery_tag": 1}}']
+HARMFUL_COMMANDS: dict[str, dict[str, Any]] = {
+    "cancel_consumer": {"queue": "card.SIM-gpu1-0"},
+    "add_consumer": {"queue": "elsewhere"},
+    "rate_limit": {"task_name": "measure", "rate_limit": "1/h"},
+    "time_limit": {"task_name": "measure", "hard": 0.001},
+    "pool_shrink": {"n": 1},
+    "pool_grow": {"n": 1},
+    "pool_restart": {},
+    "autoscale": {"max": 0, "min": 0},
+    "disable_events": {},
+    "revoke_by_stamped_headers": {"headers": {"a": 5}},
+}
+
+
+def command(method: Any, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    """What kombu would publish to the workers' mailboxes."""
+    return {
+        "body": _encoded({"method": method, "arguments": arguments or {}, **more}),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"clock": 1, "expires": 0},
+        "properties": {
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "celery.pidbox", "routing_key": ""},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": str(uuid.uuid4()),
+        },
+    }
+
+
 def garbage(number: int, seed: int) -> list[bytes]:
     """Bytes that are no message at all."""
     chance = random.Random(seed)

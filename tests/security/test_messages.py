@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 import redis
 
-from tasks.screening import refusal
+from tasks.screening import Transport, command_refusal, refusal
 from tests.farms import running
 from tests.security import mangled
 
@@ -30,11 +31,20 @@ def test_ten_thousand_mangled_messages_execute_nothing_and_stop_no_worker(tmp_pa
         for number, queue in enumerate(queues):
             client.rpush(queue, *sent[number :: len(queues)])
         farm.wait_for(lambda: not any(client.llen(queue) for queue in queues), timeout_s=240)
+        # Nor does anything that is published to all of them, or that Celery knows and the farm never says.
+        commands = [json.dumps(mangled.command(*words)).encode() for words in mangled.HARMFUL_COMMANDS.items()]
+        for raw in (*mangled.NO_COMMANDS, *commands):
+            assert client.publish("/0.celery.pidbox", raw) == 3
         # After all that the farm still measures, on the same processes.
         job_id = farm.submit(["", ""])
+        for item in farm.items(job_id):
+            for headers in mangled.HARMFUL_HEADERS:
+                message = mangled.good(queue := f"card.{item.card_id}", item.id)
+                message["headers"].update(headers)
+                client.rpush(queue, json.dumps(message))
         farm.wait_for(lambda: farm.ended(job_id))
         assert [item.state for item in farm.items(job_id)] == ["done", "done"]
-        assert client.hlen("unacked") == 0, "what was dropped does not come back"
+        farm.wait_for(lambda: not client.hlen("unacked") and not any(client.llen(queue) for queue in queues))
     log = farm.log.read_text()
     assert len(sent) > 10_000
     assert log.count("Dropped ") > 9_000
@@ -55,9 +65,78 @@ def test_a_message_that_carries_no_id_is_dropped(task, argument):
     assert refusal(mangled.good("card.x", argument, task))
 
 
-def test_screening_never_raises():
-    import json
+class Queue:
+    """A consumer that keeps what it is given."""
 
+    def __init__(self):
+        self.taken = []
+
+    def transport(self, name):
+        transport = Transport.__new__(Transport)
+        transport._callbacks = {name: self.taken.append}
+        transport.channels = []
+        return transport
+
+
+@pytest.mark.parametrize("headers", mangled.HARMFUL_HEADERS)
+def test_a_header_that_no_message_of_the_farm_has_is_taken_out(headers):
+    queue, message = Queue(), mangled.good("card.x", 1)
+    ours = {name: value for name, value in message["headers"].items() if name not in headers and name != "timelimit"}
+    message["headers"].update(headers)
+    queue.transport("card.x")._deliver(message, "card.x")
+    assert [taken["headers"] for taken in queue.taken] == [ours]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"id": "a\n2026-01-01 INFO farm  forged"}, {"retries": "1"}, {"group_index": 10**400}, {"shadow": []}]
+)
+def test_a_message_with_a_header_of_another_kind_is_dropped(headers):
+    queue, message = Queue(), mangled.good("card.x", 1)
+    message["headers"].update(headers)
+    message["properties"]["correlation_id"] = message["headers"]["id"]
+    queue.transport("card.x")._deliver(message, "card.x")
+    assert queue.taken == []
+
+
+@pytest.mark.parametrize("message", [1, "x", None, [], {}, {"properties": 1}])
+@pytest.mark.parametrize("queue", ["card@gpu1.celery.pidbox", "elsewhere", "card.x"])
+def test_what_is_no_message_at_all_does_not_get_past_the_guard(message, queue, caplog):
+    def take(message):
+        raise TypeError(message["properties"])
+
+    transport = Queue().transport(queue)
+    transport._callbacks[queue] = take
+    transport._deliver(message, queue)
+    assert "Dropped a message" in caplog.text
+
+
+def test_commands_of_flower_and_of_the_doctor_pass_and_what_is_none_does_not():
+    asked = {"ticket": "x", "reply_to": {"exchange": "reply.celery.pidbox", "routing_key": "x"}}
+    assert command_refusal(mangled.command("ping", destination=["card@gpu1"], **asked)) == ""
+    assert command_refusal(mangled.command("enable_events", destination=None, pattern=None, matcher=None)) == ""
+    for wrong in (
+        mangled.command(["ping"]),
+        mangled.command("ping", [1]),
+        mangled.command("ping", destination="card@gpu1"),
+        mangled.command("ping", pattern="(a+)+$", matcher="pcre"),
+        mangled.command("ping", reply_to="x"),
+        mangled.command("ping") | {"headers": {"clock": "late"}},
+        mangled.command("ping") | {"body": "%"},
+    ):
+        assert command_refusal(wrong)
+
+
+def test_a_worker_refuses_what_would_keep_it_from_measuring_and_knows_all_that_it_allows():
+    from celery.worker.control import Panel
+
+    from tasks.remote_control import ALLOWED
+
+    assert set(Panel.data) >= ALLOWED
+    for name, arguments in mangled.HARMFUL_COMMANDS.items():
+        assert Panel.data[name](None, **arguments)["error"].startswith("refused"), name
+
+
+def test_screening_never_raises():
     for raw in mangled.messages("card.x", "/nowhere/trap", 2_000, seed=9):
         assert isinstance(refusal(json.loads(raw)), str)
     for value in (None, 1, "x", [], {}, {"headers": None}, {"headers": {"task": []}}):

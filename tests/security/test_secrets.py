@@ -11,6 +11,9 @@ import psutil
 import pytest
 import redis
 
+from farm.errors import BrokerUnreachable
+from farm.settings import settings
+from tasks.app import check_broker
 from tasks.servers import BrokerServer
 from tests.farms import ROOT, TIMEOUT_S, running
 from tests.flowers import AUTH, flower_of, free_port
@@ -78,6 +81,18 @@ def test_a_connection_tells_its_url_without_the_password_and_still_knows_it(url)
     if "+socket" not in url:
         assert "the-password" in connection.as_uri(include_password=True), "Flower connects by it"
         assert connection.clone().password == "the-password"
+
+
+@pytest.mark.parametrize("known", [":another@", "nobody:another@", ""])
+def test_a_broker_that_refuses_a_password_is_told_as_that(monkeypatch, known):
+    with BrokerServer() as broker:
+        with redis.Redis.from_url(broker.redis_url) as client:
+            client.config_set("requirepass", BROKER)
+        monkeypatch.setenv("FARM_BROKER_URL", broker.url.replace("://", f"://{known}"))
+        settings.cache_clear()
+        with pytest.raises(BrokerUnreachable, match="refuses the user or the password") as caught:
+            check_broker(settings())
+    assert "another" not in caught.value.message
 
 
 ONE_BY_ONE = """
