@@ -105,6 +105,11 @@ class Settings(BaseSettings):
     reconcile_s: float = Field(
         5.0, gt=0, description="How often a control worker looks for work that the broker lost, in seconds."
     )
+    deaf_after_s: float = Field(
+        300.0,
+        ge=0,
+        description="A worker that takes nothing for this long while items of its card wait is started anew, in seconds; 0: never.",
+    )
     target: float = Field(0.95, gt=0, le=1, description="Accuracy and coverage a verdict needs in order to pass.")
     flower_port: int = Field(5555, ge=0, le=65535, description="Port of `farm flower`.")
     flower_basic_auth: str = Field("", description="user:password for `farm flower`. Empty: none, loopback only.")

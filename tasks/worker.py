@@ -40,6 +40,7 @@ from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
 from tasks import logs, remote_control  # noqa: F401 - what a worker answers to others
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
+from tasks.hearing import Hearing
 from tasks.metrics import serve as serve_metrics
 from tasks.process import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
@@ -152,12 +153,14 @@ def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) ->
 def _heartbeat(database: Database, card_id: str, holder: str, current: Settings, ended: threading.Event) -> None:
     """Renew what the pool process holds, from outside it: it may be busy, hung or dead."""
     spool = Spool(current.state_dir / "spool")
+    hearing = Hearing(card_id, current.deaf_after_s)
     while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
         # What waits on disk first: its claims may have ended while the database was away.
         _flush(spool, database, card_id)
         try:
             items.renew(database, holder, current.lease_s, _in_work())
             cards.seen(database, holder)
+            hearing.leave_if_lost(database, current)
         except FarmError as error:
             log.warning("Heartbeat: %s", error.message)
         except Exception:

@@ -108,6 +108,15 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
                 f"{view.card.id} was last seen {view.seen_ago_s:.0f} s ago; {view.waiting} items wait for it",
                 f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`).",
             )
+        elif view.silent_s:
+            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker starts anew"
+            yield Check(
+                name,
+                "problem",
+                f"{view.card.id} is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} items wait",
+                f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`) and at the broker; "
+                + (f"{again} by itself." if current.deaf_after_s else "start it anew."),
+            )
         elif view.state == "draining":
             yield Check(name, "warning", f"{view.card.id} drains", f"`farm cards resume {view.card.id}` ends that.")
     if serving:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import case, update
 from sqlmodel import Session, col, func, select
 
 from farm.asking.cards import matching_cards
@@ -22,6 +22,10 @@ from farm.words.protocol import Software
 
 #: A card is lost when its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
+
+#: One that is idle has taken nothing for too long after this many, when items wait for it whose messages are out. Longer
+#: than it takes to publish again what the broker lost.
+SILENT_AFTER_HEARTBEATS = 6
 
 #: States that a person or a failed check set, and only a person ends; a worker that comes or goes leaves them.
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
@@ -53,6 +57,7 @@ class CardView:
     done_last_hour: int
     seen_ago_s: float
     deferred: int = 0  # of those that wait: their subject is being measured for another item
+    silent_s: float = 0.0  # for how long it has been idle while items wait, once that is too long
 
 
 def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
@@ -225,18 +230,45 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
             .group_by(col(tables.Item.card_id))
         ).all()
     )
+    rows = session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index))).all()
+    states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
+    silent_s = silences(session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)])
     return [
         CardView(
             card,
-            _state(card, card.id in measuring, now, heartbeat_s),
+            states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
             waiting.get(card.id, 0) + deferred.get(card.id, 0),
             hourly.get(card.id, 0),
             now - card.last_seen_at_s,
             deferred.get(card.id, 0),
+            silent if (silent := silent_s.get(card.id, 0.0)) > SILENT_AFTER_HEARTBEATS * heartbeat_s else 0.0,
         )
-        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
+        for card in rows
     ]
+
+
+def silences(session: Session, found: Sequence[tables.Card]) -> dict[str, float]:
+    """For how long each of these cards has begun nothing while items of its farm wait whose messages are out. Unit: s.
+
+    Counted from the last item that it began, or that was published for it; a card for which nothing waits is left out.
+    """
+    item, farms = tables.Item, {card.id: farm_of(card.worker) for card in found}
+    if not farms:
+        return {}
+    published_at_s = case((col(item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(item.published_at_s)))
+    asked = (
+        select(item.card_id, tables.Job.farm, func.max(published_at_s), func.max(item.started_at_s))
+        .join(tables.Job, col(tables.Job.id) == col(item.job_id))
+        .where(col(item.card_id).in_(farms))
+        .group_by(col(item.card_id), col(tables.Job.farm))
+    )
+    now_s = read_clock_s(session)
+    return {
+        card_id: now_s - max(published_s, begun_s or 0.0)
+        for card_id, farm, published_s, begun_s in session.execute(asked)
+        if farm == farms[card_id] and published_s is not None
+    }
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]]:

@@ -81,7 +81,7 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
             "memory_bytes": view.card.memory_bytes,
             "driver": view.card.driver,
             "state": str(view.state),
-            "state_reason": view.card.state_reason,
+            "state_reason": view.card.state_reason or _silence(view.silent_s),
             "measuring": view.measuring,
             "waiting": view.waiting,
             "deferred": view.deferred,
@@ -95,6 +95,10 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
         }
         for view in cards.views(session, heartbeat_s)
     ]
+
+
+def _silence(silent_s: float) -> str:
+    return f"has taken nothing for {silent_s:.0f} s, though items wait" if silent_s else ""
 
 
 def local_cards(found: Sequence[Card]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from sqlalchemy import update
 
 from farm import settings as farm_settings
 from farm.devices.device import Card
@@ -24,6 +25,7 @@ from farm.words.protocol import Software
 from tasks import diagnosis
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.farms import running
+from tests.planned import plan, register
 
 
 @pytest.fixture
@@ -119,6 +121,18 @@ def test_the_cards_of_the_farm_are_judged(examined, any_database, monkeypatch):
     assert level == "warning"
     assert "gpu1: torch 2.11.0" in told
     assert "driver" not in told
+
+
+def test_a_card_that_takes_nothing_while_its_items_wait_is_a_problem(examined, database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string(hide_password=False))
+    register(database, 0)
+    plan(database, ["SIM-0"], number=2)
+    with database.write() as session:
+        session.execute(update(tables.Item).values(published_at_s=time.time() - 100))
+    (found,) = [check for check in examined() if check["name"] == "card here:0"]
+    assert found["level"] == "problem"
+    assert "has taken nothing for 100 s, though 2 items wait" in found["message"]
+    assert "FARM_DEAF_AFTER_S" in found["next_step"]
 
 
 def test_cards_that_get_ready_do_not_serve_yet(examined, any_database, monkeypatch, broker):

@@ -161,3 +161,27 @@ def test_a_host_that_is_slow_to_start_its_processes_starts_them(start, tmp_path)
     job_id = hurt.submit([""])
     assert hurt.settled(job_id) == {"done": 1}
     assert "Timed out waiting for UP" not in hurt.farm.log.read_text()
+
+
+DEAF_AT_FIRST = """
+import os, sys
+if "tasks.worker" in sys.orig_argv and "card" in sys.orig_argv and not os.path.exists({mark!r}):
+    open({mark!r}, "w").close()
+    import celery.worker.request
+    def revoked(self):
+        raise TypeError("as where a header is none: the worker's slot is not given back")
+    celery.worker.request.Request.revoked = revoked
+"""
+
+
+def test_a_worker_that_has_gone_deaf_is_started_anew_and_takes_what_waits(start, tmp_path):
+    folder = tmp_path / "deaf"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(DEAF_AT_FIRST.format(mark=str(folder / "mark")))
+    hurt = start(PYTHONPATH=str(folder), FARM_DEAF_AFTER_S="3")
+    job_id = hurt.submit(["", "", ""])
+    assert hurt.settled(job_id) == {"done": 3}
+    assert {item.attempts for item in hurt.farm.items(job_id)} == {1}
+    log = hurt.farm.log.read_text()
+    assert "none has come through for 3 s, though the broker answers: starting anew" in log
+    assert log.count("ended with 75; starting it again") == 1
