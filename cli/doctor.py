@@ -38,7 +38,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
-    from rich.text import Text
+    from cli.tables import Text
 
     out = console()
     width = max(len(check.name) for check in checks)

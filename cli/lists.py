@@ -10,11 +10,10 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from cli import tables
 from cli.figures import NOTHING, count_of, part_of, percent, plural, span
-from cli.tables import Row
+from cli.tables import Row, Text
 
 
 def jobs(rows: Sequence[Row]) -> RenderableType:

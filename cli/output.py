@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from farm.errors import Unwritable
+from farm.masking import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,15 +47,16 @@ def writing() -> Iterator[None]:
         raise Unwritable.because(error) from error
 
 
-def emit(text: str) -> None:
-    """Plain lines on stdout."""
+def emit(line: str) -> None:
+    """A plain line on stdout."""
     with writing():
-        typer.echo(text)
+        typer.echo(printable(line))
 
 
 def emit_json(data: Any) -> None:
     """One JSON document on stdout."""
-    emit(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    with writing():
+        typer.echo(printable(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False), keep="\n"))
 
 
 def show(renderable: Any) -> None:
@@ -67,11 +69,11 @@ _instead: Callable[[str], object] | None = None
 
 
 def say(line: str) -> None:
-    """A line for the person, on stderr: never mixed into what a program reads."""
+    """A line for the person, on stderr: never mixed into what a program reads. One that goes on below is set in there."""
     if _instead is not None:
         _instead(line)
     else:
-        typer.echo(line, err=True)
+        typer.echo(printable(line, keep="\n").replace("\n", "\n  "), err=True)
 
 
 @contextlib.contextmanager

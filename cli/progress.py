@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.text import Text
 
 from cli import tables
 from cli.figures import span
+from cli.tables import Text
 
 if TYPE_CHECKING:
     from farm.jobs.jobs import Progress

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from cli import tables
 from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, part_of, percent, plural, quantity, span
+from cli.tables import Text
 
 if TYPE_CHECKING:
     from farm.report import Report, TypeRow

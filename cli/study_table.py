@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from cli import tables
 from cli.figures import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
+from cli.tables import Text
 
 if TYPE_CHECKING:
     from farm.study.findings import Column

@@ -6,15 +6,17 @@ Made for 100 columns; whole in a narrower terminal too, and readable in a pipe w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.console import RenderableType
+from rich.style import Style
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
 from cli.figures import NOTHING
 from cli.fitted import FittedTable
+from farm.masking import printable
 
 Row = Mapping[str, Any]
 
@@ -33,6 +35,21 @@ _STATES = {
     "lost": "red",
     "stopped": "dim",
 }
+
+
+class Text(RichText):
+    """Rich's, which shows what others wrote (titles, labels, ids) without control characters: the one that verbs use."""
+
+    def __init__(self, text: str = "", style: str | Style = "", **options: Any) -> None:
+        super().__init__(printable(text), style, **options)
+
+    def append(self, text: RichText | str, style: str | Style | None = None) -> Self:
+        super().append(printable(text) if isinstance(text, str) else text, style)
+        return self
+
+    def append_text(self, text: RichText) -> Self:
+        super().append_text(text)
+        return self
 
 
 def ruled(*columns: str, drops: Sequence[str] = ()) -> Table:
@@ -72,7 +89,7 @@ def outcome(name: str) -> Text:
 def state(name: Any, reason: str = "") -> Text:
     """The state of a job or a card in its colour, with the reason where there is one."""
     told = Text(str(name or NOTHING), style=_STATES.get(str(name), ""))
-    return Text.assemble(told, clipped(f": {reason}", 60)) if reason else told
+    return told.append_text(clipped(f": {reason}", 60)) if reason else told
 
 
 def cell(values: Row, key: str) -> str:

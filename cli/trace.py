@@ -36,7 +36,8 @@ def trace(
         series = {name: {"time_s": times, "values": values} for name, (times, values) in sampled.series.items()}
         emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
         return
-    emit(f"{found.title}\nwindow {begin_s:.3f} to {end_s:.3f} s")
+    emit(found.title)
+    emit(f"window {begin_s:.3f} to {end_s:.3f} s")
     for name, (times, values) in sampled.series.items():
         emit(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {_range(values)}")
     emit(f"{'':>22}  (· before and after the window)")

@@ -12,12 +12,14 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import threading
 from types import TracebackType
 from typing import Any
 
 from celery.signals import setup_logging
 
+from farm.masking import printable
 from tasks.app import CARD_VARIABLE
 
 #: In the environment of a worker's processes: set, their lines are JSON. Not a setting: the supervisor's own.
@@ -34,6 +36,19 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class PlainLines(logging.Formatter):
+    """One line a record, for people: what it tells of may come from a message, and must not begin a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, exc_info: Any) -> str:
+        return textwrap.indent(printable(super().formatException(exc_info), keep="\n"), "    ")
+
+
 def _line(time_s: float, level: str, logger: str, message: str) -> dict[str, Any]:
     line: dict[str, Any] = {"time_s": round(time_s, 3), "level": level.lower(), "logger": logger, "message": message}
     if card := os.environ.get(CARD_VARIABLE):
@@ -48,7 +63,7 @@ def set_up(as_json: bool | None = None) -> None:
         as_json: None for what the environment says.
     """
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
-    formatter = JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
+    formatter = JsonLines() if as_json else PlainLines()
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

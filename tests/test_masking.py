@@ -1,10 +1,12 @@
-"""No piece of a password is shown, however it is written into a URL."""
+"""No piece of a password is shown, however it is written into a URL, and no control character that others wrote."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from farm.masking import masked
+from farm.masking import masked, printable
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,13 @@ from farm.masking import masked
 )
 def test_passwords_are_masked_and_the_rest_is_told(url, shown):
     assert masked(url) == shown
+
+
+def test_control_characters_are_written_out_and_mean_the_same_in_json():
+    hostile = "\x1b]0;t\x07 \x9b31m a\r\nb\u2028c\u202ed é→"
+    told = printable(hostile)
+    assert told.isprintable()
+    assert told.startswith("\\u001b]0;t\\u0007 \\u009b31m a\\r\\nb")
+    assert told.endswith(" é→")
+    assert json.loads(f'"{told}"') == hostile
+    assert printable("a\nb", keep="\n") == "a\nb"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from sqlalchemy import update
 from sqlmodel import select
 
 from cli import following, lists, report_tables
@@ -15,6 +16,7 @@ from cli import progress as progress_lines
 from farm import report
 from farm.errors import BelowTarget
 from farm.jobs.jobs import Progress
+from farm.settings import settings
 from farm.store import tables
 from tests.report import rows
 
@@ -228,3 +230,41 @@ def test_why_a_card_takes_nothing_stands_with_its_state(width):
 @pytest.mark.parametrize("empty", [lists.jobs, lists.cards, lists.models])
 def test_empty_lists_say_what_to_do(empty):
     assert len(text(empty([]))) > 10
+
+
+def test_what_others_wrote_is_shown_without_control_characters(database, farm, monkeypatch):
+    job_id = rows.model_job(database)
+    url = database.url.render_as_string(hide_password=False)
+    hostile = "\n\x1b]0;t\x07\x9b2J\u202e"
+    with database.write() as session:
+        for table, columns in (
+            (tables.Job, ("title",)),
+            (tables.Operator, ("label", "short_name")),
+            (tables.Card, ("host", "model", "driver", "state_reason")),
+            (tables.Item, ("reason", "message")),
+        ):
+            session.execute(update(table).values({name: hostile for name in columns}))
+        session.execute(update(tables.Card).values(state="quarantined"))
+    monkeypatch.setenv("FARM_DATABASE_URL", url)
+    settings.cache_clear()
+    for words in (
+        ("jobs",),
+        ("status", job_id),
+        ("report", job_id),
+        ("report", job_id, "--readings"),
+        ("cards",),
+        ("cards", "--json"),
+        ("doctor",),
+        ("cards", "resume", rows_card(database)),
+        ("report", job_id, "--json"),
+    ):
+        said = farm(*words)
+        told = said.stdout + said.stderr
+        assert all(line.isprintable() for line in told.splitlines()), words
+        assert "\\u" in told, words
+        assert len(told.splitlines()) == len(told.split("\n")) - 1, words
+
+
+def rows_card(database):
+    with database.read() as session:
+        return session.exec(select(tables.Card.id)).first()

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import subprocess
 import sys
 
 import pytest
 
+from tasks import logs
 from tests.farms import ROOT, running
+
+
+@contextlib.contextmanager
+def restored_logging():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:], root.level = handlers, level
 
 
 @pytest.mark.serial
@@ -57,3 +71,17 @@ def test_warnings_and_what_nobody_caught_are_lines_too(as_json):
         lines = [json.loads(line) for line in said.splitlines()]
         assert [line["level"] for line in lines] == ["warning", "critical", "critical"]
         assert "in main" in lines[-1]["traceback"]
+
+
+def test_what_a_message_brings_begins_no_line_of_its_own_and_commands_no_terminal(capsys):
+    forged = "x\n2026-01-01 00:00:00,000 INFO    farm.worker  all is well\x1b]0;title\x07"
+    with restored_logging():
+        logs.set_up(False)
+        try:
+            raise ValueError(forged)
+        except ValueError:
+            logging.getLogger("farm.test").exception("Task measure[%s] failed", forged)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("    ")] == lines[:1]
+    assert "".join(lines).isprintable()
+    assert r"Task measure[x\n2026-01-01" in lines[0]
