@@ -2,8 +2,8 @@
 
 Without this a message with a broken body ends the worker that takes it, goes back to the queue when the worker dies,
 and ends the next one: one line in the broker would stop a card for good. So would a header that Celery stumbles over: the
-worker lives, and never takes a message again. Of a message's headers only those pass that ours have. Nothing here makes a message trusted. It may
-only name a task of the farm and carry ids; what the ids mean is looked up in the database.
+worker lives, and never takes a message again. Of a message's headers only those pass that ours have. Nothing here makes a
+message trusted. It may only name a task of the farm and carry ids; what the ids mean is looked up in the database.
 """
 
 from __future__ import annotations
