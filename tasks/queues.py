@@ -1,6 +1,7 @@
-"""Publishing: a chord per (job, round) over the cards' queues, and single messages where a chord has no part.
+"""Publishing: a round as chords over the cards' queues, and single messages where a chord has no part.
 
-Messages carry ids only. A message too many is harmless (its claim is declined), so whoever is in doubt publishes.
+Messages carry ids only. A message too many is harmless (its claim is declined), but thousands fill the broker: what wants
+a message stands in the database (``published_at_s`` is NULL), and one publisher a round gives it one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy
@@ -20,15 +23,19 @@ from redis.exceptions import OutOfMemoryError
 from sqlalchemy import update
 from sqlmodel import Session, and_, col, func, or_, select
 
-from farm.errors import BrokerUnreachable
+from farm.errors import BrokerUnreachable, FarmError
 from farm.jobs.items import Closed
 from farm.masking import masked
-from farm.settings import settings
+from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
+from farm.store.locks import lock_items
 from farm.store.tables import Item, ItemState
 from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, refuses
+
+#: Messages of one chord. A publisher that dies has published so many at most without having said so.
+BATCH = 250
 
 
 def card_queue(card_id: str) -> str:
@@ -41,53 +48,184 @@ def own_farm() -> str:
     return os.environ.get(EMBEDDED_VARIABLE, "")
 
 
-def publish_round(database: Database, job_id: str, number: int) -> int:
-    """Publish a chord of the job's items that wait, or that nobody holds any more; how many.
+def stale_after_s(current: Settings) -> float:
+    """How long a round's publisher may show no progress before another takes over. Unit: s."""
+    return 6 * current.reconcile_s
 
-    A round without any goes straight to aggregation.
+
+def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
+    """Publish what of a round waits and has no message yet; how many messages that were.
+
+    One publisher at a time: who finds another at it leaves the round to it. How far it got stands in the items, when last
+    in the round, batch by batch: who takes over from one that died repeats a batch at most. A round that is all planned
+    and has nothing to be published goes straight to aggregation.
+
+    Args:
+        again: also what had a message, and what nobody holds any more; not while another publishes.
     """
+    sent = _publish(database, job_id, number, partial(_send_chord, job_id, number), again=again)
+    if sent == 0:
+        with database.read() as session:
+            this_round = session.get(tables.Round, (job_id, number))
+        if this_round is not None and this_round.planned_at_s is not None:
+            publish_aggregate(job_id, number)
+    return sent or 0
+
+
+def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None) -> None:
+    """Publish single messages for those of the items that wait (woken, moved or lost by the broker).
+
+    Args:
+        unless_within_s: not those that were published within that time, by another that found them too. Unit: s.
+    """
+    with database.read() as session:
+        rounds = {
+            (job_id, number)
+            for batch in in_batches(item_ids)
+            for job_id, number in session.execute(
+                select(Item.job_id, Item.round).where(col(Item.id).in_(batch)).distinct()
+            )
+        }
+    for job_id, number in sorted(rounds):
+        _publish(database, job_id, number, _send_single, only=item_ids, unless_within_s=unless_within_s)
+
+
+def _publish(
+    database: Database,
+    job_id: str,
+    number: int,
+    send: Callable[[Sequence[Any]], None],
+    *,
+    again: bool = False,
+    only: Sequence[int] = (),
+    unless_within_s: float | None = None,
+) -> int | None:
+    """How many messages were sent; None where another publishes the round."""
+    me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+    this = (Item.job_id == job_id, Item.round == number)
+    with database.write() as session:
+        # What is wanted is written down first, for whoever publishes the round now.
+        for batch in in_batches(only):
+            its: list[Any] = [*this, col(Item.id).in_(batch), _free()]
+            if unless_within_s is not None:
+                its.append(col(Item.published_at_s) < database_now() - unless_within_s)
+            _want(session, *its)
+        if not _take_over(session, job_id, number, me):
+            return None
+    sent = 0
+    try:
+        if again:
+            with database.write() as session:
+                _want(session, *this, _free())
+        while True:
+            for ids in _wanted(database, job_id, number):
+                with _publishing():
+                    send(_rows(database, ids))
+                sent += len(ids)
+                with database.write() as session:
+                    lock_items(session, col(Item.id).in_(ids))
+                    session.execute(update(Item).where(col(Item.id).in_(ids)).values(published_at_s=database_now()))
+                    if not _progressed(session, job_id, number, me):
+                        return sent
+            with database.write() as session:
+                if _leave(session, job_id, number, me):
+                    return sent
+    except BaseException:
+        with contextlib.suppress(FarmError), database.write() as session:
+            _progressed(session, job_id, number, me, publisher=None)
+        raise
+
+
+def _want(session: Session, *which: Any) -> None:
+    lock_items(session, *which)
+    session.execute(update(Item).where(*which).values(published_at_s=None))
+
+
+def _free() -> Any:
     # A lease that has ended lets another take the item; until then its late result still counts.
     let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
+    return or_(col(Item.state) == ItemState.WAITING, let_go)
+
+
+def _this_round(job_id: str, number: int) -> tuple[Any, Any]:
+    return col(tables.Round.job_id) == job_id, col(tables.Round.number) == number
+
+
+def _take_over(session: Session, job_id: str, number: int, me: str) -> bool:
+    """Become the round's publisher, unless there is one that was seen to get on."""
+    free = or_(
+        col(tables.Round.publisher).is_(None),
+        col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings()),
+    )
+    # What another has just written down as wanted is looked for once more, at the latest by `_leave`.
+    session.execute(update(tables.Round).where(*_this_round(job_id, number)).values(published_at_s=None))
+    taken = session.execute(
+        update(tables.Round)
+        .where(*_this_round(job_id, number), free)
+        .values(publisher=me, progress_at_s=database_now())
+    )
+    return bool(taken.rowcount)  # type: ignore[attr-defined]
+
+
+def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
+    """Show that the publisher gets on; False where another has taken over."""
+    query = update(tables.Round).where(*_this_round(job_id, number), col(tables.Round.publisher) == me)
+    return bool(session.execute(query.values(progress_at_s=database_now(), **values)).rowcount)  # type: ignore[attr-defined]
+
+
+def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
+    """End publishing; False where something wants a message that did not a moment ago."""
+    # The round's row is locked from here on: whoever wants more has written that down before, or comes after.
+    if not _progressed(session, job_id, number, me, publisher=None):
+        return True
+    this = (Item.job_id == job_id, Item.round == number)
+    if session.exec(select(Item.id).where(*this, _free(), col(Item.published_at_s).is_(None)).limit(1)).first():
+        session.rollback()
+        return False
+    # A round whose items are still being added is not published to its end.
+    planned = col(tables.Round.planned_at_s).is_not(None)
+    session.execute(
+        update(tables.Round).where(*_this_round(job_id, number), planned).values(published_at_s=database_now())
+    )
+    return True
+
+
+def _wanted(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
+    """The ids of what is to be published, in batches.
+
+    The whole first, since it may show that the prediction was wrong; the rest in random order, so that what drifts on the
+    card does not line up with what varies over the model.
+    """
     with database.read() as session:
         rows = session.execute(
-            _labelled().where(Item.job_id == job_id, or_(col(Item.state) == ItemState.WAITING, let_go))
+            select(Item.id, Item.role)
+            .where(Item.job_id == job_id, Item.round == number, _free(), col(Item.published_at_s).is_(None))
+            .order_by(col(Item.id))
         ).all()
-    # The whole first, since it may show that the prediction was wrong; the rest in random order, so that what
-    # drifts on the card does not line up with what varies over the model.
-    rows = sorted(rows, key=lambda row: row.id)
+    rows = list(rows)
     random.Random(f"{job_id}/{number}").shuffle(rows)
     rows.sort(key=lambda row: row.role != "whole")
-    body = aggregate_signature(job_id, number)
-    with _publishing():
-        if rows:
-            chord([_measure(row.id, row.card_id, row.short_name, row.label) for row in rows])(
-                body.on_error(aggregate_signature(job_id, number))
-            )
-        else:
-            body.apply_async()
-    with database.write() as session:
-        _mark_published(session, [row.id for row in rows])
-        session.execute(
-            update(tables.Round)
-            .where(col(tables.Round.job_id) == job_id, col(tables.Round.number) == number)
-            .values(published_at_s=database_now())
-        )
-    return len(rows)
+    return iter(in_batches((row.id for row in rows), BATCH))
 
 
-def publish_items(database: Database, item_ids: Sequence[int]) -> None:
-    """Publish single messages for items that wait (woken, moved or lost by the broker)."""
-    if not item_ids:
-        return
+def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
+    """What the messages of a batch of items tell, in the order of the ids."""
     with database.read() as session:
-        rows = [
-            row for batch in in_batches(item_ids) for row in session.execute(_labelled().where(col(Item.id).in_(batch)))
-        ]
-    with _publishing(), app.producer_pool.acquire(block=True) as producer:
+        found = {row.id: row for row in session.execute(_labelled().where(col(Item.id).in_(item_ids)))}
+    return [found[item_id] for item_id in item_ids if item_id in found]
+
+
+def _send_chord(job_id: str, number: int, rows: Sequence[Any]) -> None:
+    body = aggregate_signature(job_id, number)
+    chord([_measure(row.id, row.card_id, row.short_name, row.label) for row in rows])(
+        body.on_error(aggregate_signature(job_id, number))
+    )
+
+
+def _send_single(rows: Sequence[Any]) -> None:
+    with app.producer_pool.acquire(block=True) as producer:
         for row in rows:
             _measure(row.id, row.card_id, row.short_name, row.label).apply_async(producer=producer)
-    with database.write() as session:
-        _mark_published(session, [row.id for row in rows])
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
@@ -160,7 +298,6 @@ def _labelled() -> Any:
         sqlalchemy.select(  # type: ignore[call-overload]
             Item.id,
             Item.card_id,
-            Item.role,
             func.coalesce(operator.short_name, "whole " + col(variant.model)).label("short_name"),
             func.coalesce(operator.label, tables.Job.title).label("label"),
         )
@@ -168,11 +305,6 @@ def _labelled() -> Any:
         .join(operator, col(operator.id) == col(Item.subject_id), isouter=True)
         .join(variant, col(variant.id) == col(Item.subject_id), isouter=True)
     )
-
-
-def _mark_published(session: Session, item_ids: Sequence[int]) -> None:
-    for batch in in_batches(item_ids):
-        session.execute(update(Item).where(col(Item.id).in_(batch)).values(published_at_s=database_now()))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy
-from sqlmodel import Session, col, func, select
+from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable
 from farm.jobs import cards, items
@@ -23,7 +23,7 @@ from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-from tasks.queues import follow_up, publish_aggregate, publish_items, publish_round, queue_depths
+from tasks.queues import follow_up, publish_aggregate, publish_items, publish_round, queue_depths, stale_after_s
 
 log = logging.getLogger("farm.control")
 
@@ -65,7 +65,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
     with _going_on("finding what the broker lost"):
         _publish_lost(store, current, views, farm)
     with store.read() as session:
-        unpublished = _unpublished(session, farm, 6 * current.reconcile_s)
+        unpublished = _unpublished(session, farm, stale_after_s(current))
         unfinished = _unfinished(session, farm)
     for job_id, number in unpublished:
         log.warning("Round %s of job %s was not published to its end; going on with it", number, job_id)
@@ -118,7 +118,7 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[cards.Card
             lost = _lost(session, view.card.id, farm, idle_for_s)
         if lost:
             log.warning("Items of card %s have no message left; publishing %s again", view.card.id, len(lost))
-        publish_items(store, lost)
+            publish_items(store, lost, unless_within_s=idle_for_s)
 
 
 def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:
@@ -204,35 +204,41 @@ def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[
 
 
 def _without_holder(what: Any, card_id: str, farm: str, idle_for_s: float, *, published: bool = False) -> Any:
-    """Args:
-    published: only what was published to its end; a round of thousands takes a while.
+    """What of a round that is being published has no message yet is its publisher's, and not lost.
+
+    Args:
+        published: only what had a message.
     """
     query = (
         sqlalchemy.select(what)
         .select_from(Item)
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .join(
+            tables.Round,
+            and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round)),
+        )
         .where(
             col(Item.card_id) == card_id,
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
-            # A round that is being published right now is not lost.
             func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
             col(tables.Job.state) == JobState.OPEN,
             col(tables.Job.farm) == farm,
         )
     )
-    return query.where(col(Item.published_at_s).is_not(None)) if published else query
+    had_one = col(Item.published_at_s).is_not(None)
+    return query.where(had_one if published else or_(had_one, col(tables.Round.published_at_s).is_not(None)))
 
 
 def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
-    """Rounds whose publisher did not get to the end. One that is followed by another was closed without need of it."""
+    """Rounds whose publisher got on no more before the end. One that is followed by another was closed without need of it."""
     query = (
         select(tables.Round.job_id, tables.Round.number)
         .join(tables.Job, col(tables.Job.id) == col(tables.Round.job_id))
         .where(
             tables.Round.number == tables.Job.round,
             col(tables.Round.published_at_s).is_(None),
-            col(tables.Round.created_at_s) < database_now() - after_s,
+            col(tables.Round.progress_at_s) < database_now() - after_s,
             tables.Job.state == JobState.OPEN,
             tables.Job.farm == farm,
         )

@@ -74,7 +74,7 @@ def resume(database: Database, job_id: str) -> int:
     if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
         return 0  # its own farm is there, and goes on with it
     put_right(database, current, own_farm(), job_id)
-    if published := publish_round(database, job_id, job.round):
+    if published := publish_round(database, job_id, job.round, again=True):
         return published
     publish_aggregate(job_id, job.round)
     return 0

@@ -98,8 +98,8 @@ class Farm:
         """A message for every item of the job, whatever its state, as a broker that repeats itself would bring."""
         code = (
             "from farm.settings import settings; from farm.store.database import Database\n"
-            "from tasks.queues import publish_items\n"
-            f"publish_items(Database(settings().database), {[item.id for item in self.items(job_id)]})"
+            "from tasks.queues import _rows, _send_single\n"
+            f"_send_single(_rows(Database(settings().database), {[item.id for item in self.items(job_id)]}))"
         )
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=self.environment, check=True, timeout=TIMEOUT_S)
 

@@ -96,6 +96,8 @@ def add_round(
             operators=list(scope),
             capture_id=capture_id,
             created_at_s=database_now(),  # type: ignore[arg-type]
+            planned_at_s=database_now(),  # type: ignore[arg-type]
+            progress_at_s=database_now(),  # type: ignore[arg-type]
         )
     )
     session.flush()

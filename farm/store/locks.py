@@ -3,7 +3,7 @@
 PostgreSQL lets writers run beside each other: without a lock, what the second one decided by is no longer so when it
 writes. SQLite has one writer at a time and ignores these.
 
-**The order is cards, jobs, items, and of each kind that of the ids.** Two that took them in different orders would wait for
+**The order is cards, jobs, items, rounds, and of each kind that of the ids.** Two that took them in different orders would wait for
 each other. Rows that refer to a locked card or job may still be inserted.
 """
 

@@ -208,7 +208,10 @@ class Round(SQLModel, table=True):
     operators: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))  # all in scope so far
     capture_id: int | None = Field(default=None, foreign_key="capture.id")
     created_at_s: float = 0.0
-    published_at_s: float | None = None  # None: the publisher did not get to the end
+    planned_at_s: float | None = None  # None: its items are still being added
+    publisher: str | None = None  # who publishes it now, None: nobody
+    progress_at_s: float | None = None  # when its planning or publishing last got on
+    published_at_s: float | None = None  # None: something of it wants a message
 
 
 class Item(SQLModel, table=True):
@@ -249,7 +252,7 @@ class Item(SQLModel, table=True):
     reason: str = ""  # of `farm.errors.Unmeasurable.REASONS`
     message: str = ""
     created_at_s: float = 0.0
-    published_at_s: float | None = None
+    published_at_s: float | None = None  # of its newest message; None: it wants one
     started_at_s: float | None = None
     ended_at_s: float | None = None
 

@@ -17,7 +17,7 @@ from sqlmodel import SQLModel, select
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.store.database import Database, database_now, newest_schema
-from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
+from farm.store.tables import Call, Capture, ModelVariant, Operator, Round, SignificantOperator
 from tests.planned import items_of, plan, register
 
 
@@ -47,12 +47,24 @@ def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_datab
         first = MetaData()
         first.reflect(connection, only=["operator"])
         connection.execute(first.tables["operator"].insert(), row)
+        connection.execute(text("INSERT INTO protocol VALUES ('p', 'eager', 'hot', 'random', '{}')"))
+        connection.execute(
+            text(
+                "INSERT INTO job (id, kind, title, protocol_id, request, request_id, farm, state, round, created_at_s) "
+                "VALUES ('j', 'sweep', 'a sweep', 'p', '{}', 'r', '', 'open', 1, 7.5)"
+            )
+        )
+        connection.execute(
+            text("INSERT INTO job_round (job_id, number, reason, operators, created_at_s) VALUES ('j', 1, '', '[]', 7.5)")
+        )
     with pytest.raises(SchemaMismatch, match="needs " + newest_schema()):
         database.check_schema()
     database.upgrade()
     database.check_schema()
     with database.read() as session:
         assert session.get_one(Operator, "op").model_dump() == row
+        its_round = session.exec(select(Round)).one()
+    assert (its_round.planned_at_s, its_round.progress_at_s, its_round.published_at_s) == (7.5, 7.5, None)
     database.close()
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 
 import pytest
+import redis
+from sqlalchemy import update
 from sqlmodel import select
 
 from farm.jobs import cards
 from farm.jobs.items import Claim
 from farm.jobs.planning import add_round
-from farm.settings import Settings
+from farm.settings import Settings, settings
 from farm.store import tables
-from tasks import aggregate, recovery
+from tasks import aggregate, queues, recovery
+from tasks.app import configure
 from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 
@@ -135,7 +138,7 @@ def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(a
     assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
     published, messages = [], 0
     monkeypatch.setattr(recovery, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
-    monkeypatch.setattr(recovery, "publish_items", lambda store, ids: published.extend(ids))
+    monkeypatch.setattr(recovery, "publish_items", lambda store, ids, **_: published.extend(ids))
 
     def publish_lost():
         published.clear()
@@ -155,3 +158,94 @@ def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(a
     assert publish_lost() == 9
     messages = 7
     assert publish_lost() == 0, "the worker may hold two"
+
+
+@pytest.fixture
+def at_broker(broker, monkeypatch):
+    """This process publishes to a real broker, few messages at a time."""
+    with monkeypatch.context() as patched:
+        patched.setenv("FARM_BROKER_URL", broker.url)
+        patched.setattr(queues, "BATCH", 10)
+        settings.cache_clear()
+        configure(settings())
+        yield broker
+    settings.cache_clear()
+    configure(settings())
+
+
+def messages_of(broker, card):
+    with redis.Redis.from_url(broker.redis_url) as client:
+        return client.llen(f"card.{card}")
+
+
+def aged(database, seconds):
+    """All that has happened so far happened so much earlier."""
+    with database.write() as session:
+        session.execute(
+            update(tables.Item).values(
+                created_at_s=tables.Item.created_at_s - seconds, published_at_s=tables.Item.published_at_s - seconds
+            )
+        )
+        session.execute(
+            update(tables.Round).values(
+                created_at_s=tables.Round.created_at_s - seconds, progress_at_s=tables.Round.progress_at_s - seconds
+            )
+        )
+
+
+def test_while_a_round_is_published_nobody_else_takes_it_for_lost(any_database, at_broker, monkeypatch):
+    """However long that takes, and however many control workers look on."""
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=60)
+    aged(any_database, 1000)
+    most, send = [], queues._send_chord
+
+    def looked_on(*arguments):
+        send(*arguments)
+        for _host in range(3):
+            reconcile_now(any_database, Settings(heartbeat_s=100), "")
+        most.append(messages_of(at_broker, card))
+
+    monkeypatch.setattr(queues, "_send_chord", looked_on)
+    assert queues.publish_round(any_database, job_id, 1) == 60
+    assert most == [10, 20, 30, 40, 50, 60]
+
+
+def test_who_takes_over_from_a_dead_publisher_repeats_a_batch_at_most(any_database, at_broker, monkeypatch):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=60)
+    send = queues._send_chord
+
+    def killed(*arguments):
+        send(*arguments)
+        if messages_of(at_broker, card) == 30:
+            monkeypatch.setattr(queues, "_progressed", lambda *_, **__: False)  # it writes down nothing any more
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(queues, "_send_chord", killed)
+    with pytest.raises(KeyboardInterrupt):
+        queues.publish_round(any_database, job_id, 1)
+    monkeypatch.undo()
+    current = Settings(heartbeat_s=100, broker_url=at_broker.url)
+    monkeypatch.setattr(queues, "BATCH", 10)
+    reconcile_now(any_database, current, "")
+    assert messages_of(at_broker, card) == 30, "it may only be slow"
+    aged(any_database, 40)
+    for _host in range(3):
+        reconcile_now(any_database, current, "")
+    assert messages_of(at_broker, card) == 70
+
+
+def test_what_several_hosts_find_lost_is_published_once(any_database, at_broker):
+    (card,) = register(any_database, 0)
+    job_id = plan(any_database, [card], number=30)
+    queues.publish_round(any_database, job_id, 1)
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+        client.flushall()
+    aged(any_database, 1000)
+    with any_database.read() as session:
+        lost = recovery._lost(session, card, "", 5.0)
+    assert len(lost) == 30
+    for _host in range(3):
+        queues.publish_items(any_database, lost, unless_within_s=5.0)
+    assert messages_of(at_broker, card) == 30
