@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from farm.jobs.opening import Opened
     from farm.report.report import Report
     from farm.store.database import Database
-    from farm.words.request import Request, Sweep
+    from farm.words.request import Request
     from tasks.embedded import EmbeddedFarm
 
 POLL_S = 0.5
@@ -127,36 +128,57 @@ def submit_all(
         tuples_of(database, job.request, job.card_ids) if named(job.request.operators) else None for job in planned
     ]
     for job, tuples in zip(planned, taken_apart, strict=True):
-        if job.request.sweep is not None:
-            say_skipped(job.request.sweep)
-        if farm is None:
-            one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned)
-        else:
-            if not (known := bool(job.done_by) and farm.registered()):
-                farm.start()
-            one = submit(
-                database,
-                job.request,
-                job.card_ids,
-                tuples=tuples,
-                pinned=pinned,
-                ready=farm.wait_ready,
-                known=known,
-            )
+        if farm is not None and not (known := bool(job.done_by) and farm.registered()):
+            farm.start()
+        with doing() as told:
+            if farm is None:
+                one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned, told=told)
+            else:
+                one = submit(
+                    database,
+                    job.request,
+                    job.card_ids,
+                    tuples=tuples,
+                    pinned=pinned,
+                    ready=farm.wait_ready,
+                    known=known,
+                    told=told,
+                )
         outcome.submitted.append(one)
+        for reason, count in one.left_out.items():  # nothing is left out in silence
+            assert job.request.sweep is not None
+            say(f"{one.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
         say(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
             f"{one.new} to measure, {one.reused} known already"
         )
 
 
-def say_skipped(sweep: Sweep) -> None:
-    """Say which combinations of a sweep are impossible, and why: nothing is left out in silence."""
-    from farm.operators.sweep import explore
+@contextlib.contextmanager
+def doing() -> Iterator[Callable[[str, int, int], None]]:
+    """What a command is at, on stderr while it lasts: a bar in a terminal, else a line now and then.
 
-    expansion = explore(sweep)
-    for reason, count in expansion.skipped.items():
-        say(f"{sweep}: {count} of {sweep.size} combinations left out: {reason}")
+    Yields:
+        Tell it what is being done, and how much of how much (0 of 0 where that is not known).
+    """
+    out = console(stderr=True)
+    if not out.file.isatty():
+        said_at_s = time.monotonic()
+
+        def line(what: str, done: int, of: int) -> None:
+            nonlocal said_at_s
+            if time.monotonic() - said_at_s >= PLAIN_LINE_S:
+                said_at_s = time.monotonic()
+                say(f"{what}: {done} of {of}" if of else what)
+
+        yield line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*shown, console=out, transient=True) as bars:
+        bar = bars.add_task("", total=None)
+        yield lambda what, done, of: bars.update(bar, description=what, completed=done, total=of or None)
 
 
 def follow(

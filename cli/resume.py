@@ -38,7 +38,8 @@ def resume(
         say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
         return
     check_broker(settings())
-    resume_job(database, row.id)
+    with following.doing() as told:
+        resume_job(database, row.id, told=told)
     say(f"Job {row.id} goes on.")
     if wait:
         following.follow(database, [row.id])

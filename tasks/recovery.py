@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import FarmUnavailable
-from farm.jobs import cards, items
+from farm.jobs import cards, items, jobs
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.settings import Settings
 from farm.store import tables
@@ -30,6 +30,9 @@ log = logging.getLogger("farm.control")
 #: A card that was lost may be back in a moment (a host that starts again, a network that was away). For this many times
 #: as long as it takes to call it lost, a job whose sum it gave to goes on waiting for its whole.
 PATIENCE = 4
+
+#: A job whose planning does not get on for so long is taken back. Unit: s.
+PLANNING_PATIENCE_S = 60.0
 
 #: Messages that a worker may have taken from its queue: the one in work, and the next.
 HELD_MESSAGES = 2
@@ -60,6 +63,8 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
             _close_exhausted(store, current, farm)
         with _going_on("moving what waits for cards that are away"):
             publish_items(store, _move_stranded(store, current, views, farm))
+        with _going_on("taking back what was not planned to its end"):
+            _take_back(store, farm)
         with _going_on("balancing"):
             _balance(store, current, views, farm)
     with _going_on("finding what the broker lost"):
@@ -119,6 +124,16 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[cards.Card
         if lost:
             log.warning("Items of card %s have no message left; publishing %s again", view.card.id, len(lost))
             publish_items(store, lost, unless_within_s=idle_for_s)
+
+
+def _take_back(store: Database, farm: str) -> None:
+    with store.read() as session:
+        cut_short = _cut_short(session, farm)
+    for job_id in cut_short:
+        log.warning(
+            "Job %s was not planned to its end and is cancelled: `farm retry %s` goes on with it", job_id, job_id
+        )
+        jobs.cancel(store, job_id)
 
 
 def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:
@@ -246,16 +261,40 @@ def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str,
     return [(job_id, number) for job_id, number in session.execute(query)]
 
 
+def _newest_round() -> Any:
+    return and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
+
+
+def _cut_short(session: Session, farm: str) -> list[str]:
+    """Jobs whose planner has got on no more for long: it was killed. (Or it is held, and finds its job ended.)"""
+    query = (
+        select(tables.Job.id)
+        .join(tables.Round, _newest_round())
+        .where(
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+            col(tables.Round.planned_at_s).is_(None),
+            col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S,
+        )
+    )
+    return list(session.exec(query))
+
+
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """The newest rounds of open jobs, with no item open and no verdict."""
     still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
     judged = select(tables.Verdict.id).where(
         tables.Verdict.job_id == tables.Job.id, tables.Verdict.round == tables.Job.round
     )
-    query = select(tables.Job.id, tables.Job.round).where(
-        tables.Job.state == JobState.OPEN,
-        tables.Job.farm == farm,
-        col(tables.Job.id).not_in(still_open),
-        ~judged.exists(),
+    query = (
+        select(tables.Job.id, tables.Job.round)
+        .join(tables.Round, _newest_round())
+        .where(
+            tables.Job.state == JobState.OPEN,
+            tables.Job.farm == farm,
+            col(tables.Round.planned_at_s).is_not(None),
+            col(tables.Job.id).not_in(still_open),
+            ~judged.exists(),
+        )
     )
     return [(job_id, number) for job_id, number in session.execute(query)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from farm.errors import NoSuchJob
+from farm.errors import BrokerUnreachable, NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.opening import Opened, Tuples, open_job
+from farm.jobs.opening import Opened, Tuples, open_job, plan_rest
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -26,6 +26,7 @@ def submit(
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
+    told: Callable[[str, int, int], None] = lambda doing, done, of: None,
 ) -> Opened:
     """Open a job for the request and publish what is not yet measured. What is known already is concluded at once.
 
@@ -35,11 +36,14 @@ def submit(
         ready: has an embedded farm's workers registered and listening when it returns; called before anything is
             published, and before planning unless the cards are known.
         known: the database has the cards as they are now.
+        told: what is being done, and how much of how much is (0 of 0 where that is not known).
 
     Raises:
         FarmError: of the request, the cards, the database or the broker; a job that is in the database but could
             not be published is continued by `farm resume`.
     """
+    if request.variant is not None:
+        told(f"Taking {request.title} apart", 0, 0)
     opened = open_job(
         database,
         request,
@@ -48,10 +52,12 @@ def submit(
         farm=own_farm(),
         pinned=pinned,
         ready=(lambda: None) if known else ready,
+        grown=_publishing_while_it_grows(database, request, ready, told),
     )
     try:
         if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
             ready()
+            told(f"Publishing {request.title}", 0, 0)
             publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
         jobs.cancel(database, opened.job_id)  # nobody has been told of it yet
@@ -59,10 +65,41 @@ def submit(
     return opened
 
 
-def resume(database: Database, job_id: str) -> int:
+def _publishing_while_it_grows(
+    database: Database,
+    request: Request,
+    ready: Callable[[], None],
+    told: Callable[[str, int, int], None],
+) -> Callable[[Opened, int], None]:
+    away = False
+
+    def grown(opened: Opened, tried: int) -> None:
+        nonlocal away
+        assert request.sweep is not None
+        told(f"Planning {request.title}", tried, request.sweep.size)
+        if opened.new and not away:
+            ready()
+            try:
+                publish_round(database, opened.job_id, opened.round)
+            except BrokerUnreachable:
+                away = True  # the job is planned first; then it is tried once more, and said
+
+    return grown
+
+
+def _at_once() -> None:
+    """What is ready before anything is published, where the workers are there already."""
+
+
+def resume(
+    database: Database, job_id: str, *, told: Callable[[str, int, int], None] = lambda doing, done, of: None
+) -> int:
     """Publish a new chord of the job's open items, and first what the reconciler would do for them; how many.
 
-    Harmless for a job that is under way.
+    A sweep that was not planned to its end is. Harmless for a job that is under way.
+
+    Args:
+        told: see `submit`.
     """
     with database.read() as session:
         job = session.get(tables.Job, job_id)
@@ -73,6 +110,10 @@ def resume(database: Database, job_id: str) -> int:
     current = settings()
     if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
         return 0  # its own farm is there, and goes on with it
+    with database.read() as session:
+        newest = session.get(tables.Round, (job_id, job.round))
+    if newest is not None and newest.planned_at_s is None:
+        plan_rest(database, job, _publishing_while_it_grows(database, Request.from_json(job.request), _at_once, told))
     put_right(database, current, own_farm(), job_id)
     if published := publish_round(database, job_id, job.round, again=True):
         return published

@@ -68,7 +68,8 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     job = locked(session, tables.Job, job_id)
     if job is None or job.state != JobState.OPEN or number != job.round:
         return ClosedRound(Closing.ALREADY)
-    if open_items(session, job_id, number):
+    this = session.get_one(tables.Round, (job_id, number))
+    if this.planned_at_s is None or open_items(session, job_id, number):
         return ClosedRound(Closing.OPEN)
     there = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
     if session.exec(there).first() is not None:

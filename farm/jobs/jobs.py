@@ -18,7 +18,7 @@ from farm.jobs import life
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.jobs.cards import views as card_views
 from farm.jobs.owner import is_gone
-from farm.jobs.planning import Planned, add_round, chosen_cards
+from farm.jobs.planning import Planned, add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
@@ -84,11 +84,12 @@ def create(
     operator_ids: Sequence[str] = (),
     farm: str = "",
     pinned: bool = False,
+    whole: bool = True,
 ) -> Planned:
     """Write a job with its first round.
 
     Args:
-        scope, capture_id, operator_ids: see `planning.add_round`.
+        scope, capture_id, operator_ids, whole: see `planning.add_round`.
         farm: the embedded farm that owns the job, "" for one that any control worker may continue.
         pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
 
@@ -110,7 +111,9 @@ def create(
         )
         session.add(job)
         session.flush()
-        return add_round(session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first")
+        return add_round(
+            session, job, scope=scope, capture_id=capture_id, operator_ids=operator_ids, reason="first", whole=whole
+        )
 
 
 def find(session: Session, job_or_prefix: str) -> tables.Job:
@@ -163,7 +166,11 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
     ).all()
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
-    if job.state == JobState.OPEN and not gone and not current:
+    newest = session.get(tables.Round, (job_id, job.round))
+    if newest is not None and newest.planned_at_s is None and not gone:
+        cut = f"its planning was cut short: `farm retry {job_id}` goes on with it"
+        message = "more items are being planned" if job.state == JobState.OPEN else cut
+    elif job.state == JobState.OPEN and not gone and not current:
         message = waits_for(session, job_id, heartbeat_s)
     return Progress(
         job.id,
@@ -212,9 +219,11 @@ def retry_failed(database: Database, job_id: str) -> int:
         going_on = session.exec(life.GO_ON.update(its, life.in_work(), lasts)).rowcount
         # All in the newest round: that is the one whose verdict is made anew.
         begun = session.exec(life.AGAIN.update(its, round=job.round)).rowcount
-        if kept or going_on or begun:
+        newest = session.get(tables.Round, (job_id, job.round))
+        if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
+            note_planning(session, job)  # where it was cut short, whoever goes on with it begins now
             verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
             for verdict in session.exec(verdicts):
                 session.delete(verdict)

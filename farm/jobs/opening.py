@@ -6,36 +6,40 @@ one query.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, select
 
 from farm.devices.installed import torch_version
-from farm.errors import CaptureError, UnknownOperator, did_you_mean
+from farm.errors import CaptureError, NoSuchJob, UnknownOperator, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import remember_significant, significant
+from farm.jobs.planning import Planned, add_tuples, note_planning
 from farm.prediction.roofline import roofline_of
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.calls import counts, store_values
 from farm.store.content import find_capture, store_capture, store_operators, store_variant
 from farm.store.database import Database
+from farm.store.locks import locked
+from farm.store.tables import JobState
 from farm.verdict.aggregate import next_operators
 from farm.verdict.parts import unscoped_parts
 from farm.words.protocol import Variant
-from farm.words.request import Request, named
+from farm.words.request import Request, Sweep, named
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tuples:
-    """The operator tuples that a request is about, all of them in the database."""
+    """The operator tuples that a model is made of, all of them in the database."""
 
-    calls: Mapping[str, int]  # tuple id -> calls of it in one pass; of a sweep 1 each
-    capture_id: int | None = None  # of a model
+    calls: Mapping[str, int]  # tuple id -> calls of it in one pass
+    capture_id: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Opened:
     calls: int
     new: int  # items to measure now
     reused: int  # items that a reading served
+    left_out: Mapping[str, int] = field(default_factory=dict)  # combinations of a sweep that are impossible, by reason
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -70,34 +75,39 @@ def open_job(
     farm: str = "",
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
+    grown: Callable[[Opened, int], None] = lambda opened, tried: None,
 ) -> Opened:
     """A request as a job with its first round; nobody has been told of it yet.
 
+    The tuples of a sweep are added batch by batch, each in a transaction of its own, so that the first can be measured while
+    the others are built. Who interrupts that cancels the job; one that is cut short otherwise `plan_rest` goes on with.
+
     Args:
-        tuples: the request's, where `tuples_of` was asked before.
+        tuples: a model's, where `tuples_of` was asked before.
         farm, pinned: see `jobs.create`.
+        grown: told of a sweep's job after each batch, as far as it is planned, and how many combinations were tried.
         ready: called when the request is taken apart, before the cards are looked up: workers may start meanwhile.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
+    if request.sweep is not None:
+
+        def create(operator_ids: Sequence[str]) -> Planned:
+            ready()
+            return jobs.create(
+                database, request, card_ids, operator_ids=operator_ids, farm=farm, pinned=pinned, whole=False
+            )
+
+        return _plan_sweep(database, request.sweep, create, grown)
     if tuples is None:
         tuples = tuples_of(database, request, card_ids)
     ready()
-    scope: Sequence[str] = ("all",)
-    if tuples.capture_id is not None:
-        with database.write() as session:
-            scope = _first_scope(session, request, tuples.capture_id, card_ids)
+    with database.write() as session:
+        scope = _first_scope(session, request, tuples.capture_id, card_ids)
     planned = jobs.create(
-        database,
-        request,
-        card_ids,
-        scope=scope,
-        capture_id=tuples.capture_id,
-        operator_ids=list(tuples.calls) if tuples.capture_id is None else (),
-        farm=farm,
-        pinned=pinned,
+        database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned
     )
     return Opened(
         planned.job_id,
@@ -110,15 +120,81 @@ def open_job(
     )
 
 
+def plan_rest(
+    database: Database, job: tables.Job, grown: Callable[[Opened, int], None] = lambda opened, tried: None
+) -> Opened:
+    """Go on with a sweep's job whose planning was cut short: what it lacks is added. Harmless while another is at it.
+
+    Args:
+        grown: see `open_job`.
+    """
+    sweep = Request.from_json(job.request).sweep
+    assert sweep is not None, "only a sweep is planned in parts"
+    return _plan_sweep(database, sweep, lambda operator_ids: _add(database, job.id, operator_ids), grown)
+
+
+def _plan_sweep(
+    database: Database,
+    sweep: Sweep,
+    begin: Callable[[Sequence[str]], Planned],
+    grown: Callable[[Opened, int], None],
+) -> Opened:
+    from farm.operators.sweep import Expansion
+
+    expansion = Expansion(sweep)
+    opened: Opened | None = None
+    try:
+        for batch in expansion.batches():
+            with database.write() as session:
+                store_operators(session, batch)
+            ids = [spec.id for spec in batch]
+            if opened is None:
+                planned = begin(ids)
+                opened = Opened(planned.job_id, planned.round, str(sweep), 0, 0, 0, 0)
+            else:
+                planned = _add(database, opened.job_id, ids)
+            tuples = opened.tuples + len(ids)
+            opened = dataclasses.replace(
+                opened,
+                tuples=tuples,
+                calls=tuples,
+                new=opened.new + planned.new,
+                reused=opened.reused + planned.reused,
+                left_out=expansion.skipped,
+            )
+            grown(opened, expansion.tried)
+        assert opened is not None, "a sweep of nothing possible has been refused"
+        with database.write() as session:
+            job = locked(session, tables.Job, opened.job_id)
+            if job is not None and job.state == JobState.OPEN:
+                note_planning(session, job, ended=True)
+    except KeyboardInterrupt:
+        if opened is not None:
+            jobs.cancel(database, opened.job_id)
+        raise
+    return dataclasses.replace(opened, left_out=expansion.skipped)
+
+
+def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planned:
+    """Raises:
+    NoSuchJob: it has ended meanwhile.
+    """
+    with database.write() as session:
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.state != JobState.OPEN:
+            raise NoSuchJob(
+                f"Job {job_id} has ended before it was planned to its end.", f"`farm retry {job_id}` goes on with it."
+            )
+        return add_tuples(session, job, operator_ids)
+
+
 def tuples_of(database: Database, request: Request, card_ids: Sequence[str]) -> Tuples:
-    """Take a request apart, or look up what it was taken apart into, and hold the operators that it names against that.
+    """Take a model apart, or look up what it was taken apart into, and hold the operators that it names against that.
 
     Raises:
         UnknownOperator: none of the operators that were asked for by name occurs in the model.
         CaptureError: the model cannot be taken apart without gaps.
     """
-    if request.variant is None:
-        return Tuples(dict.fromkeys(store_sweep(database, request), 1))
     device_type, torch = _device_and_torch(database, card_ids)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch)
     with database.read() as session:
@@ -229,15 +305,3 @@ def _predict(database: Database, variant: Variant, *, device_type: str, grad: bo
             torch=torch,
             origin="predicted",
         )
-
-
-def store_sweep(database: Database, request: Request) -> list[str]:
-    """Expand a sweep and store its tuples; their ids."""
-    from farm.operators import cost
-    from farm.operators.sweep import expand
-
-    assert request.sweep is not None
-    specs = expand(request.sweep)
-    with database.write() as session:
-        store_operators(session, {spec: cost.cost(spec) for spec in specs})
-    return [spec.id for spec in specs]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchCard, UsageError
@@ -16,7 +18,7 @@ from farm.jobs import life
 from farm.jobs.balance import Work, place
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import fetch
+from farm.store.batches import in_batches
 from farm.store.calls import classes
 from farm.store.content import store_protocol
 from farm.store.database import database_now, read_clock_s
@@ -72,6 +74,7 @@ def add_round(
     capture_id: int | None,
     operator_ids: Sequence[str] = (),
     reason: str,
+    whole: bool = True,
 ) -> Planned:
     """Give a job its next round, in the caller's transaction: its items closed, or placed on the job's cards.
 
@@ -80,6 +83,7 @@ def add_round(
         capture_id: for a model, the calls it is made of.
         operator_ids: for a sweep, the tuples themselves.
         reason: why there is this round, for people.
+        whole: these are all of its tuples; else `add_tuples` adds more, until `note_planning` ends that.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -96,7 +100,7 @@ def add_round(
             operators=list(scope),
             capture_id=capture_id,
             created_at_s=database_now(),  # type: ignore[arg-type]
-            planned_at_s=database_now(),  # type: ignore[arg-type]
+            planned_at_s=database_now() if whole else None,  # type: ignore[arg-type]
             progress_at_s=database_now(),  # type: ignore[arg-type]
         )
     )
@@ -104,26 +108,18 @@ def add_round(
     there = set(
         session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
     )
-    roofline = _roofline(request, cards[0])
-    now_s = read_clock_s(session)
-    tuples = [
-        new_item(
-            job,
-            cards[0],
-            "tuple",
-            "operator",
-            operator.id,
-            protocol_id,
-            _expected_s(request, roofline, operator),
-            now_s,
-        )
-        for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
-        if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
-    ]
-    _reuse(session, tuples, request, cards)
+    tuples = _tuples(
+        session,
+        job,
+        request,
+        cards,
+        [
+            (operator, protocol_id)
+            for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
+            if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
+        ],
+    )
     new = [item for item in tuples if item.state == ItemState.WAITING]
-    for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
-        item.card_id = card_id
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
         extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
@@ -139,6 +135,68 @@ def add_round(
     session.flush()
     closed = sum(item.state == ItemState.DONE for item in items)
     return Planned(job.id, job.round, len(items) - closed, closed)
+
+
+def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -> Planned:
+    """Add tuples to the round of a sweep that is still being planned, in the transaction of who has locked the job.
+
+    Those that it has are left out.
+
+    Raises:
+        NoSuchCard, UsageError: see `chosen_cards`.
+    """
+    request = Request.from_json(job.request)
+    cards = chosen_cards(session, job.request["cards"])
+    there: set[tuple[str, str]] = set()
+    for batch in in_batches(operator_ids):
+        its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.subject_kind == "operator")
+        there.update(session.exec(its.where(col(Item.subject_id).in_(batch))))
+    wanted = [pair for pair in _operators(session, request, None, operator_ids) if (pair[0].id, pair[1]) not in there]
+    items = _tuples(session, job, request, cards, wanted)
+    session.add_all(items)
+    note_planning(session, job)
+    session.flush()
+    closed = sum(item.state == ItemState.DONE for item in items)
+    return Planned(job.id, job.round, len(items) - closed, closed)
+
+
+def note_planning(session: Session, job: tables.Job, *, ended: bool = False) -> None:
+    """Show that the planning of a job's newest round gets on, or that it has all its items."""
+    values: dict[str, Any] = {"progress_at_s": database_now()}
+    if ended:
+        values["planned_at_s"] = database_now()
+    this = (col(tables.Round.job_id) == job.id, col(tables.Round.number) == job.round)
+    session.execute(update(tables.Round).where(*this).values(**values))
+
+
+def _tuples(
+    session: Session,
+    job: tables.Job,
+    request: Request,
+    cards: Sequence[tables.Card],
+    operators: Sequence[tuple[Any, str]],
+) -> list[Item]:
+    """Items of operators under the protocols of those ids: closed with a reading that is there, or placed on a card."""
+    roofline = _roofline(request, cards[0])
+    now_s = read_clock_s(session)
+    tuples = [
+        new_item(
+            job,
+            cards[0],
+            "tuple",
+            "operator",
+            operator.id,
+            protocol_id,
+            _expected_s(request, roofline, operator),
+            now_s,
+        )
+        for operator, protocol_id in operators
+    ]
+    _reuse(session, tuples, request, cards)
+    new = [item for item in tuples if item.state == ItemState.WAITING]
+    for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
+        item.card_id = card_id
+    return tuples
 
 
 def _wholes(
@@ -234,13 +292,22 @@ def new_item(
 
 def _operators(
     session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
-) -> list[tuple[tables.Operator, str]]:
-    """What is to be read, and under the protocol of which id: a tuple that meets two classes of data is two things."""
+) -> list[tuple[Any, str]]:
+    """What is to be read, and under the protocol of which id: a tuple that meets two classes of data is two things.
+
+    The operators are rows of what planning asks of them, without their specs.
+    """
     if capture_id is not None:
         pairs = list(classes(session, capture_id, request.protocol.data))
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
-    found = fetch(session, tables.Operator, (operator_id for operator_id, _ in pairs))
+    operator = tables.Operator
+    asked = select(operator.id, operator.short_name, operator.flops, operator.bytes_moved)
+    found = {
+        row.id: row
+        for batch in in_batches(operator_id for operator_id, _ in pairs)
+        for row in session.execute(asked.where(col(operator.id).in_(batch)))
+    }
     protocol_ids = {
         data: store_protocol(session, request.protocol.with_data(data)) for data in {data for _, data in pairs}
     }
@@ -279,7 +346,7 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[table
     return [chosen[number] for number in range(len(items))]
 
 
-def _expected_s(request: Request, roofline: Roofline, operator: tables.Operator) -> float:
+def _expected_s(request: Request, roofline: Roofline, operator: Any) -> float:
     """A guess at an item's time on the card: the window holds at least a dozen passes."""
     one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
     return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)

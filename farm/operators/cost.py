@@ -8,6 +8,7 @@ taken, for a tuple as for a whole model, so that the sum over the tuples equals 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +42,16 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: it cannot be built.
     """
     built = rebuild(spec, "meta")
-    inputs = {tensor.untyped_storage()._cdata for tensor in built.tensors}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         out = built.run()
+    return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
+
+
+def cost_of_run(
+    spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
+) -> Cost:
+    """The cost of a call that has been run: what it counted, was given (``tensors``) and gave, and which it wrote."""
+    inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
     outputs = {id(tensor): tensor for tensor in _tensors(out)}
     produced: dict[int, int] = {}
     for tensor in outputs.values():
@@ -52,9 +60,8 @@ def cost(spec: OperatorTuple) -> Cost:
             size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
             produced[key] = max(produced.get(key, 0), size)
     read = _storage_bytes_touched(spec)
-    written_storages = {spec.tensors[index].storage for index in written_inputs(spec)}
-    written = sum(read.get(storage, 0) for storage in written_storages)
-    return Cost(counter.get_total_flops(), sum(read.values()) + sum(produced.values()) + written)
+    written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
+    return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
 
 
 def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:

@@ -45,13 +45,22 @@ def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
     if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__:
         return None
     try:
-        parameters = {name: encode(value) for name, value in _constructor_values(module).items()}
+        parameters = leaf_parameters(module)
         text = json.dumps(parameters, sort_keys=True)
         leaf: Any = type(module)
         twin = _twin(leaf, text)
     except (NotEncodable, TupleRejected, AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         return None
     return parameters if _alike(module, twin) else None
+
+
+def leaf_parameters(module: nn.Module) -> dict[str, Any]:
+    """What `describe_leaf` tells of a module that is known to be a leaf.
+
+    Raises:
+        NotEncodable: a tuple cannot hold one of the arguments.
+    """
+    return {name: encode(value) for name, value in _constructor_values(module).items()}
 
 
 def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:

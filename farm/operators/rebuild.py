@@ -26,7 +26,8 @@ from farm.words.tuple import OperatorTuple, TensorSpec
 
 __all__ = ["ALLOWED_OPERATORS", "Rebuilt", "rebuild", "written_inputs"]
 
-_MOST_BYTES = 2**40
+#: More than any card holds.
+MOST_BYTES = 2**40
 
 
 class Rebuilt:
@@ -131,9 +132,8 @@ def rebuild(
     device = torch.device(device)
     if spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
-    needed_bytes = sum(_storage_bytes(spec).values())
-    if needed_bytes > _MOST_BYTES:
-        raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed_bytes} bytes.", "No card holds as much.")
+    if (needed := needed_bytes(spec)) > MOST_BYTES:
+        raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed} bytes.", "No card holds as much.")
     storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
     if filled and device.type != "meta":
         _fill(spec, storages, device, seed)
@@ -164,6 +164,11 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
 
 
 # ------------------------------------------------------------------------------------------------- memory
+
+
+def needed_bytes(spec: OperatorTuple) -> int:
+    """Memory behind all of a tuple's tensors, shared storages once."""
+    return sum(_storage_bytes(spec).values())
 
 
 @functools.lru_cache(maxsize=8192)

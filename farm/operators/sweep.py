@@ -8,8 +8,8 @@ measurement file can be refused before anything heavy loads.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,14 @@ from farm.operators.recipes import DTYPES, RECIPES, REQUIRED
 from farm.words.request import Sweep
 
 if TYPE_CHECKING:
+    from farm.operators.cost import Cost
     from farm.words.tuple import OperatorTuple
 
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
+
+
+#: Combinations that are built at a time; of the first batch, so that a card soon has something to do.
+FIRST_BATCH, BATCH = 100, 1000
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,91 @@ class _LeftOut:
         return f"{self.reason} ({'such as ' if self.count > 1 else ''}{self.example})"
 
 
-@dataclass(frozen=True)
 class Expansion:
-    """What a sweep came to: its tuples, and how many combinations PyTorch refused, by reason with an example."""
+    """A sweep on its way to tuples.
 
-    tuples: tuple[OperatorTuple, ...]
-    skipped: Mapping[str, int]
+    Attributes:
+        tried: how many of its combinations have been built so far.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        """Raises:
+        UnknownOperator, UsageError: as `check_names`.
+        """
+        check_names(sweep)
+        self.sweep = sweep
+        self.tried = 0
+        self._found: set[str] = set()
+        self._left_out: dict[str, _LeftOut] = {}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many combinations PyTorch refused, by reason with an example."""
+        return {str(left): left.count for left in self._left_out.values()}
+
+    def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
+        """The tuples with their costs, equal ones once. No batch is empty.
+
+        A grid of one batch comes in its own order, a larger one from all over the grid: what drifts on a card must not line up
+        with what varies over the sweep.
+
+        Raises:
+            UsageError: in the end, when not one combination was possible.
+        """
+        from farm.operators.sweep_building import Builder, Impossible
+
+        recipe = RECIPES[self.sweep.operator]
+        builder = Builder(self.sweep.operator, recipe)
+        axes = list(self.sweep.grid.values())
+        step = _step(self.sweep.size)
+        batch: dict[OperatorTuple, Cost] = {}
+        for number in range(self.sweep.size):
+            values = {**recipe.names, **dict(zip(self.sweep.grid, _combination(axes, number * step), strict=True))}
+            self.tried += 1
+            try:
+                spec, cost = builder.build(values)
+            except Impossible as refusal:
+                self._leave_out(refusal.kind, str(refusal), values)
+            else:
+                if spec.id not in self._found:
+                    self._found.add(spec.id)
+                    batch[spec] = cost
+            if len(batch) >= (FIRST_BATCH if len(self._found) <= FIRST_BATCH else BATCH):
+                yield batch
+                batch = {}
+        if batch:
+            yield batch
+        if not self._found:
+            reason = next(map(str, self._left_out.values()), "the grid is empty")
+            raise UsageError(
+                f"None of the {self.sweep.size} combinations of {self.sweep} is possible: {reason}.",
+                "Correct the grid.",
+            )
+
+    def _leave_out(self, kind: str, reason: str, values: Mapping[str, Any]) -> None:
+        if (first := self._left_out.get(kind)) is None:
+            varied = [name for name, given in self.sweep.grid.items() if len(given) > 1] or list(self.sweep.grid)
+            first = _LeftOut(0, ", ".join(f"{name} {_written(values[name])}" for name in varied), reason)
+        self._left_out[kind] = dataclasses.replace(first, count=first.count + 1)
+
+
+def _step(size: int) -> int:
+    """From one combination to the next: all are met once, since it has no divisor in common with their number."""
+    if size <= FIRST_BATCH:
+        return 1
+    step = round(size * 0.618)  # near the golden ratio, which fills a range most evenly
+    while math.gcd(step, size) > 1:
+        step += 1
+    return step
+
+
+def _combination(axes: Sequence[Sequence[Any]], number: int) -> list[Any]:
+    """The values of a combination, of which the last axis counts fastest; beyond the last it begins again."""
+    values = []
+    for axis in reversed(axes):
+        number, place = divmod(number, len(axis))
+        values.append(axis[place])
+    return values[::-1]
 
 
 def check_names(sweep: Sweep) -> None:
@@ -67,52 +151,6 @@ def check_names(sweep: Sweep) -> None:
     for name, values in sweep.grid.items():
         for value in values:
             _check_value(sweep.operator, name, value, names[name])
-
-
-def expand(sweep: Sweep) -> list[OperatorTuple]:
-    """The operator tuples of a sweep, equal ones once, in the grid's order.
-
-    Raises:
-        UnknownOperator, UsageError: as `check_names`; also when not one combination is possible.
-    """
-    return list(explore(sweep).tuples)
-
-
-def explore(sweep: Sweep) -> Expansion:
-    """As `expand`, and says which combinations PyTorch refuses (a kernel larger than its image) and why."""
-    if sweep.id not in _EXPLORED:
-        _EXPLORED.clear()  # the command line and the store ask for the same sweep, one after the other
-        _EXPLORED[sweep.id] = _explore(sweep)
-    return _EXPLORED[sweep.id]
-
-
-_EXPLORED: dict[str, Expansion] = {}
-
-
-def _explore(sweep: Sweep) -> Expansion:
-    check_names(sweep)
-    from farm.operators import sweep_building
-
-    recipe = RECIPES[sweep.operator]
-    found: dict[str, OperatorTuple] = {}
-    skipped: dict[str, _LeftOut] = {}
-    varied = [name for name, given in sweep.grid.items() if len(given) > 1] or list(sweep.grid)
-    for combination in itertools.product(*sweep.grid.values()):
-        values = {**recipe.names, **dict(zip(sweep.grid, combination, strict=True))}
-        try:
-            spec = sweep_building.build(sweep.operator, recipe, values)
-        except sweep_building.Impossible as refusal:
-            example = ", ".join(f"{name} {_written(values[name])}" for name in varied)
-            first = skipped.get(refusal.kind, _LeftOut(0, example, str(refusal)))
-            skipped[refusal.kind] = dataclasses.replace(first, count=first.count + 1)
-            continue
-        found.setdefault(spec.id, spec)
-    if not found:
-        reason = next(map(str, skipped.values()), "the grid is empty")
-        raise UsageError(
-            f"None of the {sweep.size} combinations of {sweep} is possible: {reason}.", "Correct the grid."
-        )
-    return Expansion(tuple(found.values()), {str(left): left.count for left in skipped.values()})
 
 
 def _written(value: Any) -> str:

@@ -1,18 +1,29 @@
-"""The part of sweeps that needs torch: one combination of a grid becomes one operator tuple."""
+"""The part of sweeps that needs torch: one combination of a grid becomes one operator tuple, with its cost.
+
+To capture a combination like a model, build its tuple again and count that takes milliseconds, and a grid may have a
+hundred thousand. So the capture is made once of each *structure*: what of a combination is no mere size. The others are run
+once on meta, with PyTorch's counter, and described as the capture has shown. Where the two ways do not agree on the first of
+a structure, and where PyTorch refuses, the capture decides.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError, Unmeasurable
 from farm.operators.capture import capture
-from farm.operators.cost import cost
-from farm.words.tuple import OperatorTuple
+from farm.operators.cost import Cost, cost, cost_of_run
+from farm.operators.encoding import NotEncodable, TensorTable
+from farm.operators.leaves import leaf_parameters
+from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
+from farm.words.tuple import OperatorTuple, TensorSpec
 
 if TYPE_CHECKING:
     from farm.operators.recipes import Recipe
@@ -82,37 +93,126 @@ _MODULES = {
         torch.nn.Softmax,
     )
 }
+#: What PyTorch raises where it does not take a combination.
+_REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
+_KEPT_MODULES = 4096
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def build(operator: str, recipe: Recipe, values: Mapping[str, Any]) -> OperatorTuple:
-    """The tuple of one combination.
+@dataclass(frozen=True)
+class _Captured:
+    """What the capture of one combination of a structure shows of all of them."""
 
-    Raises:
-        Impossible: PyTorch does not take the combination, or it is larger than any card.
-    """
-    dtype = _DTYPES[values["dtype"]]
-    parameters = {name: _hashable(values[name]) for name in recipe.parameters}
-    shapes = recipe.inputs(values)
-    if any(size < 1 for shape in shapes for size in shape):
-        raise Impossible("an input has a size of 0")
-    try:
-        with torch.device("meta"), torch.no_grad():
-            module = _module(operator, recipe, parameters).to(dtype).eval()
-            inputs = tuple(
-                torch.empty(shape, dtype=torch.int64 if operator == "Embedding" else dtype) for shape in shapes
-            )
-            taken = capture(module, inputs)
-    except (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError, CaptureError) as error:
-        raise Impossible(_reason(error)) from error
-    if len(taken.tuples) != 1:
-        raise Impossible(f"it runs {len(taken.tuples)} operators instead of one")
-    (spec,) = taken.tuples.values()
-    try:
-        cost(spec)  # kept for whoever stores it
-    except Unmeasurable as refusal:
-        raise Impossible("no card has the memory that it needs") from refusal
-    return with_zeros(spec, float(values["zeros"]))
+    spec: OperatorTuple
+    written: frozenset[int]  # indices of the tensors that the operator writes
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One combination, built on meta: the module, its leaf (None for a function) and the inputs."""
+
+    module: torch.nn.Module
+    leaf: torch.nn.Module | None
+    inputs: tuple[torch.Tensor, ...]
+
+
+class Builder:
+    """Builds the tuples of one operator's combinations, one after the other."""
+
+    def __init__(self, operator: str, recipe: Recipe) -> None:
+        self.operator = operator
+        self.recipe = recipe
+        self._known: dict[Any, _Captured | None] = {}  # structure -> its capture, None where only captures tell
+        self._modules: dict[Any, torch.nn.Module] = {}
+
+    def build(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
+        """The tuple of one combination, and what it costs.
+
+        Raises:
+            Impossible: PyTorch does not take the combination, or it is larger than any card.
+        """
+        if any(size < 1 for shape in self.recipe.inputs(values) for size in shape):
+            raise Impossible("an input has a size of 0")
+        structure = self._structure(values)
+        known = self._known.get(structure)
+        if known is None:
+            spec, costs = self.build_by_capture(values)
+            if structure not in self._known:
+                captured = _Captured(spec, written_inputs(spec))
+                alike = self._like(captured, values) == (spec, costs)
+                self._known[structure] = captured if alike else None
+        else:
+            spec, costs = self._like(known, values) or self.build_by_capture(values)
+        return with_zeros(spec, float(values["zeros"])), costs
+
+    def build_by_capture(self, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost]:
+        """As `build`, the way a model's tuples are made, and without the share of zeros."""
+        try:
+            given = self._given(values)
+            with torch.device("meta"), torch.no_grad():
+                taken = capture(given.module, given.inputs)
+        except (*_REFUSALS, CaptureError) as error:
+            raise Impossible(_reason(error)) from error
+        if len(taken.tuples) != 1:
+            raise Impossible(f"it runs {len(taken.tuples)} operators instead of one")
+        (spec,) = taken.tuples.values()
+        try:
+            return spec, cost(spec)
+        except Unmeasurable as refusal:
+            raise Impossible("no card has the memory that it needs") from refusal
+
+    def _like(self, known: _Captured, values: Mapping[str, Any]) -> tuple[OperatorTuple, Cost] | None:
+        """The tuple and its cost, described as the capture of its structure has shown; None where PyTorch refuses."""
+        try:
+            given = self._given(values)
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                out = given.module(*given.inputs)
+            spec, tensors = _describe(known.spec, given)
+        except (*_REFUSALS, NotEncodable):
+            return None
+        if needed_bytes(spec) > MOST_BYTES:
+            return None
+        return spec, cost_of_run(spec, counter.get_total_flops(), tensors, out, known.written)
+
+    def _structure(self, values: Mapping[str, Any]) -> Any:
+        """What decides how the operator is captured; sizes only decide whether PyTorch takes them."""
+        told = {name: values[name] for name in self.recipe.parameters}
+        fixed = {name: value for name, value in told.items() if self.recipe.function or not _is_size(value)}
+        ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
+        return values["dtype"], repr(sorted(fixed.items())), ranks
+
+    def _given(self, values: Mapping[str, Any]) -> _Given:
+        dtype = _DTYPES[values["dtype"]]
+        parameters = {name: _hashable(values[name]) for name in self.recipe.parameters}
+        key = values["dtype"], tuple(parameters.values())
+        if (module := self._modules.get(key)) is None:
+            if len(self._modules) >= _KEPT_MODULES:
+                self._modules.clear()
+            with torch.device("meta"):
+                module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
+        kind = torch.int64 if self.operator == "Embedding" else dtype
+        inputs = tuple(torch.empty(shape, dtype=kind, device="meta") for shape in self.recipe.inputs(values))
+        leaf = None if self.recipe.function else getattr(module, "attention", module)
+        return _Given(module, leaf, inputs)
+
+
+def _describe(like: OperatorTuple, given: _Given) -> tuple[OperatorTuple, list[torch.Tensor]]:
+    """The tuple of a call that differs from another in sizes only, and its tensors in order."""
+    table = TensorTable({})
+    if given.leaf is not None:
+        table.add_module(given.leaf)
+    for tensor in given.inputs:
+        table.add(tensor)
+    tensors = tuple(TensorSpec(*layout) for layout in table.layouts(table.storages()))
+    parameters = {} if given.leaf is None else leaf_parameters(given.leaf)
+    spec = dataclasses.replace(like, parameters=parameters, tensors=tensors)
+    return spec, table.tensors
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a parameter is a number, or several: of another size, a module is built and called the same."""
+    numbers = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
 
 
 def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:

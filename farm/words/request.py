@@ -24,7 +24,7 @@ class Sweep(Plain):
     """A grid over one operator's parameters and input sizes: every combination is one operator tuple.
 
     ``grid`` maps a name to the values it takes, e.g. ``{"in_channels": [64, 128], "kernel_size": [1, 3]}``;
-    `farm.operators.sweep.expand` knows the names of each operator and makes the tuples.
+    `farm.operators.sweep` knows the names of each operator and makes the tuples.
     """
 
     operator: str  # Conv2d

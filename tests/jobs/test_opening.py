@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 from sqlmodel import select
 
-from farm.errors import UnknownOperator
-from farm.jobs.opening import open_job, tuples_of
+from farm.errors import NoSuchJob, UnknownOperator
+from farm.jobs import jobs
+from farm.jobs.closing import Closing, close_round
+from farm.jobs.opening import open_job, plan_rest, tuples_of
+from farm.operators import sweep as sweeps
 from farm.store.calls import counts
-from farm.store.tables import Job
+from farm.store.tables import Item, Job, Round
 from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request, Sweep
-from tests.planned import register
+from tasks import recovery
+from tests.planned import claim, complete, items_of, register
 
 SWEEP = Request(
     sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
@@ -42,3 +47,80 @@ def test_a_model_is_taken_apart_once_and_its_job_has_all_its_calls(database):
         calls = counts(session, tuples.capture_id)
     assert (opened.tuples, opened.calls) == (len(calls), sum(calls.values()))
     assert opened.new == 3 + 1, "three kinds of Linear, and the whole"
+
+
+TEN = Request(
+    sweep=Sweep("Linear", {"in_features": tuple(range(1, 11)), "out_features": (4,)}, "ten"),
+    protocol=Protocol(launch="eager"),
+)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(sweeps, "FIRST_BATCH", 2)
+    monkeypatch.setattr(sweeps, "BATCH", 3)
+
+
+def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_it_is(any_database, small_batches):
+    (card,) = register(any_database, 0)
+    seen = []
+
+    def grown(opened, tried):
+        for item in items_of(any_database, opened.job_id):
+            if item.state == "waiting":
+                complete(any_database, claim(any_database, item), card)
+        seen.append((tried, opened.tuples, close_round(any_database, opened.job_id, 1).closing))
+        with any_database.read() as session:
+            assert recovery._unfinished(session, "") == []
+            assert jobs.progress(session, opened.job_id).message == "more items are being planned"
+
+    opened = open_job(any_database, TEN, [card], grown=grown)
+    assert seen == [(2, 2, Closing.OPEN), (5, 5, Closing.OPEN), (8, 8, Closing.OPEN), (10, 10, Closing.OPEN)]
+    assert (opened.tuples, opened.new, opened.reused) == (10, 10, 0)
+    assert len(items_of(any_database, opened.job_id)) == 10
+    assert close_round(any_database, opened.job_id, 1).closing is Closing.DONE
+
+
+def killed_after(batches):
+    """A planner that does nothing more after so many batches, and says nothing."""
+
+    def grown(opened, tried):
+        if opened.tuples > 2 + 3 * (batches - 2):
+            raise SystemExit
+
+    return grown
+
+
+def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(any_database, small_batches):
+    (card,) = register(any_database, 0)
+    with pytest.raises(SystemExit):
+        open_job(any_database, TEN, [card], grown=killed_after(2))
+    with any_database.read() as session:
+        job_id = session.exec(select(Job.id)).one()
+    done, *_ = items_of(any_database, job_id)
+    complete(any_database, claim(any_database, done), card)
+    recovery._take_back(any_database, "")
+    with any_database.write() as session:
+        assert session.get_one(Job, job_id).state == "open", "it may only be slow"
+        session.execute(update(Round).values(progress_at_s=Round.progress_at_s - recovery.PLANNING_PATIENCE_S))
+    recovery._take_back(any_database, "")
+    with any_database.read() as session:
+        assert session.get_one(Job, job_id).state == "cancelled"
+        assert "farm retry" in jobs.progress(session, job_id).message
+    assert jobs.retry_failed(any_database, job_id) == 4
+    recovery._take_back(any_database, "")
+    with any_database.read() as session:
+        job = session.get_one(Job, job_id)
+    rest = plan_rest(any_database, job)
+    assert (rest.tuples, rest.new) == (10, 5)
+    items = items_of(any_database, job_id)
+    assert (len(items), len({item.subject_id for item in items})) == (10, 10)
+    assert [item.state for item in items].count("done") == 1
+
+
+def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_batches):
+    (card,) = register(any_database, 0)
+    with pytest.raises(NoSuchJob, match="has ended before it was planned"):
+        open_job(any_database, TEN, [card], grown=lambda opened, _: jobs.cancel(any_database, opened.job_id))
+    with any_database.read() as session:
+        assert set(session.exec(select(Item.state))) == {"cancelled"}

@@ -1,18 +1,26 @@
 """Sweeps give the very tuples that a model would give, and leave nothing out in silence."""
 
+import itertools
+
 import pytest
 import torch
 
 from farm.errors import UnknownOperator, UsageError
+from farm.operators import sweep as sweeps
 from farm.operators.capture import capture
 from farm.operators.recipes import RECIPES, REQUIRED
-from farm.operators.sweep import check_names, expand, explore
+from farm.operators.sweep import Expansion, check_names
+from farm.operators.sweep_building import Builder, Impossible, with_zeros
 from farm.words.label import label_of
 from farm.words.request import Sweep
 
 
 def sweep(operator, **grid):
     return Sweep(operator, {name: tuple(v) if isinstance(v, list) else (v,) for name, v in grid.items()})
+
+
+def expand(wanted):
+    return [spec for batch in Expansion(wanted).batches() for spec in batch]
 
 
 def test_a_combination_is_the_tuple_that_a_model_with_that_operator_gives():
@@ -40,16 +48,16 @@ def test_the_share_of_zeros_makes_another_tuple_and_marks_the_inputs_alone():
 
 
 def test_the_share_of_zeros_makes_another_tuple_and_stands_in_its_label():
-    full, half = explore(sweep("Linear", in_features=8, out_features=8, tokens=4, zeros=[0, 0.5])).tuples
+    full, half = expand(sweep("Linear", in_features=8, out_features=8, tokens=4, zeros=[0, 0.5]))
     assert full.id != half.id
     assert label_of(half) == f"{label_of(full)} zeros 50 %"
 
 
 def test_impossible_combinations_are_counted_by_reason():
-    expansion = explore(
+    expansion = Expansion(
         sweep("Conv2d", in_channels=[3, 4], out_channels=4, groups=[1, 2], kernel_size=[1, 9], image_size=7)
     )
-    assert len(expansion.tuples) == 3
+    assert [len(batch) for batch in expansion.batches()] == [3]
     assert sum(expansion.skipped.values()) == 5
     assert (
         expansion.skipped["in_channels must be divisible by groups (such as in_channels 3, groups 2, kernel_size 1)"]
@@ -62,8 +70,8 @@ def test_impossible_combinations_are_counted_by_reason():
 
 
 def test_a_combination_larger_than_any_card_is_left_out_with_its_reason():
-    expansion = explore(Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)}))
-    assert len(expansion.tuples) == 1
+    expansion = Expansion(Sweep("Linear", {"in_features": (16, 2_000_000), "out_features": (2_000_000,)}))
+    assert [len(batch) for batch in expansion.batches()] == [1]
     assert expansion.skipped == {"no card has the memory that it needs (in_features 2000000)": 1}
 
 
@@ -72,12 +80,66 @@ def test_a_sweep_of_nothing_possible_is_refused():
         expand(sweep("Conv2d", in_channels=3, out_channels=4, groups=2))
 
 
+#: Two sizes for whatever is needed, so that each structure is met again; some are impossible.
+VARIED = {
+    "Conv2d": {"kernel_size": [1, 3, 61], "groups": [1, 3], "bias": [True, False], "padding": [1, "same"]},
+    "ConvTranspose2d": {"stride": [1, 2], "output_padding": [0, 1], "kernel_size": [[1, 2]]},
+    "Linear": {"tokens": [0, 5], "bias": [True, False], "dtype": ["float32", "bfloat16"]},
+    "BatchNorm2d": {"affine": [True, False]},
+    "GroupNorm": {"num_channels": [8, 12]},
+    "MultiheadAttention": {"num_heads": [1, 3], "tokens": [7, 9]},
+    "MaxPool2d": {"padding": [0, 1, 2], "stride": [None, 1], "image_size": [8, [9, 7]]},
+    "AvgPool2d": {"kernel_size": [2, 3], "ceil_mode": [True, False]},
+    "AdaptiveAvgPool2d": {"output_size": [1, 7]},
+    "ReLU": {"inplace": [True, False], "zeros": [0.5], "channels": [1, 3]},
+    "ReLU6": {"inplace": [True], "image_size": [3, 5]},
+    "Softmax": {"dim": [-1, 1, 5], "tokens": [0, 4]},
+    "softmax": {"dim": [-1, 1, 5], "tokens": [0, 4]},
+    "scaled_dot_product_attention": {"is_causal": [True, False], "heads": [1, 2]},
+}
+
+
 @pytest.mark.parametrize("operator", RECIPES)
-def test_every_recipe_gives_its_one_operator(operator):
-    small = {"normalized_shape": 16, "embed_dim": 16, "num_embeddings": 10}
-    needed = {name: small.get(name, 8) for name, default in RECIPES[operator].names.items() if default is REQUIRED}
-    (spec,) = expand(sweep(operator, **needed))
-    assert spec.short_name == operator
+def test_each_of_a_sweeps_tuples_is_the_one_that_a_capture_gives_and_costs_the_same(operator):
+    """Only the first of a structure is captured: the others must be what a capture of them would be."""
+    recipe = RECIPES[operator]
+    needed = {name: [8, 12] for name, default in recipe.names.items() if default is REQUIRED}
+    grid = {"batch": [1, 2], **needed, **VARIED.get(operator, {})}
+    grid = {name: values for name, values in grid.items() if name in recipe.names}
+    builder, captures = Builder(operator, recipe), Builder(operator, recipe)
+
+    def outcome(build, values):
+        try:
+            spec, cost = build(values)
+        except Impossible as refusal:
+            return str(refusal)
+        return with_zeros(spec, values["zeros"]).to_json(), cost
+
+    for combination in itertools.product(*grid.values()):
+        values = {**recipe.names, **dict(zip(grid, combination, strict=True))}
+        assert outcome(builder.build, values) == outcome(captures.build_by_capture, values), values
+    (short_name,) = {known.spec.short_name for known in builder._known.values()}
+    assert short_name == operator
+
+
+def test_few_combinations_are_captured(monkeypatch):
+    by_capture = []
+    build = Builder.build_by_capture
+    monkeypatch.setattr(Builder, "build_by_capture", lambda *a: by_capture.append(a) or build(*a))
+    grid = {"in_channels": range(1, 11), "out_channels": range(1, 11), "kernel_size": (1, 3), "bias": (True, False)}
+    assert len(expand(Sweep("Conv2d", {name: tuple(values) for name, values in grid.items()}))) == 400
+    assert len(by_capture) == 2
+
+
+def test_a_large_grid_comes_in_batches_from_all_over_it(monkeypatch):
+    monkeypatch.setattr(sweeps, "FIRST_BATCH", 4)
+    monkeypatch.setattr(sweeps, "BATCH", 10)
+    wanted = sweep("Linear", in_features=list(range(1, 7)), out_features=list(range(1, 6)), batch=[1, 1])
+    expansion = Expansion(wanted)
+    batches = [[spec.input_shapes[0][-1] for spec in batch] for batch in expansion.batches()]
+    assert [len(batch) for batch in batches] == [4, 10, 10, 6]
+    assert expansion.tried == 60
+    assert len(set(batches[0])) == 4
 
 
 @pytest.mark.parametrize(

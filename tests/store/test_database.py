@@ -55,7 +55,9 @@ def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_datab
             )
         )
         connection.execute(
-            text("INSERT INTO job_round (job_id, number, reason, operators, created_at_s) VALUES ('j', 1, '', '[]', 7.5)")
+            text(
+                "INSERT INTO job_round (job_id, number, reason, operators, created_at_s) VALUES ('j', 1, '', '[]', 7.5)"
+            )
         )
     with pytest.raises(SchemaMismatch, match="needs " + newest_schema()):
         database.check_schema()

@@ -9,8 +9,9 @@ from sqlmodel import select
 from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, Declined
+from farm.operators import sweep as sweeps
 from farm.settings import settings
-from farm.store.tables import Card, Item, Job
+from farm.store.tables import Card, Item, Job, Round
 from farm.words.protocol import Protocol, Stopping
 from farm.words.request import Request, Sweep
 from tasks import submit
@@ -87,6 +88,36 @@ def test_a_full_broker_is_said_to_be_full_and_its_job_waits_for_room(any_databas
         assert "maxmemory" in caught.value.next_step
         assert submit.resume(any_database, job_id) == 2
         assert client.llen(f"card.{card}") == 2
+
+
+def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(any_database, at_broker, monkeypatch):
+    monkeypatch.setattr(sweeps, "FIRST_BATCH", 2)
+    monkeypatch.setattr(sweeps, "BATCH", 3)
+    (card,) = register(any_database, 0)
+    request = Request(
+        sweep=Sweep("Linear", {"in_features": tuple(range(1, 11)), "out_features": (4,)}, "ten"),
+        protocol=Protocol(launch="eager"),
+    )
+    said = []
+    with redis.Redis.from_url(at_broker.redis_url) as client:
+
+        def told(doing, done, of):
+            said.append((doing, done, of, client.llen(f"card.{card}")))
+
+        submit.submit(any_database, request, [card], told=told)
+        assert client.llen(f"card.{card}") == 10
+    assert said == [
+        ("Planning ten", 2, 10, 0),
+        ("Planning ten", 5, 10, 2),
+        ("Planning ten", 8, 10, 5),
+        ("Planning ten", 10, 10, 8),
+        ("Publishing ten", 0, 0, 10),
+    ]
+    with any_database.read() as session:
+        its_round = session.exec(select(Round)).one()
+    assert its_round.planned_at_s
+    assert its_round.published_at_s
+    assert its_round.publisher is None
 
 
 def test_resuming_publishes_also_what_a_dead_worker_held(any_database, at_broker):
