@@ -7,6 +7,7 @@ far is summed up in the same way and marked as preliminary.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 import statistics
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from sqlmodel import Session, col, select
 from farm.errors import NoSuchJob
 from farm.store import tables
 from farm.store.batches import fetch
-from farm.store.tables import Item, ItemState, JobState
+from farm.store.tables import ItemState, JobState
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
 from farm.verdict.composing import compose, evidence_of
@@ -155,8 +156,8 @@ class Report:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("cards", "types", "rounds"):
-            data[name] = [dataclasses.asdict(entry) for entry in data[name]]
-        data["tuples"] = [{**dataclasses.asdict(row), "power_w": row.power_w} for row in self.tuples]
+            data[name] = [vars(entry) for entry in data[name]]
+        data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
         return {
             "schema": SCHEMA,
             **data,
@@ -173,6 +174,17 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     Raises:
         NoSuchJob: there is no job of that id, or it has no such round.
     """
+    # Thousands of tuples make objects of which none goes away; the collector would look at them again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _build(session, job_id, number)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _build(session: Session, job_id: str, number: int | None) -> Report:
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
@@ -225,7 +237,7 @@ def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | Non
     return Verdict.from_json(row.details) if row and row.details.get("schema") == VERDICT_SCHEMA else None
 
 
-def _cancelled(verdict: Verdict, items: Sequence[Item]) -> Verdict:
+def _cancelled(verdict: Verdict, items: Sequence[Any]) -> Verdict:
     """What was read before the end is no basis for a verdict."""
     begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
     return verdict.withheld(f"Cancelled after {begun} of {len(items)} items; the same command goes on.")
@@ -327,7 +339,7 @@ def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_mode
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
 
 
-def _cards(session: Session, items: Sequence[Item], rows: dict[str, tables.Reading]) -> tuple[CardView, ...]:
+def _cards(session: Session, items: Sequence[Any], rows: dict[str, Any]) -> tuple[CardView, ...]:
     readings = Counter(row.card_id for row in rows.values())
     ids = dict.fromkeys([*readings, *(item.card_id for item in items)])
     known = fetch(session, tables.Card, ids)
@@ -347,12 +359,12 @@ def _cards(session: Session, items: Sequence[Item], rows: dict[str, tables.Readi
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _software(session: Session, rows: dict[str, tables.Reading]) -> tuple[dict[str, Any], ...]:
+def _software(session: Session, rows: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     found = fetch(session, tables.Software, (row.software_id for row in rows.values()))
     return tuple(software.model_dump() for software in found.values())
 
 
-def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Item]) -> tuple[RoundView, ...]:
+def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Any]) -> tuple[RoundView, ...]:
     added = Counter(item.round for item in items)
     verdicts = {
         row.round: row for row in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
@@ -380,7 +392,7 @@ def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Item]) ->
     return tuple(views)
 
 
-def _counts(items: Sequence[Item], rows: dict[str, tables.Reading]) -> ReadingCounts:
+def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
     done = [item for item in items if item.state == ItemState.DONE]
     own = {item.reading_id for item in done if not item.reused}
     costs = [rows[reading_id].cost_s for reading_id in own if reading_id in rows]

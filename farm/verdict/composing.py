@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlmodel import Session, col, select
+import sqlalchemy
+from sqlmodel import Session
 
 from farm.store import tables
-from farm.store.batches import fetch
-from farm.store.tables import Item
+from farm.store.batches import fetch_values
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Canary, Part, Whole
 from farm.verdict.one_software import of_one_software
@@ -24,11 +24,12 @@ from farm.words.request import named
 class Evidence:
     """What a job has up to one of its rounds: its rows, and what a verdict makes of them.
 
-    `readings` are those of the items, by id; `seen` is what verifying the whole on a card found.
+    `items` and `readings` (those of the items, by id) have the columns of their tables as attributes; `seen` is what
+    verifying the whole on a card found.
     """
 
-    items: Sequence[Item]
-    readings: dict[str, tables.Reading]
+    items: Sequence[Any]
+    readings: dict[str, Any]
     parts: Sequence[Part]
     wholes: Sequence[Whole]
     canaries: Sequence[Canary]
@@ -37,9 +38,10 @@ class Evidence:
 
 def evidence_of(session: Session, job: tables.Job, number: int) -> Evidence:
     """What there is of a job up to round `number`, that one included."""
-    query = select(Item).where(Item.job_id == job.id, col(Item.round) <= number).order_by(col(Item.id))
-    items = session.exec(query).all()
-    readings = fetch(session, tables.Reading, [item.reading_id for item in items if item.reading_id])
+    columns = tables.Item.__table__.columns, tables.Reading.__table__.columns  # type: ignore[attr-defined]
+    its = columns[0].job_id == job.id, columns[0].round <= number
+    items = session.execute(sqlalchemy.select(*columns[0]).where(*its).order_by(columns[0].id)).all()
+    readings = fetch_values(session, columns[1], [item.reading_id for item in items if item.reading_id])
     return Evidence(
         items,
         readings,

@@ -48,8 +48,7 @@ class ReadingView:
     @classmethod
     def of(cls, row: Any) -> Self:
         """From a row of the table of readings."""
-        names = [f.name for f in dataclasses.fields(cls) if f.name not in ("throttle_reasons", "flags", "reading_id")]
-        values = {name: getattr(row, name) for name in names}
+        values = {name: getattr(row, name) for name in _SAME_IN_A_ROW}
         return cls(**values, throttle_reasons=tuple(row.throttle_reasons), flags=tuple(row.flags), reading_id=row.id)
 
     @property
@@ -64,6 +63,9 @@ class ReadingView:
     def power_throttled(self) -> bool:
         """The card held its clocks back for power (not for heat) while this was read."""
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
+
+
+_SAME_IN_A_ROW = {f.name for f in dataclasses.fields(ReadingView)} - {"throttle_reasons", "flags", "reading_id"}
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from sqlmodel import Session, col, select
 
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import fetch
+from farm.store.batches import fetch_values
 from farm.store.calls import classes, counts
 from farm.store.reuse import sound
-from farm.store.tables import Item, ItemState
+from farm.store.tables import ItemState
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
 from farm.words.label import told_apart
 from farm.words.protocol import Protocol
 
 
 def parts_of(
-    session: Session, job: tables.Job, number: int, items: Sequence[Item], readings: dict[str, tables.Reading]
+    session: Session, job: tables.Job, number: int, items: Sequence[Any], readings: dict[str, Any]
 ) -> list[Part]:
     """The parts of a job up to round `number`; of a sweep, every tuple is one with the count 1.
 
@@ -34,25 +34,29 @@ def parts_of(
         readings: of the items, by id.
     """
     counts = occurrences(session, job, number, items)
-    operators = fetch(session, tables.Operator, [operator_id for operator_id, _ in counts])
+    table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
+    wanted = (table.id, table.short_name, table.label, table.flops, table.bytes_moved)
+    operators = fetch_values(session, wanted, [operator_id for operator_id, _ in counts])
     labels = told_apart({operator.id: operator.label for operator in operators.values()})
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
     doubtful = _before_a_changed_canary(readings.values())
     by_subject = _preferred(item for item in items if item.role == "tuple")
     protocol = Protocol.from_json(job.request["protocol"])
+    protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in counts}}
+    own_data = protocol.of_whole.data
 
     parts = []
     for (operator_id, data), count in counts.items():
         operator = operators[operator_id]
-        item = by_subject.get((operator_id, protocol.with_data(data).id))
+        item = by_subject.get((operator_id, protocol_ids[data]))
         row = readings.get(item.reading_id or "") if item else None
         in_scope = item is not None or scope is None or operator.short_name in scope
         parts.append(
             Part(
                 operator_id=operator_id,
                 short_name=operator.short_name,
-                label=labels[operator_id] + ("" if data == protocol.of_whole.data else f", {data}"),
+                label=labels[operator_id] + ("" if data == own_data else f", {data}"),
                 data=data,
                 count=count,
                 flops=operator.flops,
@@ -68,7 +72,7 @@ def parts_of(
     return parts
 
 
-def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Item]) -> dict[tuple[str, str], int]:
+def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Any]) -> dict[tuple[str, str], int]:
     """(Operator id, class of data) -> how often the model calls it, in the order of first call. Of a sweep: once each."""
     protocol = Protocol.from_json(job.request["protocol"])
     round_row = session.get(tables.Round, (job.id, number))
@@ -103,7 +107,7 @@ def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] |
     return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
 
 
-def roofline_for(session: Session, job: tables.Job, items: Sequence[Item]) -> Roofline:
+def roofline_for(session: Session, job: tables.Job, items: Sequence[Any]) -> Roofline:
     """One roofline for the whole job, so that its weights compare: of the card of the whole, or the busiest."""
     cards = Counter(item.card_id for item in items if item.role == "whole") or Counter(i.card_id for i in items)
     card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
@@ -113,10 +117,10 @@ def roofline_for(session: Session, job: tables.Job, items: Sequence[Item]) -> Ro
     return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
 
 
-def _preferred(items: Iterable[Item]) -> dict[tuple[str, str], Item]:
+def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
     """One item per subject and protocol: one with a reading before one without, an open one before a failed one."""
     rank = {ItemState.DONE: 0, ItemState.CLAIMED: 1, ItemState.DEFERRED: 2, ItemState.WAITING: 3, ItemState.FAILED: 4}
-    chosen: dict[tuple[str, str], Item] = {}
+    chosen: dict[tuple[str, str], Any] = {}
     for item in items:
         key = (item.subject_id, item.protocol_id)
         before = chosen.get(key)
@@ -125,7 +129,7 @@ def _preferred(items: Iterable[Item]) -> dict[tuple[str, str], Item]:
     return chosen
 
 
-def _reason(item: Item | None, in_scope: bool) -> str:
+def _reason(item: Any, in_scope: bool) -> str:
     if item is None:
         return "not planned" if in_scope else NOT_IN_SCOPE
     if item.state == ItemState.FAILED:
@@ -136,9 +140,7 @@ def _reason(item: Item | None, in_scope: bool) -> str:
     )
 
 
-def wholes_of(
-    session: Session, job: tables.Job, items: Sequence[Item], readings: dict[str, tables.Reading]
-) -> list[Whole]:
+def wholes_of(session: Session, job: tables.Job, items: Sequence[Any], readings: dict[str, Any]) -> list[Whole]:
     """The job's whole on each card, and that of the other launch where the same card has one: they tell the launch gap."""
     launch = (job.request.get("protocol") or {}).get("launch", "")
     wholes = []
@@ -155,7 +157,7 @@ def wholes_of(
     return wholes
 
 
-def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Whole | None:
+def _other_launch(session: Session, job: tables.Job, row: Any) -> Whole | None:
     """The same whole on the same card and software, launched the other way, if somebody has read it."""
     protocol = Protocol.from_json(job.request["protocol"]).of_whole
     other = "eager" if protocol.launch == "graph" else "graph"
@@ -175,7 +177,7 @@ def _other_launch(session: Session, job: tables.Job, row: tables.Reading) -> Who
     return Whole(newest.card_id, ReadingView.of(newest), "", other) if newest else None
 
 
-def canaries_of(items: Sequence[Item], readings: dict[str, tables.Reading]) -> list[Canary]:
+def canaries_of(items: Sequence[Any], readings: dict[str, Any]) -> list[Canary]:
     """The canary items' readings, and those that the same subjects have as tuples. No reading counts twice."""
     subjects = {(item.subject_id, item.protocol_id) for item in items if item.role == "canary"}
     rows = {
@@ -189,7 +191,7 @@ def canaries_of(items: Sequence[Item], readings: dict[str, tables.Reading]) -> l
     return found + _references(readings.values())
 
 
-def _before_a_changed_canary(rows: Iterable[tables.Reading]) -> frozenset[str]:
+def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
     """The readings that were good by the canary before them, while the next one of their process had changed.
 
     When between the two it changed is not known. Each reading notes the canary before it alone, so only the rows of those
@@ -210,7 +212,7 @@ def _flagged(view: ReadingView, doubtful: bool) -> ReadingView:
     return replace(view, flags=tuple(sorted({*view.flags, "canary_off"}))) if doubtful else view
 
 
-def _references(rows: Iterable[tables.Reading]) -> list[Canary]:
+def _references(rows: Iterable[Any]) -> list[Canary]:
     """The reference operator that each benchmark process reads again and again, as the readings around it noted it."""
     seen: dict[tuple[Any, ...], Canary] = {}
     for row in rows:

@@ -1,0 +1,273 @@
+"""How the farm bears many items: planning and publishing a large sweep, and looking at a large database.
+
+    python benchmarks/scale.py submit --items 20000
+    python benchmarks/scale.py look --items 200000 --postgres
+
+`submit` plans a sweep of so many combinations of Conv2d for one simulated card that nobody serves, with the reconcilers of
+three hosts looking on, and prints when the first messages were there, how long all took, the most messages for the items
+there were at any time, and the memory of the process. `look` fills a database with so many items (finished sweeps
+of 20,000, one sweep that is half as large as all and waits, and a hundred finished ones of 200), and prints how long each
+question takes when it is asked again (`cold` is the first time), and with `--plans` how the database goes about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import redis
+from sqlalchemy import event, insert, text, update
+from sqlmodel import col, func, select
+
+from farm.benchmark.simulated import SOFTWARE
+from farm.doctor.database import card_checks
+from farm.jobs import closing, jobs, listing
+from farm.report import report
+from farm.settings import Settings, settings
+from farm.store import tables
+from farm.store.content import reading_row
+from farm.store.database import Database
+from farm.words.protocol import Protocol, Stopping
+from farm.words.request import Request, Sweep
+from tests.planned import READING, register
+from tests.servers import PostgresServer
+
+HOSTS = 3
+LARGE = 20_000
+
+
+@contextlib.contextmanager
+def fresh_database(postgres: bool) -> Iterator[Database]:
+    with contextlib.ExitStack() as stack:
+        if postgres:
+            url = stack.enter_context(PostgresServer()).new_database()
+        else:
+            url = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/farm.db"
+        database = Database(url)
+        stack.callback(database.close)
+        database.upgrade()
+        yield database
+
+
+# ------------------------------------------------------------------------------------------------- submit
+
+
+def sweep_of(number: int) -> Request:
+    sizes = tuple(range(7, 7 + max(1, number // 400)))
+    grid = {
+        "in_channels": tuple(range(8, 88, 8)),
+        "out_channels": (16, 32, 48, 64, 96),
+        "kernel_size": (1, 3),
+        "batch": (1, 2, 4, 8),
+        "image_size": sizes,
+    }
+    return Request(sweep=Sweep("Conv2d", grid, "a large sweep"), protocol=Protocol(launch="eager"), stopping=Stopping())
+
+
+def submit(number: int, postgres: bool) -> dict[str, Any]:
+    from tasks.app import configure
+    from tasks.recovery import reconcile_now
+    from tasks.servers import BrokerServer
+    from tasks.submit import submit as submit_job
+
+    with fresh_database(postgres) as database, BrokerServer() as broker:
+        os.environ.update(FARM_BROKER_URL=broker.url, FARM_HEARTBEAT_S="100000")
+        settings.cache_clear()
+        configure(settings())
+        (card,) = register(database, 0)
+        client = redis.Redis.from_url(broker.redis_url)
+        ended, seen = threading.Event(), {"first_message_s": 0.0, "most_messages_per_item": 0.0}
+        began_s = time.monotonic()
+
+        def look() -> None:
+            while not ended.wait(0.1):
+                if messages := client.llen(f"card.{card}"):
+                    seen["first_message_s"] = seen["first_message_s"] or time.monotonic() - began_s
+                    with database.read() as session:
+                        items = session.exec(select(func.count()).select_from(tables.Item)).one()
+                    seen["most_messages_per_item"] = max(seen["most_messages_per_item"], messages / items)
+
+        def reconcile() -> None:
+            own = Database(database.url.render_as_string(hide_password=False))
+            while not ended.wait(settings().reconcile_s):
+                reconcile_now(own, settings(), "")
+            own.close()
+
+        threads = [threading.Thread(target=look)] + [threading.Thread(target=reconcile) for _ in range(HOSTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            opened = submit_job(database, sweep_of(number), [card])
+            submitted_s = time.monotonic() - began_s
+            time.sleep(2 * settings().reconcile_s)  # a round that is all published is lost for nobody either
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+        messages = client.llen(f"card.{card}")
+    return {
+        "items": opened.new,
+        "messages": messages,
+        "submitted_s": round(submitted_s, 1),
+        **{name: round(value, 3) for name, value in seen.items()},
+        "cpu_s": round(time.process_time(), 1),
+        "largest_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+# --------------------------------------------------------------------------------------------------- look
+
+
+def fill(database: Database, number: int) -> tuple[str, str, str]:
+    """The ids of a large finished sweep, of a small one, and of one that waits, in a database of so many items."""
+    cards = register(database, 0, 1, 2, 3)
+    for index in range(100):
+        small = _job(database, cards, 200, f"small{index}")
+    for index in range(max(1, number // 2 // LARGE)):
+        large = _job(database, cards, LARGE, f"large{index}")
+    waiting = _job(database, cards, number // 2, "waiting", finished=False)
+    with database.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+    return large, small, waiting
+
+
+def _job(database: Database, cards: list[str], number: int, name: str, *, finished: bool = True) -> str:
+    request = Request(
+        sweep=Sweep("Conv2d", {"in_channels": tuple(range(number))}, name),
+        protocol=Protocol(launch="eager"),
+        stopping=Stopping(),
+    )
+    first = _operators(database, name, 0, 1)
+    job_id = jobs.create(database, request, cards, operator_ids=first).job_id
+    with database.read() as session:
+        item = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).one().model_dump()
+    item_id = item.pop("id")
+    row = {**reading_row(READING), "details": {**READING.details, "histogram": list(range(40))}}
+    row |= {"subject_kind": "operator", "card_model": "a card", "software_id": SOFTWARE.id}
+    row |= {"protocol_id": item["protocol_id"], "created_at_s": item["created_at_s"], "simulated": True}
+    for start in range(1, number, 5000):
+        ids = _operators(database, name, start, min(number, start + 5000))
+        placed = [(operator_id, cards[index % len(cards)]) for index, operator_id in enumerate(ids)]
+        with database.write() as session:
+            session.execute(
+                insert(tables.Reading),
+                [
+                    {**row, "id": f"r{operator_id}", "subject_id": operator_id, "card_id": c}
+                    for operator_id, c in placed
+                ],
+            )
+            done = {"state": "done", "started_at_s": item["created_at_s"], "ended_at_s": item["created_at_s"] + 1}
+            done |= {"published_at_s": item["created_at_s"]}
+            session.execute(
+                insert(tables.Item),
+                [
+                    {**item, **done, "subject_id": operator_id, "card_id": c, "reading_id": f"r{operator_id}"}
+                    for operator_id, c in placed
+                ],
+            )
+    if not finished:
+        return job_id
+    with database.write() as session:
+        session.execute(update(tables.Item).where(col(tables.Item.id) == item_id).values(state="failed", reason="hung"))
+    closing.close_round(database, job_id, 1)
+    return job_id
+
+
+def _operators(database: Database, name: str, start: int, end: int) -> list[str]:
+    parameters = {"in_channels": 64, "out_channels": 64, "kernel_size": [3, 3], "stride": [1, 1], "padding": [1, 1]}
+    tensors = [{"role": "activation", "shape": [1, 64, 56, 56], "dtype": "float32", "storage": 0}] * 3
+    rows = [
+        {
+            "id": f"{name}-{index}",
+            "schema_version": 1,
+            "name": "torch.nn.Conv2d",
+            "short_name": "Conv2d",
+            "kind": "module",
+            "label": f"Conv2d 64→64 k3 {name} {index}",
+            "flops": 10**9,
+            "bytes_moved": 10**6,
+            "parameters": parameters,
+            "spec": {"parameters": parameters, "tensors": tensors},
+        }
+        for index in range(start, end)
+    ]
+    with database.write() as session:
+        session.execute(insert(tables.Operator), rows)
+    return [str(row["id"]) for row in rows]
+
+
+def look(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"items": number}
+    with fresh_database(postgres) as database:
+        large, small, waiting = fill(database, number)
+        questions: dict[str, Callable[[Any], Any]] = {
+            "status": lambda session: jobs.progress(session, waiting),
+            "jobs": lambda session: listing.jobs(session, 20),
+            f"report of {LARGE}": lambda session: report.build(session, large).to_json(),
+            "report of 200": lambda session: report.build(session, small).to_json(),
+            "doctor": lambda session: list(card_checks(session, Settings())),
+            "cards": lambda session: listing.registered_cards(session, 5.0),
+        }
+        for name, ask in questions.items():
+            if plans:
+                _explain(database, name, ask)
+            took_s, worked_s = [], []
+            for _ in range(4):
+                began_s, worked_before_s = time.perf_counter(), time.process_time()
+                with database.read() as session:
+                    ask(session)
+                took_s.append(time.perf_counter() - began_s)
+                worked_s.append(time.process_time() - worked_before_s)
+            figures = {"cold_s": took_s[0], "warm_s": min(took_s[1:]), "warm_cpu_s": min(worked_s[1:])}
+            found[name] = {figure: round(value, 3) for figure, value in figures.items()}
+    return found
+
+
+def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
+    """Print how the database goes about each statement of a question."""
+    asked: dict[str, Any] = {}
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.setdefault(statement, parameters)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    with database.read() as session:
+        ask(session)
+    event.remove(database.engine, "before_cursor_execute", note)
+    how = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN ANALYZE "
+    with database.engine.connect() as connection:
+        for statement, parameters in asked.items():
+            if not statement.lstrip().upper().startswith("SELECT"):
+                continue
+            print(f"-- {name}: {' '.join(statement.split())[:400]}")
+            for row in connection.exec_driver_sql(how + statement, parameters):
+                print("   ", row[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("submit", "look"))
+    parser.add_argument("--items", type=int, default=20000)
+    parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--plans", action="store_true")
+    options = parser.parse_args()
+    if options.what == "submit":
+        print(json.dumps(submit(options.items, options.postgres), indent=2))
+    else:
+        print(json.dumps(look(options.items, options.postgres, options.plans), indent=2))
+
+
+if __name__ == "__main__":
+    main()
