@@ -11,12 +11,14 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, inspect, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel, select
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
-from farm.store.database import Database, database_now, newest_schema
+from farm.store.database import MIGRATIONS, Database, database_now, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, Round, SignificantOperator
 from tests.planned import items_of, plan, register
 
@@ -76,8 +78,9 @@ def test_what_was_given_up_with_its_card_and_was_known_by_its_sentence_has_a_rea
         for row, message in (given_up, "The card left the farm before it could be measured on it."), (failed, "No."):
             row.state, row.reason, row.message = "failed", "not_available", message
             session.add(row)
-    set_version(any_database, "0003")
-    any_database.upgrade()
+    migration = ScriptDirectory(str(MIGRATIONS)).get_revision("0004").module
+    with any_database.engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        migration.upgrade()
     assert [row.reason for row in items_of(any_database, given_up.job_id)] == ["card_left", "not_available"]
 
 
