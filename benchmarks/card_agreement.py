@@ -95,7 +95,7 @@ def _read_again(
                 entry["temperature_c"].append(reading.temperature_c)
                 entry["time_us"].append(reading.time_us)
                 entry["energy_mj"].append(reading.energy_mj)
-                entry["effect_us"].append(reading.details.get("context", {}).get("effect_us"))
+                entry["effect_us"].append(reading.details.context and reading.details.context.effect_us)
                 entry["flags"] += reading.flags
     return fingerprint, found
 

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from farm.words.protocol import inside_s
+from farm.words.reading import inside_s
 from farm.words.request import Request
 
 EXTRAS = ("repeatability", "outside")
@@ -117,7 +117,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
         ],
         "unmeasured": [[one.label, one.reason] for one in verdict.unmeasured[:10]],
         "reasons": list(verdict.reasons),
-        "observed": {name: built.verification.get(name) for name in ("matches", "difference_count")},
+        "observed": {name: getattr(built.verification, name) for name in ("matches", "difference_count")},
         "kernels": dataclasses.asdict(verdict.kernels) if verdict.kernels else None,
         "types": [
             {

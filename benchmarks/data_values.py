@@ -25,7 +25,8 @@ from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.words.label import label_of
-from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.words.reading import Reading
 from farm.words.validation import parse
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
@@ -209,9 +210,9 @@ def brief(reading: Reading) -> dict[str, Any]:
         "energy_mj": reading.energy_mj,
         "clock_mhz": reading.sm_clock_mhz,
         "temperature_c": reading.temperature_c,
-        "slope_c_per_s": reading.details.get("temperature_slope_c_per_s"),
+        "slope_c_per_s": reading.details.temperature_slope_c_per_s,
         "flags": list(reading.flags),
-        "burst": reading.details.get("burst"),
+        "burst": reading.details.to_json().get("burst"),
         "total_s": reading.cost_s["total"],
     }
 

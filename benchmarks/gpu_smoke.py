@@ -22,7 +22,8 @@ from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.words.label import label_of
-from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant, content_id
+from farm.words.protocol import Protocol, Stopping, Subject, Variant, content_id
+from farm.words.reading import Reading
 from farm.words.validation import parse
 
 
@@ -78,9 +79,9 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     print(
         f"verify    {verify_s:.1f} s: {len(observed['calls'])} calls, {len(counts)} tuples, "
-        f"{len(findings['observer_effect'])} differences by observing, {len(observed['gaps'])} gaps"
+        f"{len(findings.observer_effect)} differences by observing, {len(observed['gaps'])} gaps"
     )
-    for text in findings["observer_effect"][:5]:
+    for text in findings.observer_effect[:5]:
         print(f"          {text[:150]}")
     show("whole", whole)
     readings: dict[str, Reading] = {}
@@ -99,7 +100,7 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
     for tuple_id, error in failed.items():
         print(f"FAILED    {counts[tuple_id]}x {label_of(specs[tuple_id])}: {error.reason}: {error.message[:150]}")
     compare("steady", whole, readings, counts, burst=False)
-    if any("burst" in reading.details for reading in readings.values()):
+    if any(reading.details.burst for reading in readings.values()):
         compare("bursts", whole, readings, counts, burst=True)
     by_type(readings, counts, specs)
     costs = [reading.cost_s["total"] for reading in readings.values()]
@@ -121,7 +122,7 @@ def read_model(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopp
         "labels": {tuple_id: label_of(spec) for tuple_id, spec in specs.items()},
         "readings": {tuple_id: plain(reading) for tuple_id, reading in readings.items()},
         "failed": {tuple_id: [error.reason, error.message] for tuple_id, error in failed.items()},
-        "kernels": findings["kernels"],
+        "kernels": findings.to_json()["kernels"],
         "verify_s": verify_s,
         "tuples_s": tuples_s,
     }
@@ -141,9 +142,9 @@ def show(word: str, reading: Reading) -> None:
 
 
 def figures(reading: Reading, burst: bool) -> tuple[float, float]:
-    kept = reading.details.get("burst") if burst else None
+    kept = reading.details.burst if burst else None
     if kept:
-        return kept["time_us"], kept["energy_mj"]
+        return kept.time_us, kept.energy_mj or 0.0
     return reading.time_us, reading.energy_mj or 0.0
 
 
@@ -168,11 +169,11 @@ def by_type(readings: dict[str, Reading], counts: Counter[str], specs: dict[str,
     slowest = sorted(readings, key=lambda tuple_id: -counts[tuple_id] * readings[tuple_id].time_us)[:6]
     for tuple_id in slowest:
         reading = readings[tuple_id]
-        burst = reading.details.get("burst", {})
+        burst = reading.details.burst
         print(
             f"  {counts[tuple_id]:3}x {label_of(specs[tuple_id])[:70]:70} {reading.time_us:9.1f} us "
             f"{reading.power_w or 0:6.1f} W {reading.sm_clock_mhz or 0:6.0f} MHz {','.join(reading.flags)}"
-            + (f" | burst {burst['time_us']:.1f} us {burst['power_w']:.0f} W" if burst else "")
+            + (f" | burst {burst.time_us:.1f} us {burst.power_w:.0f} W" if burst else "")
         )
 
 

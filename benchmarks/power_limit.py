@@ -65,7 +65,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "product": label_of(spec),
         "steady": _figures(reading.time_us, reading.power_w, reading.sm_clock_mhz, reading.flags),
-        "burst": reading.details.get("burst"),
+        "burst": reading.details.to_json().get("burst"),
         "company": [],
     }
     with torch.no_grad():
@@ -90,6 +90,7 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """What a sum would take of the product's reading, given how the card ran the two together."""
     from farm.verdict.choice import choose
     from farm.verdict.figures import ReadingView
+    from farm.words.reading import Details
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
         limited = ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()
@@ -97,7 +98,7 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
             one["time_us"], energy_mj=one["energy_mj"], sm_clock_mhz=one["sm_clock_mhz"], flags=limited, **more
         )
 
-    chosen = choose(view(out["steady"], details={"burst": out["burst"]}), [view(both)])
+    chosen = choose(view(out["steady"], details=Details.from_json({"burst": out["burst"]})), [view(both)])
     return {
         "used": chosen.used,
         "time_us": chosen.time.value,

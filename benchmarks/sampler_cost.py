@@ -108,9 +108,9 @@ def _compare(
         for bench in (sampled, silent) if number % 2 == 0 else (silent, sampled):
             pair[bench] = bench.measure(subject, protocol, stopping)
         with_it, without = pair[sampled], pair[silent]
-        figures["mean"].append(with_it.details["time_mean_us"] / without.details["time_mean_us"] - 1)
+        figures["mean"].append(with_it.details.time_mean_us / without.details.time_mean_us - 1)
         figures["median"].append(with_it.time_median_us / without.time_median_us - 1)
-        busy.append(with_it.details.get("sampler_busy_share", 0.0))
+        busy.append(with_it.details.sampler_busy_share or 0.0)
         time_us = with_it.time_us
     row: dict[str, Any] = {"label": label, "subject": subject.id, "time_us": time_us, "pairs": pairs}
     for name, values in figures.items():

@@ -154,7 +154,8 @@ def _job(database: Database, cards: list[str], number: int, name: str, *, finish
     with database.read() as session:
         item = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).one().model_dump()
     item_id = item.pop("id")
-    row = {**reading_row(READING), "details": {**READING.details, "histogram": list(range(40))}}
+    row = reading_row(READING)
+    row["details"] = {**row["details"], "histogram": list(range(40))}
     row |= {"subject_kind": "operator", "card_model": "a card", "software_id": SOFTWARE.id}
     row |= {"protocol_id": item["protocol_id"], "created_at_s": item["created_at_s"], "simulated": True}
     for start in range(1, number, 5000):

@@ -224,7 +224,7 @@ def _of_card(items: Sequence[Any], began_s: float) -> dict[str, float]:
 
 
 def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
-    from farm.words.protocol import inside_s
+    from farm.words.reading import inside_s
 
     return sum(inside_s(row["cost_s"]) for row in rows) / card_s if card_s else None
 

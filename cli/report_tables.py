@@ -5,8 +5,8 @@ Formatting, no logic; what is shown was worked out by `farm.report`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from farm.report import Report, TypeRow
     from farm.verdict.audit import KernelAudit
     from farm.verdict.verdict import Adjustment, Verdict
+    from farm.words.verification import InModelTimes
 
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
@@ -211,7 +212,7 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
         tables.row(grid, " ", "operators", _capture(report))
     if verdict.kernels:
         tables.row(grid, " ", "kernels", _kernels(verdict.kernels))
-    if timed := report.verification.get("in_model"):
+    if timed := report.verification.in_model:
         tables.row(grid, " ", "in model", _in_model(timed))
     if verdict.flags:
         tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
@@ -250,12 +251,12 @@ def _systematic(verdict: Verdict) -> str:
 
 def _capture(report: Report) -> str:
     found = report.verification
-    if not found:
+    if found.matches is None:
         return f"{report.capture_origin}; not held against a run on the card"
-    if found.get("matches"):
+    if found.matches:
         return f"{report.capture_origin}; an unobserved run on the card has the same"
-    differences = found.get("differences") or []
-    number = found.get("difference_count", len(differences))
+    differences = found.differences or ()
+    number = len(differences) if found.difference_count is None else found.difference_count
     first = f", the first: {differences[0]}" if differences else ""
     return f"{report.capture_origin}; {number} {plural('difference', number)} between prediction and card{first}"
 
@@ -280,15 +281,12 @@ def _kernel_name(name: str, most: int = 48) -> str:
     return short if len(short) <= most else short[: most - 1] + "…"
 
 
-def _in_model(timed: Mapping[str, Any]) -> str:
-    passes = timed.get("passes")
-    if timed.get("source") != "kernels":
-        return f"each call by the clock where it stands, median of {passes} passes"
-    share = timed.get("attributed_share") or 0.0
+def _in_model(timed: InModelTimes) -> str:
+    if timed.source != "kernels":
+        return f"each call by the clock where it stands, median of {timed.passes} passes"
+    share = timed.attributed_share or 0.0
     missing = "" if share >= 0.999 else f"; {percent(1 - share)} of the kernel time belongs to no call"
-    return (
-        f"the kernels of each call where it stands, without the gaps between them, median of {passes} passes{missing}"
-    )
+    return f"the kernels of each call where it stands, without the gaps between them, median of {timed.passes} passes{missing}"
 
 
 def _rounds(report: Report) -> Table:

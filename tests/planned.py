@@ -12,7 +12,8 @@ from farm.devices.device import Card
 from farm.jobs import cards, items, jobs
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.words.protocol import METHOD, Protocol, Reading, Stopping, Variant
+from farm.words.protocol import Protocol, Stopping, Variant
+from farm.words.reading import METHOD, Details, Reading
 from farm.words.request import Request, Sweep
 from tests.farms import store_operators
 
@@ -27,7 +28,7 @@ READING = Reading(
     power_w=100.0,
     energy_mj=1.0,
     energy_half_width_mj=0.001,
-    details={"method": METHOD},
+    details=Details(method=METHOD),
 )
 
 

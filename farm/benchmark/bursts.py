@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import torch
 
@@ -17,13 +16,14 @@ from farm.benchmark.clock import Clock, pass_times_us
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
+from farm.words.reading import Burst
 
 BURST_S = 0.004  # of work between two pauses
 DUTIES = (0.6, 0.3)  # shares of the time that are work
 WINDOW_S = 0.8  # of each duty
 
 
-def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
+def read_bursts(workload: Workload, device: Device) -> Burst | None:
     """Time, power and energy of a pass at the clocks that bursts leave it; None where a duty gave no power.
 
     Power is linear in the duty f, P = P_pause + f (P_op - P_pause), so that two duties give P_op, what the pauses
@@ -81,19 +81,19 @@ def read_bursts(workload: Workload, device: Device) -> dict[str, Any] | None:
     time_us = intervals.mean(times_us)
     time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
     energy_mj = power_w * time_us * 1e-3
-    return {
-        "time_us": time_us,
-        "time_half_width_us": time_half_width_us,
-        "power_w": power_w,
-        "power_half_width_w": power_half_width_w,
-        "energy_mj": energy_mj,
-        "energy_half_width_mj": intervals.ratio_half_width(
+    return Burst(
+        time_us=time_us,
+        time_half_width_us=time_half_width_us,
+        power_w=power_w,
+        power_half_width_w=power_half_width_w,
+        energy_mj=energy_mj,
+        energy_half_width_mj=intervals.ratio_half_width(
             energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
         ),
-        "sm_clock_mhz": intervals.mean(clocks_mhz) if clocks_mhz else None,
-        "pause_power_w": low_w - (high_w - low_w) / (high - low) * low,
-        "duties": [round(high, 4), round(low, 4)],
-        "duty_power_w": [round(high_w, 2), round(low_w, 2)],
-        "throttle_shares": {name: round(share, 3) for name, share in reasons.items()},
-        "passes": passes,
-    }
+        sm_clock_mhz=intervals.mean(clocks_mhz) if clocks_mhz else None,
+        pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
+        duties=(round(high, 4), round(low, 4)),
+        duty_power_w=(round(high_w, 2), round(low_w, 2)),
+        throttle_shares={name: round(share, 3) for name, share in reasons.items()},
+        passes=passes,
+    )

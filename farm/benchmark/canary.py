@@ -10,14 +10,14 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.workload import Workload, prepare_canary
-from farm.words.protocol import REPEATED, OnPhase, Protocol, Reading, Stopping
+from farm.words.protocol import OnPhase, Protocol, Stopping
+from farm.words.reading import REPEATED, CanaryNote, Reading
 
 _log = logging.getLogger(__name__)
 
@@ -39,16 +39,16 @@ class Canary:
         self._torch_device = torch_device
         self._every = (EVERY if torch_device.type == "cuda" else 0) if every is None else every
         self._due = 0  # tuples until the next one; the first tuple comes with one
-        self._notes: list[dict[str, Any]] = []
+        self._notes: list[CanaryNote] = []
 
-    def newest(self, read: Callable[[Workload, Stopping], Reading], on_phase: OnPhase) -> dict[str, Any] | None:
+    def newest(self, read: Callable[[Workload, Stopping], Reading], on_phase: OnPhase) -> CanaryNote | None:
         """What the newest reading gave, made anew by `read` when it is due; None where there is no canary."""
         if not self._every:
             return None
         if self._due <= 0:
             on_phase("canary", {})
             started_s = time.perf_counter()
-            first = next((note for note in self._notes if not REPEATED & set(note["flags"])), None)
+            first = next((note for note in self._notes if not REPEATED & set(note.flags)), None)
             try:
                 with numeric_flags(Protocol()):  # the same on this card for every job, whatever its own flags
                     reading = self._read(read, first)
@@ -57,24 +57,26 @@ class Canary:
                 _log.warning("The canary could not be read: %s", error)
                 return self._notes[-1] if self._notes else None
             self._due = self._every
+            time_change, energy_change = _changes(reading, first)
             self._notes.append(
-                {
-                    "number": len(self._notes) + 1,
-                    "process": os.getpid(),
-                    "time_us": reading.time_us,
-                    "power_w": reading.power_w,
-                    "energy_mj": reading.energy_mj,
-                    "temperature_c": reading.temperature_c,
-                    "sm_clock_mhz": reading.sm_clock_mhz,
-                    "flags": list(reading.flags),
-                    **_changes(reading, first),
-                    "cost_s": round(time.perf_counter() - started_s, 3),
-                }
+                CanaryNote(
+                    number=len(self._notes) + 1,
+                    process=os.getpid(),
+                    time_us=reading.time_us,
+                    power_w=reading.power_w,
+                    energy_mj=reading.energy_mj,
+                    temperature_c=reading.temperature_c,
+                    sm_clock_mhz=reading.sm_clock_mhz,
+                    flags=reading.flags,
+                    time_change=time_change,
+                    energy_change=energy_change,
+                    cost_s=round(time.perf_counter() - started_s, 3),
+                )
             )
         self._due -= 1
         return self._notes[-1]
 
-    def _read(self, read: Callable[[Workload, Stopping], Reading], first: dict[str, Any] | None) -> Reading:
+    def _read(self, read: Callable[[Workload, Stopping], Reading], first: CanaryNote | None) -> Reading:
         workload = prepare_canary(SIZE, self._torch_device)
         stopping = STOPPING
         if self._torch_device.type == "cuda" and not self._notes:
@@ -82,29 +84,26 @@ class Canary:
         try:
             reading = read(workload, stopping)
             # Once more, before what follows is doubted, or held against a canary that was itself disturbed.
-            if REPEATED & set(reading.flags) or (first is not None and _off(_changes(reading, first))):
+            if REPEATED & set(reading.flags) or (first is not None and _off(*_changes(reading, first))):
                 reading = read(workload, STOPPING)
             return reading
         finally:
             workload.close()
 
 
-def _changes(reading: Reading, first: dict[str, Any] | None) -> dict[str, float | None]:
-    """Against the process's first canary that was not disturbed."""
+def _changes(reading: Reading, first: CanaryNote | None) -> tuple[float, float | None]:
+    """Of time and of energy, against the process's first canary that was not disturbed."""
     if first is None:
-        return {"time_change": 0.0, "energy_change": None}
-    energy = reading.energy_mj / first["energy_mj"] - 1 if reading.energy_mj and first["energy_mj"] else None
-    return {
-        "time_change": round(reading.time_us / first["time_us"] - 1, 5),
-        "energy_change": None if energy is None else round(energy, 5),
-    }
+        return 0.0, None
+    energy = reading.energy_mj / first.energy_mj - 1 if reading.energy_mj and first.energy_mj else None
+    return round(reading.time_us / first.time_us - 1, 5), None if energy is None else round(energy, 5)
 
 
-def _off(changes: Mapping[str, Any]) -> bool:
-    return max(abs(changes["time_change"]), abs(changes["energy_change"] or 0.0)) > OFF
+def _off(time_change: float | None, energy_change: float | None) -> bool:
+    return max(abs(time_change or 0.0), abs(energy_change or 0.0)) > OFF
 
 
-def with_canary(reading: Reading, canary: dict[str, Any]) -> Reading:
+def with_canary(reading: Reading, canary: CanaryNote) -> Reading:
     """The reading with the canary beside it, flagged where that had changed."""
-    flags = tuple(sorted({*reading.flags, "canary_off"})) if _off(canary) else reading.flags
-    return dataclasses.replace(reading, flags=flags, details={**reading.details, "canary": canary})
+    changed = _off(canary.time_change, canary.energy_change)
+    return (reading.flagged("canary_off") if changed else reading).noting(canary=canary)

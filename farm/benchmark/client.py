@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -24,7 +23,9 @@ from typing import Any
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 from farm.settings import environment_of_children
-from farm.words.protocol import OnPhase, Protocol, Reading, Software, Stopping, Subject
+from farm.words.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.words.reading import Reading
+from farm.words.verification import Verification
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
@@ -38,7 +39,7 @@ class Answer:
     software: Software
     card: Card
     observed: dict[str, Any] | None = None
-    verification: dict[str, Any] | None = None
+    verification: Verification | None = None
 
 
 class BenchmarkProcess:
@@ -197,8 +198,10 @@ class BenchmarkProcess:
         if found:
             self._stand_by()  # now, not while the card measures
         if why := found.get("unverified"):
-            reading = dataclasses.replace(reading, details={**reading.details, "unverified": why})
-        return Answer(reading, software, card, found.get("observed"), found.get("verification"))
+            reading = reading.noting(unverified=why)
+        seen = found.get("verification")
+        verification = None if seen is None else Verification.from_json(seen)
+        return Answer(reading, software, card, found.get("observed"), verification)
 
     def _verify(self, about: dict[str, Any], timeout_s: float, on_phase: OnPhase | None) -> dict[str, Any]:
         """Have a variant verified on the card.

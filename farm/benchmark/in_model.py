@@ -23,6 +23,7 @@ from torch import nn
 
 from farm.operators.capture import Capture, run_with_owners
 from farm.operators.profiled import RANGE, is_kernel
+from farm.words.verification import InModelTimes
 
 PASSES = 3
 LAUNCHES = ("cuda", "cu", "hip")  # how the driver's functions begin that put work on a card
@@ -43,18 +44,18 @@ class InModel:
     passes: int
     attributed_share: float
 
-    def to_json(self, capture: Capture) -> dict[str, Any]:
-        """`calls_us` is tuple id -> what each of its calls took, in order; null where that is not known."""
+    def by_tuple(self, capture: Capture) -> InModelTimes:
+        """By tuple, as it is kept."""
         calls_us: dict[str, list[float | None]] = defaultdict(list)
         for call, value in zip(capture.calls, self.times_us, strict=True):
             calls_us[call.tuple_id].append(None if value is None else round(value, 3))
-        return {
-            "calls_us": dict(calls_us),
-            "source": self.source,
-            "passes": self.passes,
-            "attributed_share": round(self.attributed_share, 4),
-            "sum_us": round(sum(value for value in self.times_us if value is not None), 3),
-        }
+        return InModelTimes(
+            calls_us={tuple_id: tuple(times_us) for tuple_id, times_us in calls_us.items()},
+            source=self.source,
+            passes=self.passes,
+            attributed_share=round(self.attributed_share, 4),
+            sum_us=round(sum(value for value in self.times_us if value is not None), 3),
+        )
 
 
 def time_in_model(

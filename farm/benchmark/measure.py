@@ -30,7 +30,8 @@ from farm.benchmark.sampler import Sampler, Window
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
-from farm.words.protocol import METHOD, REPEATED, OnPhase, Protocol, Reading, Stopping, Subject
+from farm.words.protocol import OnPhase, Protocol, Stopping, Subject
+from farm.words.reading import METHOD, REPEATED, Reading
 
 CHECK_S = 0.02  # how often the stopping rule is asked
 DISAGREE = 0.02
@@ -161,19 +162,17 @@ class Bench:
                         workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase
                     )
                     if _moved(before, workload.written_sizes()):
-                        reading = dataclasses.replace(reading, flags=tuple(sorted({*reading.flags, "values_moved"})))
+                        reading = reading.flagged("values_moved")
                 # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
                 limited = subject.kind == "operator" and "throttled_power" in reading.flags
                 with _charged(cost_s, "burst"):
                     if limited and "energy_counter_mj" in self.device.capabilities:
                         on_phase("burst", {})
-                        burst = read_bursts(workload, self.device)
-                        if burst is not None:
-                            reading = dataclasses.replace(reading, details={**reading.details, "burst": burst})
+                        reading = reading.noting(burst=read_bursts(workload, self.device))
                 with _charged(cost_s, "eager"):
                     if self.cuda and subject.kind == "variant" and workload.replayed:
                         on_phase("eager", {})
-                        reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(workload))
+                        reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(reading, workload))
                 with _charged(cost_s, "context"):
                     if self.cuda and subject.kind == "operator" and protocol.measures_context:
                         on_phase("context", {})
@@ -207,8 +206,7 @@ class Bench:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let it cool a little
-        details = {**reading.details, "attempts": attempt + 1} if attempt else reading.details
-        return dataclasses.replace(reading, cost_s=spent, details=details)
+        return dataclasses.replace(reading, cost_s=spent).noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         foreign_before = self._foreign_processes()
@@ -235,10 +233,10 @@ class Bench:
         if "temperature_c" not in self.device.capabilities:
             return reading
         if settled is None or abs(settled) > gate.slope_c_per_s:
-            reading = dataclasses.replace(reading, flags=tuple(sorted({*reading.flags, "unsettled"})))
+            reading = reading.flagged("unsettled")
         if settled is None:
             return reading
-        return dataclasses.replace(reading, details={**reading.details, "warm_up_slope_c_per_s": round(settled, 2)})
+        return reading.noting(warm_up_slope_c_per_s=round(settled, 2))
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended, None if unknown."""
@@ -327,41 +325,19 @@ class Bench:
         half_width_us = intervals.finite(intervals.batch_half_width(values, figure), time_us)
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
-        details: dict[str, Any] = {
-            "method": METHOD,
-            **workload.details,
-            **power.details,
-            "rounds": len(rounds),
-            "time_figure": "median" if power.power_w is None else "mean",
-            "time_mean_us": intervals.mean(values),
-            "time_mean_half_width_us": intervals.finite(intervals.batch_half_width(values), time_us),
-            "time_median_half_width_us": intervals.finite(
-                intervals.batch_half_width(values, intervals.median), time_us
-            ),
-            "time_trimmed_half_width_us": intervals.finite(
-                intervals.batch_half_width(values, intervals.trimmed_mean), time_us
-            ),
-        }
-        if not converged:
-            details["ceiling_s"] = ceiling_s
         if len(values) < 3:
             flags.add("few_passes")
         if workload.not_cold:
             flags.add("not_cold")
         told = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
-        if self.device.card.kind == "cuda" and (lacking := sorted(SENSORS - told)):
+        lacking = sorted(SENSORS - told) if self.device.card.kind == "cuda" else []
+        if lacking:
             flags.add("lacks_sensors")
-            details["lacks"] = lacking
-        if late := sum(entry.late for entry in rounds):
-            details["late_rounds"] = late
-        if workload.replayed and (starved := starved_share(rounds)) > STARVED:
+        starved = starved_share(rounds) if workload.replayed else 0.0
+        if starved > STARVED:
             flags.add("starved")
-            details["starved_share"] = round(starved, 4)
-        if window.throttle_shares:
-            details["throttle_shares"] = {name: round(share, 3) for name, share in window.throttle_shares.items()}
         if foreign:
             flags.add("shared")
-            details["foreign_processes"] = sorted(foreign)[:16]
         energy_mj = energy_half_width_mj = None
         power_half_width_w = power.half_width_w
         if power.power_w is None:
@@ -374,19 +350,37 @@ class Bench:
             )
             if power.source not in ("energy_counter", "rapl"):
                 flags.add("lesser_power_source")
-            integral_w = power.details.get("power_integral_w")
-            if integral_w and abs(integral_w / power.power_w - 1) > DISAGREE:
+            if power.integral_w and abs(power.integral_w / power.power_w - 1) > DISAGREE:
                 flags.add("power_disagrees")
             if abs(power.drift) > DRIFT:
                 flags.add("drifting")
-                details["power_drift"] = round(power.drift, 4)
-        if window.temperature_slope_c_per_s is not None:
-            details["temperature_slope_c_per_s"] = round(window.temperature_slope_c_per_s, 2)
-        if window.memory_temperature_c is not None:
-            details["memory_temperature_c"] = window.memory_temperature_c
-        if not self.cuda:
-            details["threads"] = torch.get_num_threads()
-        details["sampler_busy_share"] = round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4)
+        slope_c_per_s = window.temperature_slope_c_per_s
+        details = dataclasses.replace(
+            workload.details,
+            method=METHOD,
+            rounds=len(rounds),
+            late_rounds=sum(entry.late for entry in rounds) or None,
+            starved_share=round(starved, 4) if starved > STARVED else None,
+            time_figure="median" if power.power_w is None else "mean",
+            time_mean_us=intervals.mean(values),
+            time_mean_half_width_us=intervals.finite(intervals.batch_half_width(values), time_us),
+            time_median_half_width_us=intervals.finite(intervals.batch_half_width(values, intervals.median), time_us),
+            time_trimmed_half_width_us=intervals.finite(
+                intervals.batch_half_width(values, intervals.trimmed_mean), time_us
+            ),
+            ceiling_s=None if converged else ceiling_s,
+            ticks=power.ticks,
+            ramp_ticks_dropped=power.ramp_ticks_dropped,
+            power_integral_w=power.integral_w,
+            power_drift=round(power.drift, 4) if "drifting" in flags else None,
+            lacks=tuple(lacking) or None,
+            throttle_shares={name: round(share, 3) for name, share in window.throttle_shares.items()} or None,
+            foreign_processes=tuple(sorted(foreign)[:16]) or None,
+            temperature_slope_c_per_s=None if slope_c_per_s is None else round(slope_c_per_s, 2),
+            memory_temperature_c=window.memory_temperature_c,
+            threads=None if self.cuda else torch.get_num_threads(),
+            sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
+        )
         return Reading(
             time_us=time_us,
             time_half_width_us=half_width_us,
@@ -414,24 +408,23 @@ class Bench:
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
 
-    def _with_opinion(self, reading: Reading, name: str, read: Callable[[], dict[str, Any]]) -> Reading:
+    def _with_opinion(self, reading: Reading, name: str, read: Callable[[], Reading]) -> Reading:
         """The reading with something more in its details; good without it, unless the context is beyond use."""
         try:
-            found = read()
+            return read()
         except Exception as error:
             torch.cuda.synchronize(self.torch_device)
-            found = {f"{name}_missing": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
-        return dataclasses.replace(reading, details={**reading.details, **found})
+            return reading.noting(**{f"{name}_missing": f"{type(error).__name__}: {error}".split("\n")[0][:200]})
 
-    def _context(self, reading: Reading, workload: Workload) -> dict[str, Any]:
-        """What other operators around it change."""
+    def _context(self, reading: Reading, workload: Workload) -> Reading:
+        """With what other operators around it change."""
         if workload.single is None:
-            return {}
+            return reading
         if self._others is None:
             self._others = Others(self.torch_device)
         pass_s = reading.time_us / 1e6
         found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
-        return {"context": found.to_json()}
+        return reading.noting(context=found)
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
@@ -459,12 +452,12 @@ def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
         cost_s[name] = time.perf_counter() - started_s
 
 
-def _eager_time(workload: Workload) -> dict[str, Any]:
-    """The time of one eager pass of a replayed whole: what launching adds is in no other figure."""
+def _eager_time(reading: Reading, workload: Workload) -> Reading:
+    """With the time of one eager pass of a replayed whole: what launching adds is in no other figure."""
     if workload.single is None:
-        return {}
+        return reading
     eager_us, half_width_us = eager_time_us(workload.single, workload.device)
-    return {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
+    return reading.noting(eager_time_us=eager_us, eager_time_half_width_us=half_width_us)
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:

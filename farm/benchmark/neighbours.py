@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.cuda_graph import capture_graph
+from farm.words.reading import InContext
 
 SIZE = 1024  # of the matrices that the others work on: enough blocks for every multiprocessor
 PASSES = 24  # in one graph
@@ -30,24 +30,6 @@ MOST_BARE = 500  # passes of it
 REPLAYS = 6  # beside the first, which is not counted
 LONGEST_S = 0.005  # longer passes are not looked at: some microseconds are nothing to them
 UNSEEN_US = 10.0  # what the effect is taken to be at most where it is not looked at
-
-
-@dataclass(frozen=True)
-class InContext:
-    """One operator alone and among others, on the same memory, at the same clocks. Times of one pass."""
-
-    alone_us: float  # looped, weights and inputs as warm as they get
-    effect_us: float  # what the others add
-    effect_half_width_us: float
-    passes: int  # 0: too long for the effect to matter, and not looked at
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "alone_us": self.alone_us,
-            "effect_us": self.effect_us,
-            "effect_half_width_us": self.effect_half_width_us,
-            "passes": self.passes,
-        }
 
 
 class Others:

@@ -16,6 +16,7 @@ from farm.benchmark.cache import found_again
 from farm.errors import Unmeasurable
 from farm.words.data_classes import fillings
 from farm.words.protocol import Protocol, Subject, Variant
+from farm.words.reading import Details
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse
 
@@ -36,7 +37,7 @@ class Passes:
     copy: Callable[[int], Pass] | None  # None: nothing to copy
     weight_bytes: int
     activation_bytes: int
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the operator itself writes
 
@@ -122,17 +123,16 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # The weights of a whole model are as cold as the model leaves them: there is nothing to copy.
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors),
-        details={
-            "parameter_bytes": parameter_bytes,
-            **(_working_set(lambda: model(*arguments), parameter_bytes, device) if protocol.measures_context else {}),
-        },
+        details=_working_set(lambda: model(*arguments), parameter_bytes, device)
+        if protocol.measures_context
+        else Details(parameter_bytes=parameter_bytes),
     )
 
 
-def _working_set(run: Pass, weight_bytes: int, device: torch.device) -> dict[str, Any]:
+def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Details:
     """What one pass of a model goes through, and how much of that the cache still holds when the next pass comes."""
     if device.type != "cuda":
-        return {}
+        return Details(parameter_bytes=parameter_bytes)
     run()  # libraries take their workspaces the first time
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -140,11 +140,12 @@ def _working_set(run: Pass, weight_bytes: int, device: torch.device) -> dict[str
     run()
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-    share = found_again(weight_bytes + activation_bytes, device)
-    return {
-        "activation_peak_bytes": activation_bytes,
-        "found_again": None if share is None else round(share, 3),
-    }
+    share = found_again(parameter_bytes + activation_bytes, device)
+    return Details(
+        parameter_bytes=parameter_bytes,
+        activation_peak_bytes=activation_bytes,
+        found_again=None if share is None else round(share, 3),
+    )
 
 
 # One built variant on its way from the verification to the measurement that follows it, where one process does both.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from farm.benchmark import intervals
 from farm.benchmark.sampler import Sampler
@@ -26,8 +25,10 @@ class Power:
     source: str
     begin_s: float
     end_s: float
-    details: dict[str, Any]
     drift: float = 0.0
+    ticks: int | None = None  # of the energy counter, within
+    ramp_ticks_dropped: int | None = None
+    integral_w: float | None = None  # what the instant sensor says beside the counter
 
     @property
     def relative(self) -> float:
@@ -49,19 +50,27 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
         # A power on its way somewhere is known no better than to half the way that it made.
         half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
         window = sampler.window(times[0], times[-1])
-        details: dict[str, Any] = {"ticks": len(pairs), "ramp_ticks_dropped": dropped}
-        if window.power_w is not None and window.power_source == "power_instant":
-            details["power_integral_w"] = round(window.power_w, 3)
+        integral_w = window.power_w if window.power_source == "power_instant" else None
         source = "rapl" if sampler.device.card.kind == "cpu" else "energy_counter"
-        return Power(rate.rate / 1e3, half_width_mw / 1e3, source, times[0], times[-1], details, drift)
+        return Power(
+            power_w=rate.rate / 1e3,
+            half_width_w=half_width_mw / 1e3,
+            source=source,
+            begin_s=times[0],
+            end_s=times[-1],
+            drift=drift,
+            ticks=len(pairs),
+            ramp_ticks_dropped=dropped,
+            integral_w=None if integral_w is None else round(integral_w, 3),
+        )
     window = sampler.window(begin_s, end_s)
     if window.power_w is None:
-        return Power(None, None, "", begin_s, end_s, {})
+        return Power(None, None, "", begin_s, end_s)
     values = sampler.power_values(begin_s, end_s)
     # A sensor may hold its value for a tenth of a second, however often it is asked: batches are to be longer.
     half_width = intervals.batch_half_width(values, batches=max(3, min(10, int((end_s - begin_s) / SENSOR_HOLDS_S))))
     source = {"power_instant": "instant_power", "power_average": "average_power"}[window.power_source]
-    return Power(window.power_w, half_width, source, begin_s, end_s, {})
+    return Power(window.power_w, half_width, source, begin_s, end_s)
 
 
 def _ramp(pairs: list[tuple[float, float]]) -> int:

@@ -44,7 +44,9 @@ from farm.devices.device import Card, Device
 from farm.devices.finding import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
 from farm.settings import settings
-from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject
+from farm.words.protocol import Protocol, Software, Stopping, Subject
+from farm.words.reading import Reading
+from farm.words.verification import Verification
 
 PR_SET_PDEATHSIG = 1
 END = object()
@@ -121,7 +123,7 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
         if request["request"] == "verify":
             on_phase("verify", {})
             observed, verification = runner.verify(subject, protocol, predicted)
-            answers.send("verified", id=item_id, observed=observed, verification=verification)
+            answers.send("verified", id=item_id, observed=observed, verification=verification.to_json())
             return True
         if runner.check_due and (unfit := runner.check()):
             # As if it had died of it: the process that comes next begins with the same check, and that one decides.
@@ -178,7 +180,7 @@ class Runner:
 
     def verify(
         self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    ) -> tuple[dict[str, Any] | None, Verification]:
         """Which tuples a variant has on this card, see `farm.benchmark.verification`."""
         raise NotImplementedError
 
@@ -222,8 +224,8 @@ class SimulatedRunner(Runner):
 
     def verify(
         self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        return None, {"matches": True, "differences": [], "simulated": True}
+    ) -> tuple[dict[str, Any] | None, Verification]:
+        return None, Verification(matches=True, differences=(), simulated=True)
 
     def unhealthy(self) -> str:
         from farm.benchmark import simulated
@@ -257,7 +259,7 @@ class TorchVerifier(Runner):
 
     def verify(
         self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    ) -> tuple[dict[str, Any] | None, Verification]:
         from farm.benchmark import verification
 
         return verification.verify(subject, protocol, self._torch_device, predicted)

@@ -18,7 +18,7 @@ from typing import Self
 
 from farm.benchmark.intervals import mean, median, slope, time_average
 from farm.devices.device import Device
-from farm.words.protocol import Trace
+from farm.words.reading import Trace
 
 BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001

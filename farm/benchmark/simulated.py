@@ -14,7 +14,8 @@ from typing import Any
 
 from farm.devices.simulated import SimulatedDevice, item_s
 from farm.errors import Unmeasurable
-from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject
+from farm.words.protocol import Protocol, Software, Stopping, Subject
+from farm.words.reading import Reading
 
 SOFTWARE = Software(torch="simulated", driver="simulated")
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"

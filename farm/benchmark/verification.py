@@ -23,6 +23,7 @@ from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 from farm.words.label import label_of
 from farm.words.protocol import Protocol, Subject, Variant
+from farm.words.verification import Launches, Verification
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture
@@ -36,16 +37,12 @@ NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # which kernels r
 
 def verify(
     subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int] | None
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+) -> tuple[dict[str, Any] | None, Verification]:
     """Capture a variant on the card and compare.
 
     Returns:
         The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
-        findings: `matches` (prediction and observation agree), `observer_effect` (texts: what ran only observed, or
-        only unobserved), `missing` and `unexpected` (tuple id -> calls), `gaps`, `overlaps`, `differences`, which
-        has all of these in words, `kernels` (of the unobserved pass: name -> count, time_us), `tuple_kernels` (tuple
-        id -> name -> count in one pass) and `in_model` (what each call took where it stands, see
-        `farm.benchmark.in_model`), all three under the flags in `numerics`.
+        findings.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
@@ -77,24 +74,24 @@ def verify(
         ]
     differences += [f"gap: {text}" for text in found.capture.gaps]
     differences += [f"overlap: {text}" for text in found.capture.overlaps]
-    findings = {
-        "matches": matches and not found.differences,
-        "observer_effect": list(found.differences)[:KEPT_DIFFERENCES],
-        "missing": dict(missing) if predicted is not None else {},
-        "unexpected": dict(unexpected) if predicted is not None else {},
-        "gaps": list(found.capture.gaps)[:KEPT_DIFFERENCES],
-        "overlaps": list(found.capture.overlaps)[:KEPT_DIFFERENCES],
-        "unobserved_kernels": sum(found.unobserved.values()),
-        "kernels": {
-            name: {"count": found.unobserved[name], "time_us": round(time_us, 3)}
+    findings = Verification(
+        matches=matches and not found.differences,
+        observer_effect=tuple(found.differences)[:KEPT_DIFFERENCES],
+        missing=dict(missing) if predicted is not None else {},
+        unexpected=dict(unexpected) if predicted is not None else {},
+        gaps=tuple(found.capture.gaps)[:KEPT_DIFFERENCES],
+        overlaps=tuple(found.capture.overlaps)[:KEPT_DIFFERENCES],
+        unobserved_kernels=sum(found.unobserved.values()),
+        kernels={
+            name: Launches(found.unobserved[name], round(time_us, 3))
             for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
         },
-        "tuple_kernels": tuple_kernels,
-        "in_model": timed.to_json(found.capture),
-        "numerics": {name: getattr(protocol, name) for name in NUMERICS},
-        "differences": differences[:KEPT_DIFFERENCES],
-        "difference_count": len(differences),
-    }
+        tuple_kernels=tuple_kernels,
+        in_model=timed.by_tuple(found.capture),
+        numerics={name: getattr(protocol, name) for name in NUMERICS},
+        differences=tuple(differences[:KEPT_DIFFERENCES]),
+        difference_count=len(differences),
+    )
     return None if matches else capture_json(found.capture), findings
 
 

@@ -11,6 +11,7 @@ tuple's tensors the passes walk through.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import CHAIN_LAYERS, MEMORY_SHARE, Pass, Passes, free_bytes, operator_passes, variant_passes
 from farm.errors import TupleRejected, Unmeasurable
 from farm.words.protocol import Launch, Protocol, Subject
+from farm.words.reading import Details
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
@@ -54,7 +56,7 @@ class Workload:
     single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
     inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
     written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
     replayed: bool = False  # rounds are replays of graphs, in which the host has no part
     not_cold: bool = False  # everything was to be cold, and there are too few copies for that
@@ -198,9 +200,12 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     else:
         calls = _make_copies(passes, copies, device)
         groups = [calls * math.ceil(count / len(calls))]
-    details = {**passes.details, "copies": len(calls), "passes_per_round": len(groups[0])}
-    if not reached:
-        details["copies_wanted_more"] = True
+    details = dataclasses.replace(
+        passes.details,
+        copies=len(calls),
+        passes_per_round=len(groups[0]),
+        copies_wanted_more=None if reached else True,
+    )
     keep.append(calls)
     rounds: list[Round] = []
     if graph:

@@ -33,7 +33,8 @@ from farm.store.content import reading_row
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, CardState, Item, ItemState
-from farm.words.protocol import Protocol, Reading, Stopping, Subject
+from farm.words.protocol import Protocol, Stopping, Subject
+from farm.words.reading import Reading
 from farm.words.request import Request
 
 

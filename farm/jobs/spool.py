@@ -19,7 +19,8 @@ from farm.errors import DatabaseUnreachable
 from farm.jobs.items import Claim, Closed, complete
 from farm.json_file import write_whole
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Reading, Stopping, Subject
+from farm.words.protocol import Protocol, Stopping, Subject
+from farm.words.reading import Reading
 
 log = logging.getLogger("farm.worker")
 

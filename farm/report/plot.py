@@ -15,7 +15,7 @@ from typing import Any
 
 from farm.benchmark import intervals
 from farm.errors import UsageError
-from farm.words.protocol import Trace
+from farm.words.reading import Trace
 
 WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
 COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f")

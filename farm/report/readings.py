@@ -8,7 +8,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import UsageError
 from farm.store import tables
-from farm.words.protocol import Trace
+from farm.words.reading import Trace
 
 
 @dataclass(frozen=True)

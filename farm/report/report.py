@@ -26,8 +26,10 @@ from farm.verdict.choice import choose
 from farm.verdict.composing import compose, evidence_of
 from farm.verdict.figures import Chosen, Part, Whole
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
-from farm.words.protocol import Protocol, inside_s
+from farm.words.protocol import Protocol
+from farm.words.reading import inside_s
 from farm.words.request import Request
+from farm.words.verification import Verification
 
 SCHEMA = 1
 
@@ -150,7 +152,7 @@ class Report:
     rounds: tuple[RoundView, ...]
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
-    verification: dict[str, Any]
+    verification: Verification  # of the capture; without what is told by tuple
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
@@ -165,6 +167,7 @@ class Report:
             "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
             "readings": dataclasses.asdict(self.readings),
             "verdict": self.verdict.to_json(),
+            "verification": self.verification.to_json(),
         }
 
 
@@ -199,7 +202,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
     if stored is not None and stored.launch_gap_us is None:
         # The other launch may have been read since: it judges nothing, so it may be told later.
         verdict = dataclasses.replace(stored, launch_gap_us=launch_gap_us(wholes))
-    in_model = (seen.get("in_model") or {}).get("calls_us") or {}
+    in_model = (seen.in_model.calls_us if seen.in_model else None) or {}
     chosen = _chosen(parts, wholes, protocol.launch)
     if stored is None and job.state == JobState.CANCELLED:
         verdict = _cancelled(verdict, items)
@@ -220,7 +223,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         flops=sum(part.count * part.flops for part in parts),
         bytes_moved=sum(part.count * part.bytes_moved for part in parts),
         types=_types(parts, chosen, in_model),
-        tuples=_tuples(parts, chosen, in_model, seen.get("tuple_kernels") or {}),
+        tuples=_tuples(parts, chosen, in_model, seen.tuple_kernels or {}),
         verdict=verdict,
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
@@ -248,13 +251,10 @@ def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict
     return {part.key: choose(part.reading, own) for part in parts if part.reading}
 
 
-def _without_calls(seen: Mapping[str, Any]) -> dict[str, Any]:
+def _without_calls(seen: Verification) -> Verification:
     """The single calls' times and the kernels of tuples are told by tuple."""
-    told = {name: value for name, value in seen.items() if name != "tuple_kernels"}
-    timed = told.get("in_model")
-    if not timed:
-        return told
-    return {**told, "in_model": {name: value for name, value in timed.items() if name != "calls_us"}}
+    timed = dataclasses.replace(seen.in_model, calls_us=None) if seen.in_model else None
+    return dataclasses.replace(seen, tuple_kernels=None, in_model=timed)
 
 
 def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from farm.store.content import StoredCall, store_capture, store_operators
 from farm.store.database import Database
 from farm.words.data_classes import class_of
 from farm.words.validation import parse
+from farm.words.verification import Verification
 
 
 def store_values(
@@ -91,7 +93,7 @@ def store_observed(
     database: Database,
     capture_id: int,
     observed: Mapping[str, Any] | None,
-    verification: Mapping[str, Any],
+    found: Verification,
     *,
     card_id: str,
 ) -> int | None:
@@ -102,8 +104,8 @@ def store_observed(
 
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        verification = _labelled(session, verification)
-        predicted.verification = {**verification, "card": card_id}
+        verification = dataclasses.replace(_labelled(session, found), card=card_id)
+        predicted.verification = verification.to_json()
         session.add(predicted)
         if observed is None:
             return None
@@ -122,16 +124,16 @@ def store_observed(
             torch=predicted.torch,
             origin="observed",
             card_id=card_id,
-            verification={**verification, "card": card_id},
+            verification=verification,
         )
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)
         return observed_id
 
 
-def _labelled(session: Session, verification: Mapping[str, Any]) -> Mapping[str, Any]:
+def _labelled(session: Session, found: Verification) -> Verification:
     """The findings with its labels for what a card did not see: it knows the ids alone."""
-    missing = list(verification.get("missing") or ())
+    missing = list(found.missing or ())
     operator = tables.Operator
     labels = dict(session.exec(select(operator.id, operator.label).where(col(operator.id).in_(missing))).all())
 
@@ -139,7 +141,7 @@ def _labelled(session: Session, verification: Mapping[str, Any]) -> Mapping[str,
         words, _, last = difference.rpartition(" ")
         return f"{words} {labels[last]}" if last in labels else difference
 
-    return {**verification, "differences": [named(text) for text in verification.get("differences") or ()]}
+    return dataclasses.replace(found, differences=tuple(named(text) for text in found.differences or ()))
 
 
 @dataclass(frozen=True)

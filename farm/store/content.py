@@ -19,6 +19,8 @@ from farm.store.batches import in_batches
 from farm.store.database import database_now
 from farm.words import protocol as protocols
 from farm.words.label import label_of
+from farm.words.reading import Reading
+from farm.words.verification import Verification
 
 if TYPE_CHECKING:
     from farm.words.tuple import OperatorTuple
@@ -153,7 +155,7 @@ def store_capture(
     torch: str,
     origin: str,
     card_id: str | None = None,
-    verification: dict[str, Any] | None = None,
+    verification: Verification | None = None,
 ) -> int:
     """The id of the capture, which is written if it is new. Its operators must be stored before."""
     query = select(tables.Capture).where(
@@ -173,7 +175,7 @@ def store_capture(
         torch=torch,
         origin=origin,
         card_id=card_id,
-        verification=verification or {},
+        verification=verification.to_json() if verification else {},
         created_at_s=database_now(),  # type: ignore[arg-type]
     )
     session.add(capture)
@@ -195,12 +197,13 @@ def store_capture(
     return capture.id
 
 
-def reading_row(reading: protocols.Reading) -> dict[str, Any]:
+def reading_row(reading: Reading) -> dict[str, Any]:
     """A reading's own columns (all but its provenance)."""
     skip = {"trace"}
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name not in skip}
     row["throttle_reasons"] = list(reading.throttle_reasons)
     row["flags"] = list(reading.flags)
+    row["details"] = reading.details.to_json()
     columns = tables.Reading.__table__.columns  # type: ignore[attr-defined]
     # A number that must be there and is none is refused: there is no reading without it.
     return {

@@ -14,7 +14,8 @@ from sqlmodel import Session, col, select
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.tables import Item
-from farm.words.protocol import METHOD, Stopping
+from farm.words.protocol import Stopping
+from farm.words.reading import METHOD, Details
 from farm.words.request import Request
 
 
@@ -67,7 +68,7 @@ DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}  # flags of 
 
 def sound(reading: tables.Reading) -> bool:
     """Whether a reading tells others anything: by this code's method, and not doubtful."""
-    return reading.details.get("method") == METHOD and not DOUBTFUL & set(reading.flags)
+    return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
 
 
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
@@ -83,5 +84,7 @@ def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
         or reading.energy_mj is None
         or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
     )
-    given_s = max(reading.window_s / 0.9, reading.details.get("ceiling_s", 0.0))  # a window ends on its last tick
+    given_s = max(
+        reading.window_s / 0.9, Details.from_json(reading.details).ceiling_s or 0.0
+    )  # a window ends on its last tick
     return (time_ok and energy_ok) or given_s >= wanted.maximum_s

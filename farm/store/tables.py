@@ -258,7 +258,7 @@ class Item(SQLModel, table=True):
 
 
 class Reading(SQLModel, table=True):
-    """One accepted result; fields as in `farm.words.protocol.Reading`."""
+    """One accepted result; fields as in `farm.words.reading.Reading`."""
 
     __tablename__ = "reading"
     __table_args__ = (Index("ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id"),)
@@ -295,7 +295,7 @@ class Reading(SQLModel, table=True):
 
 
 class Trace(SQLModel, table=True):
-    """The compressed time series of a reading (`farm.words.protocol.Trace.pack`)."""
+    """The compressed time series of a reading (`farm.words.reading.Trace.pack`)."""
 
     __tablename__ = "trace"
     reading_id: str = Field(primary_key=True, foreign_key="reading.id", ondelete="CASCADE")

@@ -9,6 +9,7 @@ from farm.report.plot import Chart
 from farm.store import tables
 from farm.study.findings import Column, Findings
 from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.words.reading import Details
 
 FIGURES = ("mean", "median", "trimmed mean")
 
@@ -82,5 +83,5 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
 
 
 def _figures(row: tables.Reading) -> dict[str, float]:
-    mean_us = row.details.get("time_mean_us") or row.time_us
+    mean_us = Details.from_json(row.details).time_mean_us or row.time_us
     return {"mean": mean_us, "median": row.time_median_us, "trimmed mean": row.time_trimmed_us}

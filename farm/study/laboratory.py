@@ -29,7 +29,8 @@ from farm.store import tables
 from farm.store.calls import classes
 from farm.store.content import reading_row, store_protocol, store_software
 from farm.store.database import Database, database_now
-from farm.words.protocol import Protocol, Reading, Software, Stopping, Subject, Variant
+from farm.words.protocol import Protocol, Software, Stopping, Subject, Variant
+from farm.words.reading import Reading
 from farm.words.request import Request
 
 STUDY = "study"  # the flag of every reading taken here
@@ -202,9 +203,8 @@ class Laboratory:
     def _keep(
         self, sample: Sample, protocol: Protocol, reading: Reading, circumstances: dict[str, Any]
     ) -> tables.Reading:
+        reading = reading.flagged(STUDY).noting(study={"id": self.id, "name": self.name, **circumstances})
         values = reading_row(reading)
-        values["flags"] = sorted({*values["flags"], STUDY})
-        values["details"] = {**values["details"], STUDY: {"id": self.id, "name": self.name, **circumstances}}
         with self.database.write() as session:
             row = tables.Reading(
                 id=uuid.uuid4().hex,

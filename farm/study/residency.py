@@ -14,6 +14,7 @@ from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, require
 from farm.study.summing import against_whole
+from farm.words.reading import Details
 
 POLICIES = ("resident", "reuse", "stream", "chain")
 
@@ -36,7 +37,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     require([row for rows in read.values() for row in rows], laboratory)
     table = []
     states = [(policy, policy, True) for policy in read]
-    if any("context" in row.details for row in read["resident"] if row):
+    if any(Details.from_json(row.details).context for row in read["resident"] if row):
         states.insert(0, ("resident, among others", "resident", False))
     for name, policy, looped in states:
         rows = read[policy]

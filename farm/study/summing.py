@@ -31,8 +31,7 @@ def against_whole(
         found = ReadingView.of(row)
         if not looped:
             return found
-        details = {name: value for name, value in found.details.items() if name != "context"}
-        return dataclasses.replace(found, details=details)
+        return dataclasses.replace(found, details=dataclasses.replace(found.details, context=None))
 
     parts = [
         Part(

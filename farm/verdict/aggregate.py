@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Chosen, Figure, Part, ReadingView, Whole
 from farm.verdict.judging import Sums, judge
 from farm.verdict.verdict import Adjustment, Comparison, Unmeasured, Verdict
+from farm.words.verification import Verification
 
 __all__ = [
     "NOT_IN_SCOPE",
@@ -54,7 +54,7 @@ def aggregate(
     target: float,
     launch: str,
     asked: Sequence[str] = (),
-    seen: Mapping[str, Any] | None = None,
+    seen: Verification | None = None,
 ) -> Verdict:
     """Hold the sum of the parts against the whole.
 
@@ -101,7 +101,7 @@ def aggregate(
         )
         above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy, common_mj)
 
-    apart = sum(part.reading is not None and "context" not in part.reading.details for part, _ in measured)
+    apart = sum(part.reading is not None and part.reading.details.context is None for part, _ in measured)
     among = apart < len(measured)
     sums = Sums(
         time=time,
@@ -325,7 +325,7 @@ def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
         if whole.reading is None:
             continue
         both = times[whole.reading.card_id or whole.card_id]
-        if eager_us := whole.reading.details.get("eager_time_us"):
+        if eager_us := whole.reading.details.eager_time_us:
             both["graph"] = whole.reading.time_us
             both.setdefault("eager", eager_us)
         if whole.launch:

@@ -9,11 +9,11 @@ tuple from one pass of its own, rebuilt, in the same process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from farm.verdict.figures import Part
+from farm.words.verification import Verification
 
 KEPT = 30
 
@@ -53,17 +53,15 @@ class KernelAudit:
         return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
 
 
-def audit_kernels(seen: Mapping[str, Any], parts: Iterable[Part]) -> KernelAudit | None:
+def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
     """Hold the kernels of a whole against those of its parts.
 
     Args:
-        seen: what verifying the whole on a card found (`farm.benchmark.verification`): `kernels`, name -> count and
-            time_us, and `tuple_kernels`, tuple id -> name -> count.
+        seen: what verifying the whole on a card found: its `kernels` and `tuple_kernels`.
 
     None where the whole's kernels are not known, or those of no part (a CPU).
     """
-    whole: Mapping[str, Mapping[str, Any]] = seen.get("kernels") or {}
-    of_tuples: Mapping[str, Mapping[str, int]] = seen.get("tuple_kernels") or {}
+    whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
     unknown = known = 0
     for part in parts:
@@ -72,14 +70,12 @@ def audit_kernels(seen: Mapping[str, Any], parts: Iterable[Part]) -> KernelAudit
             unknown += 1
             continue
         known += 1
-        for name, launches in kernels.items():
-            expected[name] += launches * part.count
-    everything_us = sum(float(kernel["time_us"]) for kernel in whole.values())
+        for name, times in kernels.items():
+            expected[name] += times * part.count
+    everything_us = sum(launches.time_us for launches in whole.values())
     if not everything_us or not known:
         return None
-    both = [
-        Kernel(name, int(kernel["count"]), expected[name], float(kernel["time_us"])) for name, kernel in whole.items()
-    ]
+    both = [Kernel(name, launches.count, expected[name], launches.time_us) for name, launches in whole.items()]
     both.sort(key=lambda kernel: -kernel.time_us)
     only_whole = [kernel for kernel in both if not kernel.tuples]
     other_counts = [kernel for kernel in both if kernel.tuples and kernel.tuples != kernel.whole]

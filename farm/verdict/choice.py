@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from farm.verdict.figures import Chosen, Figure, ReadingView
+from farm.words.reading import Burst
 
 BURST_THROTTLED_SHARE = 0.05  # of a burst reading's samples: from there on its clocks are not full
 
@@ -31,20 +31,20 @@ def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chose
     cool. Its reading holds both states; the whole's clocks and throttle reasons say which one the model was in.
     """
     steady = Chosen(reading.time, reading.energy, "steady")
-    burst = reading.details.get("burst") if reading.details else None
-    if not burst or not burst.get("time_us"):
+    burst = reading.details.burst
+    if burst is None or not burst.time_us:
         return steady
     if not wholes:
         return dataclasses.replace(steady, why="no whole says how the card runs the model")
-    burst_time = Figure(burst["time_us"], burst.get("time_half_width_us") or 0.0)
+    burst_time = Figure(burst.time_us, burst.time_half_width_us or 0.0)
     burst_energy = None
-    if burst.get("energy_mj") is not None:
-        burst_energy = Figure(burst["energy_mj"], burst.get("energy_half_width_mj") or 0.0)
+    if burst.energy_mj is not None:
+        burst_energy = Figure(burst.energy_mj, burst.energy_half_width_mj or 0.0)
     clocks = [whole.sm_clock_mhz for whole in wholes if whole.sm_clock_mhz]
-    low, high = reading.sm_clock_mhz, burst.get("sm_clock_mhz")
+    low, high = reading.sm_clock_mhz, burst.sm_clock_mhz
     if not any(whole.power_throttled for whole in wholes):
         chosen = Chosen(burst_time, burst_energy or reading.energy, "burst", "the whole does not hit the power limit")
-        return _if_throttled(chosen, burst, high, sum(clocks) / len(clocks) if clocks else None)
+        return _if_throttled(chosen, burst, sum(clocks) / len(clocks) if clocks else None)
     if not clocks or not low or not high or high <= low:
         return dataclasses.replace(steady, why="the whole hits the power limit; clocks do not tell the states apart")
     clock = sum(clocks) / len(clocks)
@@ -56,12 +56,13 @@ def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chose
     return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
 
 
-def _if_throttled(chosen: Chosen, burst: Mapping[str, Any], clock_mhz: float | None, whole_mhz: float | None) -> Chosen:
+def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chosen:
     """Bursts that hit the limit themselves, as passes longer than a burst do, are still too slow.
 
     By how much is not known: at most by what the clocks differ, if all of the time goes with the clock.
     """
-    limited = (burst.get("throttle_shares") or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
+    clock_mhz = burst.sm_clock_mhz
+    limited = (burst.throttle_shares or {}).get("power_cap", 0.0) >= BURST_THROTTLED_SHARE
     if not limited or not clock_mhz or not whole_mhz or clock_mhz >= whole_mhz:
         return chosen
     why = f"{chosen.why}; bursts do, at {clock_mhz:.0f} MHz where the whole has {whole_mhz:.0f}: too slow by an unknown part"
@@ -81,14 +82,14 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
     operator's own power: the middle is taken, and half of the difference is unsure. How much like the model's own the
     others are that it was timed among is not known: as much as the effect is unsure. Both are common to all tuples.
     """
-    context: Mapping[str, Any] | None = reading.details.get("context") if reading.details else None
-    if not context:
+    context, burst = reading.details.context, reading.details.burst
+    if context is None:
         return chosen
-    effect = Figure(context["effect_us"], context.get("effect_half_width_us") or 0.0)
+    effect = Figure(context.effect_us, context.effect_half_width_us or 0.0)
     fetching_us = 0.0
-    if reading.details.get("copies", 1) > 1:  # else the loop fetched no weights either
-        looped_us = (reading.details.get("burst") or {}).get("time_us") or reading.time_us
-        fetching_us = looped_us - context["alone_us"]
+    if (reading.details.copies or 1) > 1:  # else the loop fetched no weights either
+        looped_us = (burst.time_us if burst else None) or reading.time_us
+        fetching_us = looped_us - context.alone_us
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
     time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width))
     energy, added_mj, unsure_mj = chosen.energy, 0.0, 0.0
@@ -115,7 +116,7 @@ def weights_in_cache(wholes: Sequence[ReadingView]) -> float | None:
 
     Measured with the whole (`farm.benchmark.cache`); None where no whole tells, and weights are then taken as cold.
     """
-    shares = [share for whole in wholes if (share := (whole.details or {}).get("found_again")) is not None]
+    shares = [share for whole in wholes if (share := whole.details.found_again) is not None]
     return sum(shares) / len(shares) if shares else None
 
 

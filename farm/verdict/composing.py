@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from farm.verdict.parts import canaries_of, parts_of, seen_on_card, wholes_of
 from farm.verdict.verdict import Verdict
 from farm.words.protocol import Protocol
 from farm.words.request import named
+from farm.words.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Evidence:
     parts: Sequence[Part]
     wholes: Sequence[Whole]
     canaries: Sequence[Canary]
-    seen: Mapping[str, Any]
+    seen: Verification
 
 
 def evidence_of(session: Session, job: tables.Job, number: int) -> Evidence:

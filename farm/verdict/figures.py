@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
+
+from farm.words.reading import Details
 
 Used = Literal["steady", "burst", "interpolated"]
 
@@ -41,7 +42,7 @@ class ReadingView:
     sm_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
     card_id: str = ""
     reading_id: str = ""
 
@@ -49,7 +50,13 @@ class ReadingView:
     def of(cls, row: Any) -> Self:
         """From a row of the table of readings."""
         values = {name: getattr(row, name) for name in _SAME_IN_A_ROW}
-        return cls(**values, throttle_reasons=tuple(row.throttle_reasons), flags=tuple(row.flags), reading_id=row.id)
+        return cls(
+            **values,
+            throttle_reasons=tuple(row.throttle_reasons),
+            flags=tuple(row.flags),
+            details=Details.from_json(row.details),
+            reading_id=row.id,
+        )
 
     @property
     def time(self) -> Figure:
@@ -65,7 +72,12 @@ class ReadingView:
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
-_SAME_IN_A_ROW = {f.name for f in dataclasses.fields(ReadingView)} - {"throttle_reasons", "flags", "reading_id"}
+_SAME_IN_A_ROW = {f.name for f in dataclasses.fields(ReadingView)} - {
+    "throttle_reasons",
+    "flags",
+    "details",
+    "reading_id",
+}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from farm.store.tables import ItemState
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
 from farm.words.label import told_apart
 from farm.words.protocol import Protocol
+from farm.words.reading import canary_of
+from farm.words.verification import Verification
 
 
 def parts_of(
@@ -82,22 +84,21 @@ def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[
     return classes(session, round_row.capture_id, protocol.data)
 
 
-def seen_on_card(session: Session, job: tables.Job, number: int) -> dict[str, Any]:
-    """What verifying the round's capture found on a card (`farm.benchmark.verification`), if it holds for this job.
+def seen_on_card(session: Session, job: tables.Job, number: int) -> Verification:
+    """What verifying the round's capture found on a card, as far as it holds for this job.
 
     The kernels and what calls took are a matter of the card's model and of the numeric flags; the rest is not.
     """
     round_row = session.get(tables.Round, (job.id, number))
     capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
-    found = dict(capture.verification) if capture else {}
+    found = Verification.from_json(capture.verification if capture else None)
     protocol = job.request.get("protocol") or {}
-    same = all(protocol.get(name, False) == value for name, value in (found.get("numerics") or {}).items())
-    if same and found.get("card"):
+    same = all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
+    if same and found.card:
         cards = select(tables.Item.card_model).where(tables.Item.job_id == job.id).distinct()
-        card = session.get(tables.Card, found["card"])
+        card = session.get(tables.Card, found.card)
         same = card is not None and card.model in set(session.exec(cards))
-    of_the_card = ("kernels", "tuple_kernels", "in_model")
-    return found if same else {name: value for name, value in found.items() if name not in of_the_card}
+    return found if same else found.without_the_card()
 
 
 def scope_of(session: Session, job: tables.Job, number: int) -> frozenset[str] | None:
@@ -198,9 +199,9 @@ def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
     that came later tell.
     """
     noted = {
-        row.id: (row.card_id, note.get("process"), note["number"], "canary_off" in row.flags)
+        row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
         for row in rows
-        if (note := row.details.get("canary"))
+        if (note := canary_of(row.details))
     }
     changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
     return frozenset(
@@ -216,11 +217,9 @@ def _references(rows: Iterable[Any]) -> list[Canary]:
     """The reference operator that each benchmark process reads again and again, as the readings around it noted it."""
     seen: dict[tuple[Any, ...], Canary] = {}
     for row in rows:
-        if note := row.details.get("canary"):
-            view = ReadingView(note["time_us"], energy_mj=note.get("energy_mj"), card_id=row.card_id)
-            seen[row.card_id, note.get("process"), note["number"], note["time_us"]] = Canary(
-                "reference operator", row.card_id, view
-            )
+        if note := canary_of(row.details):
+            view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
+            seen[row.card_id, note.process, note.number, note.time_us] = Canary("reference operator", row.card_id, view)
     return list(seen.values())
 
 

@@ -1,19 +1,16 @@
-"""How a subject is measured (`Protocol`), how long (`Stopping`), of what (`Subject`) and what came out (`Reading`).
+"""How a subject is measured (`Protocol`), how long (`Stopping`), of what (`Subject`, `Variant`) and with what (`Software`).
 
-These are the only things that travel between the farm and a benchmark process, as plain JSON. No torch here:
-the command line and the store read them too.
+They travel between the farm and a benchmark process as plain JSON; what comes back is in `farm.words.reading`. No torch
+here: the command line and the store read them too.
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
-import math
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
@@ -175,80 +172,3 @@ class Software(Plain):
     def id(self) -> str:
         # The Python version and the kernel change no kernel on the card: shown, not compared.
         return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The sampled time series of one reading: name -> (times in s since the warm-up began, values).
-
-    Names carry their unit (`power_w`, `energy_mj`, `sm_clock_mhz`, `temperature_c`, ...).
-    `window_s` is (begin, end) of the window on the same axis.
-    """
-
-    window_s: tuple[float, float]
-    series: dict[str, tuple[list[float], list[float]]]
-
-    def pack(self) -> bytes:
-        """Compressed form, as stored."""
-        return zlib.compress(json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6)
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> Self:
-        data = json.loads(zlib.decompress(packed))
-        series = {name: (times, values) for name, (times, values) in data["series"].items()}
-        return cls((data["window_s"][0], data["window_s"][1]), series)
-
-
-METHOD = 4  # raised when a change of the code changes what a reading says; readings of another are not reused
-REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
-INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
-
-
-def inside_s(cost_s: Mapping[str, float]) -> float:
-    """What of a reading's card time was warm-ups and windows, its own and those of a canary that came with it."""
-    return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One result: subject x card x software x protocol -> time, power, energy, their intervals, flags.
-
-    Times are of one pass, in microseconds; half-widths are absolute, of the 95 % interval. What the card
-    cannot tell is None and has a flag, never zero.
-    """
-
-    time_us: float  # what aggregation uses: mean over the window (the median where there is no power to go with it)
-    time_half_width_us: float
-    time_median_us: float
-    time_trimmed_us: float  # 3-sigma-trimmed mean
-    passes: int
-    window_s: float
-    warm_up_s: float
-    power_w: float | None = None
-    power_half_width_w: float | None = None
-    power_source: str = ""  # energy_counter | instant_power | average_power | rapl | simulated | ""
-    energy_mj: float | None = None  # gross, of one pass
-    energy_half_width_mj: float | None = None
-    idle_power_w: float | None = None  # the card at rest
-    base_power_w: float | None = None  # full clocks, nothing to do
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)  # burst reading, context, cross-checks, copies made ...
-    cost_s: dict[str, float] = field(default_factory=dict)  # where the card's time went: rebuild, warm_up, window ...
-    trace: Trace | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "trace"}
-        data["trace"] = base64.b64encode(self.trace.pack()).decode() if self.trace else None
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        values = dict(data)
-        packed = values.pop("trace", None)
-        values["throttle_reasons"] = tuple(values.get("throttle_reasons", ()))
-        values["flags"] = tuple(values.get("flags", ()))
-        return cls(**values, trace=Trace.unpack(base64.b64decode(packed)) if packed else None)

@@ -10,7 +10,8 @@ import torch
 from farm.benchmark import canary
 from farm.benchmark.measure import Bench
 from farm.benchmark.workload import Workload
-from farm.words.protocol import Protocol, Reading, Stopping
+from farm.words.protocol import Protocol, Stopping
+from farm.words.reading import CanaryNote, Reading
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
@@ -23,10 +24,10 @@ def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.Monkey
     monkeypatch.setattr(canary, "STOPPING", SHORT)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(3)]
-    notes = [reading.details["canary"] for reading in readings]
-    assert [note["number"] for note in notes] == [1, 1, 2]
-    assert notes[0]["time_change"] == 0
-    assert notes[2]["time_change"] == pytest.approx(notes[2]["time_us"] / notes[0]["time_us"] - 1, abs=1e-4)
+    notes = [reading.details.canary for reading in readings]
+    assert [note.number for note in notes] == [1, 1, 2]
+    assert notes[0].time_change == 0
+    assert notes[2].time_change == pytest.approx(notes[2].time_us / notes[0].time_us - 1, abs=1e-4)
     inside = [reading.cost_s.get("canary_window", 0.0) for reading in readings]
     assert inside[0] > 0.1 < inside[2]
     assert inside[1] == 0
@@ -54,8 +55,8 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(
     monkeypatch.setattr(canary, "prepare_canary", fails_at_first)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(2)]
-    assert "canary" not in readings[0].details
-    assert readings[1].details["canary"]["number"] == 1
+    assert readings[0].details.canary is None
+    assert readings[1].details.canary.number == 1
 
 
 def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(
@@ -82,14 +83,14 @@ def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_s
     bird = canary.Canary(torch.device("cpu"), 1)
     given = iter([reading(440, "shared"), reading(440, "shared"), reading(550), reading(551)])
     notes = [bird.newest(lambda workload, stopping: next(given), lambda *_: None) for _ in range(3)]
-    assert [note["flags"] for note in notes if note] == [["shared"], [], []]
+    assert [note.flags for note in notes if note] == [("shared",), (), ()]
     assert notes[2] is not None
-    assert notes[2]["energy_change"] == pytest.approx(1 / 550, abs=1e-4)
+    assert notes[2].energy_change == pytest.approx(1 / 550, abs=1e-4)
 
 
 def test_readings_around_a_changed_reference_are_flagged() -> None:
     reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
-    assert "canary" not in reading.details, "a shared CPU has none"
-    note = {"time_change": 0.0, "energy_change": -0.04}
+    assert reading.details.canary is None, "a shared CPU has none"
+    note = CanaryNote(1, 10.0, time_change=0.0, energy_change=-0.04)
     assert "canary_off" in canary.with_canary(reading, note).flags
-    assert "canary_off" not in canary.with_canary(reading, {**note, "energy_change": None}).flags
+    assert "canary_off" not in canary.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags

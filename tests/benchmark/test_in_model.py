@@ -49,10 +49,10 @@ def test_every_call_that_costs_something_is_timed_and_views_are_not():
     assert len(seen.owners) == 6  # view and transpose owned the slot as well
     assert all(value and value > 0 for value in timed.times_us)
     assert timed.times_us[0] == max(timed.times_us)
-    told = timed.to_json(seen)
-    assert [len(times) for times in told["calls_us"].values()] == [1, 1, 1, 1]
-    assert told["source"] == "ranges"
-    assert told["sum_us"] == pytest.approx(sum(timed.times_us), rel=1e-3)
+    told = timed.by_tuple(seen)
+    assert [len(times) for times in told.calls_us.values()] == [1, 1, 1, 1]
+    assert told.source == "ranges"
+    assert told.sum_us == pytest.approx(sum(timed.times_us), rel=1e-3)
 
 
 def test_a_kernel_belongs_to_the_call_in_whose_range_it_was_launched():

@@ -13,7 +13,8 @@ from farm.benchmark.bursts import DUTIES
 from farm.benchmark.measure import Bench, own_processes
 from farm.benchmark.power import FLOOR_TICKS
 from farm.errors import Unmeasurable
-from farm.words.protocol import Protocol, Reading, Stopping, Subject, Variant
+from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.words.reading import Reading
 from farm.words.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import (
@@ -57,7 +58,7 @@ def test_the_window_begins_and_ends_on_ticks_of_the_counter() -> None:
     ticks_s = reading.trace.series["energy_mj"][0]
     assert min(abs(begin_s - tick_s) for tick_s in ticks_s) < 1e-3
     assert min(abs(end_s - tick_s) for tick_s in ticks_s) < 1e-3
-    assert reading.details["ticks"] > FLOOR_TICKS
+    assert reading.details.ticks > FLOOR_TICKS
 
 
 def test_the_window_is_as_short_as_the_interval_allows_and_flagged_at_the_ceiling() -> None:
@@ -93,7 +94,7 @@ def test_the_ramp_of_the_power_is_left_out_of_the_window(virtual_time: VirtualTi
 
     bench = Bench(device, "cpu", idle_power_w=80.0)
     reading = bench.measure(linear(16, 64, 64), EAGER, stopping, on_phase)
-    assert reading.details["ramp_ticks_dropped"] >= 2
+    assert reading.details.ramp_ticks_dropped >= 2
     assert reading.power_w == pytest.approx(300, rel=0.01)
 
 
@@ -103,7 +104,7 @@ def test_no_window_opens_before_the_temperature_holds_still(virtual_time: Virtua
     device.temperature_c = lambda: float(int(40 + 30 * (min(virtual_time.now_s, hot_s) - hot_s)))  # type: ignore[method-assign]
     reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 2.0}))
     assert reading.warm_up_s > 0.7
-    assert abs(reading.details["warm_up_slope_c_per_s"]) < 30
+    assert abs(reading.details.warm_up_slope_c_per_s) < 30
 
 
 def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: VirtualTime) -> None:
@@ -111,7 +112,7 @@ def test_a_window_that_had_to_open_while_it_warmed_up_is_flagged(virtual_time: V
     device.temperature_c = lambda: 40 + 30 * virtual_time.now_s  # type: ignore[method-assign]
     reading = read(device)
     assert "unsettled" in reading.flags
-    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.01)
+    assert reading.details.warm_up_slope_c_per_s == pytest.approx(30, rel=0.01)
     assert "unsettled" not in read(FakeDevice(lacks=frozenset({"temperature_c"}))).flags
 
 
@@ -120,7 +121,7 @@ def test_a_wait_too_short_to_tell_the_slope_by_its_span_goes_by_what_there_is(vi
     device.temperature_c = lambda: 40 + 30 * virtual_time.now_s  # type: ignore[method-assign]
     reading = read(device, stopping=Stopping(**{**SHORT.to_json(), "maximum_s": 0.15}))  # a wait of 0.225 s
     assert "unsettled" in reading.flags
-    assert reading.details["warm_up_slope_c_per_s"] == pytest.approx(30, rel=0.01)
+    assert reading.details.warm_up_slope_c_per_s == pytest.approx(30, rel=0.01)
 
 
 def test_a_power_on_its_way_somewhere_has_a_wide_interval() -> None:
@@ -173,12 +174,12 @@ def test_at_the_power_limit_the_subject_is_read_in_bursts_too_and_the_pauses_are
     device.reasons = ("power_cap",)
     reading = read(device)
     assert "throttled_power" in reading.flags
-    burst = reading.details["burst"]
-    assert burst["duties"] == pytest.approx(DUTIES, rel=0.02)
-    assert burst["power_w"] == pytest.approx(600, rel=0.02)
-    assert burst["pause_power_w"] == pytest.approx(120, rel=0.1)
-    assert burst["time_us"] == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
-    assert burst["energy_mj"] == pytest.approx(burst["power_w"] * burst["time_us"] * 1e-3)
+    burst = reading.details.burst
+    assert burst.duties == pytest.approx(DUTIES, rel=0.02)
+    assert burst.power_w == pytest.approx(600, rel=0.02)
+    assert burst.pause_power_w == pytest.approx(120, rel=0.1)
+    assert burst.time_us == pytest.approx(virtual_time.pass_s * 1e6, rel=0.01)
+    assert burst.energy_mj == pytest.approx(burst.power_w * burst.time_us * 1e-3)
 
 
 def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
@@ -190,7 +191,7 @@ def test_foreign_processes_are_flagged_and_our_own_is_not() -> None:
     device.processes = [frozenset(), frozenset({77}), frozenset({77}), frozenset({77, 99})]
     reading = read(device)
     assert "shared" in reading.flags
-    assert reading.details["foreign_processes"] == [99]
+    assert reading.details.foreign_processes == (99,)
 
 
 def test_a_foreign_process_that_comes_and_goes_within_a_window_is_seen(virtual_time: VirtualTime) -> None:
@@ -243,11 +244,11 @@ def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> N
     device.compute_processes = processes  # type: ignore[method-assign]
     bench = Bench(device, "cpu", idle_power_w=80.0, repeats=2)
     reading = bench.measure(linear(16, 64, 64), EAGER, SHORT)
-    assert reading.details["attempts"] == 2
+    assert reading.details.attempts == 2
     assert "shared" not in reading.flags
     device.compute_processes = lambda: frozenset({99})  # type: ignore[method-assign]
     reading = bench.measure(linear(16, 64, 64), EAGER, SHORT)
-    assert reading.details["attempts"] == 3
+    assert reading.details.attempts == 3
     assert "shared" in reading.flags
 
 
@@ -257,7 +258,7 @@ def test_a_poor_reading_is_taken_again_and_the_number_of_attempts_is_told() -> N
 def test_a_card_that_lacks_a_sensor_for_judging_a_reading_gives_a_flag_that_says_so(lacks: str) -> None:
     reading = read(FakeDevice(lacks=frozenset({lacks})))
     assert "lacks_sensors" in reading.flags
-    assert reading.details["lacks"] == [lacks]
+    assert reading.details.lacks == (lacks,)
     assert "lacks_sensors" not in read(FakeDevice()).flags
 
 
@@ -277,7 +278,7 @@ def test_what_fails_beside_a_good_reading_costs_no_reading(monkeypatch: pytest.M
         raise torch.OutOfMemoryError("no room\nand more")
 
     kept = bench._with_opinion(reading, "eager_time", fails)
-    assert kept.details["eager_time_missing"] == "OutOfMemoryError: no room"
+    assert kept.details.eager_time_missing == "OutOfMemoryError: no room"
     assert kept.time_us == reading.time_us
 
 
@@ -289,7 +290,7 @@ def test_an_operator_that_writes_its_input_stays_tame() -> None:
 def test_every_residency_can_be_read(residency: str) -> None:
     protocol = Protocol(launch="eager", residency=residency)  # type: ignore[arg-type]
     reading = Bench(FakeDevice(), "cpu", 80.0).measure(linear(8, 512, 2048), protocol, SHORT)
-    copies = reading.details["copies"]
+    copies = reading.details.copies
     assert copies == 1 if residency == "reuse" else copies > 4
 
 
@@ -298,7 +299,7 @@ def test_a_whole_model_goes_through_the_same_code(virtual_time: VirtualTime) -> 
     variant = Variant("squeezenet1_1", 1, 64)
     reading = read(FakeDevice(), Subject("variant", variant.id, variant.to_json()))
     assert reading.power_source == "energy_counter"
-    assert reading.details["copies"] == 1
+    assert reading.details.copies == 1
 
 
 def test_what_raises_is_unmeasurable_with_pytorchs_words() -> None:

@@ -19,6 +19,7 @@ import pytest
 from farm.benchmark.client import BenchmarkProcess
 from farm.errors import Unmeasurable
 from farm.words.protocol import Protocol, Stopping, Subject, content_id
+from farm.words.verification import Verification
 
 CARD = "SIM-here-0"
 PROTOCOL, STOPPING = Protocol(), Stopping()
@@ -66,7 +67,7 @@ def test_a_whole_is_the_sum_of_its_predicted_tuples(process: BenchmarkProcess) -
     sum_us = sum(2 * process.measure(part, PROTOCOL, STOPPING).reading.time_us for part in parts)
     answer = process.measure(subject("variant"), PROTOCOL, STOPPING, predicted={part.id: 2 for part in parts})
     assert answer.reading.time_us == pytest.approx(sum_us)
-    assert answer.verification == {"matches": True, "differences": [], "simulated": True}
+    assert answer.verification == Verification(matches=True, differences=(), simulated=True)
 
 
 @pytest.mark.parametrize(("behaviour", "reason"), [("oom", "out_of_memory"), ("raise", "raised")])
@@ -145,7 +146,7 @@ def test_a_variant_that_cannot_be_verified_apart_is_measured_and_says_so(verifyi
     verifying._verifier.close()
     answer = verifying.measure(subject("variant"), PROTOCOL, STOPPING, predicted={"a": 1})
     assert answer.verification is None
-    assert answer.reading.details["unverified"].startswith("not_available: ")
+    assert answer.reading.details.unverified.startswith("not_available: ")
 
 
 def test_a_verifier_that_was_lost_is_started_again(verifying: BenchmarkProcess) -> None:

@@ -13,7 +13,7 @@ from farm.jobs import jobs, owner
 from farm.jobs.opening import Opened
 from farm.settings import settings
 from farm.store import tables
-from farm.words.protocol import Trace
+from farm.words.reading import Trace
 from tasks import app
 from tests.report import rows
 

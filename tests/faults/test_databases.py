@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from farm.errors import DatabaseUnreachable
 from farm.jobs import items
 from farm.jobs.spool import Spool
 from farm.store.database import Database
+from farm.words.reading import Details
 from tests.disks import SmallDisk, why_not
 from tests.planned import READING, claim, complete, items_of, plan, readings, register
 from tests.servers import PostgresServer
@@ -147,7 +149,7 @@ def test_a_file_that_may_not_grow_sends_readings_to_the_spool_and_loses_none(sql
         connection.execute(f"PRAGMA max_page_count={pages}")
 
     spool = Spool(tmp_path / "spool")
-    big = READING.__class__(**{**READING.__dict__, "details": {"filler": "x" * 200_000}})
+    big = dataclasses.replace(READING, details=Details(other={"filler": "x" * 200_000}))
     software_id = items_of(database, job_id)[0].subject_key.split(":")[2]
     for one in held:
         with pytest.raises(DatabaseUnreachable, match="full"):

@@ -54,33 +54,33 @@ def test_a_large_product_in_half_precision_is_also_read_in_bursts(bench: Bench) 
     reading = bench.measure(linear(8192, 8192, 8192, "bfloat16"), Protocol(), Stopping())
     if "throttled_power" not in reading.flags:
         pytest.skip("this card does not reach its power limit")
-    burst = reading.details["burst"]
-    assert burst["time_us"] < 1.02 * reading.time_us
-    assert burst["power_w"] > 0.9 * reading.power_w
+    burst = reading.details.burst
+    assert burst.time_us < 1.02 * reading.time_us
+    assert burst.power_w > 0.9 * reading.power_w
 
 
 def test_an_operator_among_others_is_timed_on_the_same_memory(bench: Bench) -> None:
     reading = bench.measure(linear(32, 1024, 1024), Protocol(), Stopping())
-    context = reading.details["context"]
-    assert 0 < context["alone_us"] < 1.5 * reading.time_us
-    assert -0.1 * context["alone_us"] < context["effect_us"] < 20
-    assert context["effect_half_width_us"] < 1
-    assert "context" not in bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details
+    context = reading.details.context
+    assert 0 < context.alone_us < 1.5 * reading.time_us
+    assert -0.1 * context.alone_us < context.effect_us < 20
+    assert context.effect_half_width_us < 1
+    assert bench.measure(linear(32, 1024, 1024), Protocol(residency="reuse"), Stopping()).details.context is None
 
 
 def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(bench: Bench) -> None:
     variant = Variant("resnet18", 2, 224)
     details = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping()).details
-    assert details["parameter_bytes"] > 40e6
-    assert details["activation_peak_bytes"] > 2 * 64 * 112 * 112 * 4
-    assert 0 <= details["found_again"] <= 1
+    assert details.parameter_bytes > 40e6
+    assert details.activation_peak_bytes > 2 * 64 * 112 * 112 * 4
+    assert 0 <= details.found_again <= 1
 
 
 def test_a_replayed_whole_is_also_launched_eagerly_and_that_takes_longer(bench: Bench) -> None:
     variant = Variant("resnet18", 1, 224)
     reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
-    assert reading.details["eager_time_us"] > reading.time_us
-    assert 0 < reading.details["eager_time_half_width_us"] < reading.details["eager_time_us"]
+    assert reading.details.eager_time_us > reading.time_us
+    assert 0 < reading.details.eager_time_half_width_us < reading.details.eager_time_us
 
 
 def test_who_is_on_the_card_is_looked_up_during_the_window(bench: Bench) -> None:
@@ -111,7 +111,7 @@ def test_all_work_of_a_process_is_on_one_stream_which_is_not_the_default_one(ben
 def test_rounds_are_as_long_for_a_whole_model_that_is_short_on_the_card_and_long_to_launch(bench: Bench) -> None:
     variant = Variant("mobilenet_v2", 1, 224)
     reading = bench.measure(Subject("variant", variant.id, variant.to_json()), Protocol(), Stopping())
-    assert reading.details["passes_per_round"] * reading.time_us > 2000
+    assert reading.details.passes_per_round * reading.time_us > 2000
     assert "starved" not in reading.flags
     assert reading.time_us == pytest.approx(reading.time_median_us, rel=0.01)
 
@@ -136,5 +136,5 @@ def test_the_benchmark_process_measures_and_verifies_a_whole_model() -> None:
     assert phases[:4] == ["verify", "rebuild", "warm-up", "window"]
     assert answer.observed is not None
     assert answer.verification is not None
-    assert answer.verification["observer_effect"] == []
+    assert answer.verification.observer_effect == ()
     assert answer.reading.energy_mj is not None

@@ -26,10 +26,10 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     subject = Subject("variant", variant.id, variant.to_json())
     observed, found = verification.verify(subject, Protocol(), bench.torch_device, None)
     assert observed is not None
-    assert found["in_model"]["source"] == "kernels"
-    assert found["in_model"]["attributed_share"] > 0.99
-    assert all(value for times in found["in_model"]["calls_us"].values() for value in times)
-    assert set(found["tuple_kernels"]) == set(observed["tuples"])
+    assert found.in_model.source == "kernels"
+    assert found.in_model.attributed_share > 0.99
+    assert all(value for times in found.in_model.calls_us.values() for value in times)
+    assert set(found.tuple_kernels) == set(observed["tuples"])
     counts = Counter(call["tuple_id"] for call in observed["calls"])
     parts = [Part(tuple_id, "", tuple_id, count) for tuple_id, count in counts.items()]
     audit = audit_kernels(found, parts)
@@ -58,7 +58,7 @@ def test_a_process_that_measures_never_uses_the_profiler() -> None:
         pid, verifier = process.pid, process._verifier.pid
         answer = process.measure(subject, Protocol(), Stopping(), predicted={})
         assert answer.verification is not None
-        assert answer.verification["tuple_kernels"]
+        assert answer.verification.tuple_kernels
         assert process.pid == pid
         assert verifier not in (pid, process._verifier.pid)
     assert answer.reading.time_us == pytest.approx(before.time_us, rel=0.03)

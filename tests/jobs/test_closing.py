@@ -11,6 +11,7 @@ from farm.benchmark.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum
 from farm.store import calls, content, tables
+from farm.words.verification import Verification
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 
@@ -97,7 +98,7 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
         operator = session.exec(select(tables.Operator)).first()
     told = [f"predicted, not seen on the card: 1x {operator.id}", "gap: aten.mul at ''"]
     calls.store_observed(
-        any_database, capture_id, None, {"missing": {operator.id: 1}, "differences": told}, card_id="CPU-0"
+        any_database, capture_id, None, Verification(missing={operator.id: 1}, differences=tuple(told)), card_id="CPU-0"
     )
     with any_database.read() as session:
         kept = session.get_one(tables.Capture, capture_id).verification

@@ -17,6 +17,7 @@ from farm.jobs.items import Claim, Declined
 from farm.store import tables
 from farm.store.tables import ItemState
 from farm.words.protocol import Stopping
+from farm.words.reading import Details
 from tests.farms import store_operators
 from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 from tests.statements import meanwhile, values_at_once
@@ -330,7 +331,7 @@ def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database)
     (card,) = register(any_database, 0)
     (item,) = items_of(any_database, plan(any_database, [card]))
     details = {"nan": math.nan, "deep": [{"inf": -math.inf, "text": "\0\ud800"}], "one": 1.0}
-    read = dataclasses.replace(READING, power_w=math.nan, details=details)
+    read = dataclasses.replace(READING, power_w=math.nan, details=Details.from_json(details))
     held = claim(any_database, item)
     assert items.complete(any_database, held, read, card_id=card, software_id=SOFTWARE.id).accepted
     with any_database.read() as session:

@@ -10,7 +10,7 @@ from farm.errors import UsageError
 from farm.report import plot
 from farm.report.readings import find_traced
 from farm.store import tables
-from farm.words.protocol import Trace
+from farm.words.reading import Trace
 from tests.report import rows
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from farm.store import tables
 from farm.store.reuse import satisfies
-from farm.words.protocol import METHOD, Stopping
+from farm.words.protocol import Stopping
+from farm.words.reading import METHOD
 
 QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6.0))
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from farm.verdict.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, coverage_of, next_operators
 from farm.verdict.choice import choose
+from farm.words.reading import Burst, Details
 
 
 def reading(time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more) -> ReadingView:
@@ -180,11 +181,11 @@ def test_a_gap_that_is_hardly_known_says_what_would_help():
     assert any("known to ± 70.7 % only. Longer windows" in reason for reason in verdict.reasons)
 
 
-BURST = {"time_us": 80.0, "time_half_width_us": 1.0, "energy_mj": 70.0, "sm_clock_mhz": 1980.0}
+BURST = Burst(time_us=80.0, time_half_width_us=1.0, energy_mj=70.0, sm_clock_mhz=1980.0)
 
 
 def limited(**more) -> ReadingView:
-    details = {"burst": BURST}
+    details = Details(burst=BURST)
     return reading(
         100.0, 0.5, energy_mj=66.0, sm_clock_mhz=1500.0, details=details, throttle_reasons=("power",), **more
     )
@@ -227,7 +228,7 @@ def test_the_other_launch_gives_only_the_launch_gap():
 
 
 def test_a_replayed_whole_that_was_timed_eagerly_too_tells_its_launch_gap():
-    timed = reading(100, details={"eager_time_us": 140.0})
+    timed = reading(100, details=Details(eager_time_us=140.0))
     verdict = aggregate([part(read=reading(100))], [Whole("A", timed)], target=0.95, launch="graph")
     assert verdict.launch_gap_us == 40
     both = [Whole("A", timed, launch="graph"), Whole("A", reading(130), launch="eager")]

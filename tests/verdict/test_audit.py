@@ -8,6 +8,7 @@ from farm.verdict.aggregate import aggregate
 from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
+from farm.words.verification import Launches, Verification
 
 
 def part(name, count):
@@ -15,10 +16,8 @@ def part(name, count):
 
 
 def seen(tuples, **kernels):
-    return {
-        "kernels": {name: {"count": count, "time_us": time_us} for name, (count, time_us) in kernels.items()},
-        "tuple_kernels": tuples,
-    }
+    launches = {name: Launches(count, time_us) for name, (count, time_us) in kernels.items()}
+    return Verification(kernels=launches, tuple_kernels=tuples)
 
 
 def test_the_same_kernels_as_often_explain_everything():
@@ -44,7 +43,7 @@ def test_kernels_of_one_side_and_other_counts_are_named_and_do_not_explain():
 
 
 def test_where_nobody_saw_kernels_there_is_no_audit():
-    assert audit_kernels({}, [part("a", 1)]) is None
+    assert audit_kernels(Verification(), [part("a", 1)]) is None
     assert audit_kernels(seen({}, gemm=(1, 10.0)), [part("a", 1)]) is None
     assert audit_kernels(seen({"a": {"gemm": 1}}), [part("a", 1)]) is None
 

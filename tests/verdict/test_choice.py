@@ -1,12 +1,15 @@
 """Which state of an operator belongs into a sum: alone or among others, its weights fetched or in the cache."""
 
+import dataclasses
+
 import pytest
 
 from farm.verdict.aggregate import aggregate
 from farm.verdict.choice import choose, weights_in_cache
 from farm.verdict.figures import Part, ReadingView, Whole
+from farm.words.reading import Burst, Details, InContext
 
-CONTEXT = {"alone_us": 80.0, "effect_us": 5.0, "effect_half_width_us": 0.5, "passes": 144}
+CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
 
 
 def reading(time_us: float = 100.0, **more) -> ReadingView:
@@ -15,7 +18,7 @@ def reading(time_us: float = 100.0, **more) -> ReadingView:
 
 
 def whole(found_again: float, **more) -> ReadingView:
-    return reading(details={"found_again": found_again}, **more)
+    return reading(details=Details(found_again=found_again), **more)
 
 
 def test_a_reading_without_a_context_stands_as_it_is():
@@ -24,7 +27,7 @@ def test_a_reading_without_a_context_stands_as_it_is():
 
 
 def test_the_neighbours_add_time_and_power_between_waiting_and_working():
-    chosen = choose(reading(details={"context": CONTEXT}), [whole(0)])
+    chosen = choose(reading(details=Details(context=CONTEXT)), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
     # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is, at 400 W.
@@ -35,41 +38,43 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
 
 
 def test_weights_that_stay_in_the_cache_are_not_fetched():
-    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [whole(1)]).time.value == pytest.approx(105 - 20)
-    assert choose(reading(details={"context": CONTEXT, "copies": 1}), [whole(1)]).time.value == pytest.approx(105)
+    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(1)]).time.value == pytest.approx(105 - 20)
+    assert choose(reading(details=Details(context=CONTEXT, copies=1)), [whole(1)]).time.value == pytest.approx(105)
 
 
 def test_an_operator_at_the_power_limit_is_compared_with_itself_at_full_clocks():
-    burst = {"time_us": 82.0, "time_half_width_us": 1.0, "energy_mj": 50.0}
-    limited = reading(details={"context": CONTEXT, "burst": burst, "copies": 9}, flags=("throttled_power",))
+    burst = Burst(time_us=82.0, time_half_width_us=1.0, energy_mj=50.0)
+    limited = reading(details=Details(context=CONTEXT, burst=burst, copies=9), flags=("throttled_power",))
     assert choose(limited, [whole(0)]).time.value == pytest.approx(82 + 5)
     assert choose(limited, [whole(1)]).time.value == pytest.approx(82 + 5 - 2)
 
 
 def test_bursts_that_hit_the_limit_themselves_are_unsure_by_what_their_clock_lacks():
-    burst = {"time_us": 90.0, "energy_mj": 50.0, "sm_clock_mhz": 1485.0, "throttle_shares": {"power_cap": 1.0}}
-    limited = reading(details={"burst": burst}, flags=("throttled_power",), sm_clock_mhz=1400.0)
+    burst = Burst(time_us=90.0, energy_mj=50.0, sm_clock_mhz=1485.0, throttle_shares={"power_cap": 1.0})
+    limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
     chosen = choose(limited, [whole(0, sm_clock_mhz=1980.0)])
     assert chosen.time.value == pytest.approx(90)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(90 / 4), pytest.approx(50 / 4))
     assert "too slow" in chosen.why
-    at_full = {**burst, "sm_clock_mhz": 1980.0}
-    assert choose(reading(details={"burst": at_full}), [whole(0, sm_clock_mhz=1980.0)]).unsure_us == 0
+    at_full = dataclasses.replace(burst, sm_clock_mhz=1980.0)
+    assert choose(reading(details=Details(burst=at_full)), [whole(0, sm_clock_mhz=1980.0)]).unsure_us == 0
 
 
 def test_of_weights_that_stay_in_part_that_part_is_not_fetched():
-    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [whole(0.4)]).time.value == pytest.approx(105 - 8)
+    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [whole(0.4)]).time.value == pytest.approx(
+        105 - 8
+    )
     assert weights_in_cache([whole(0.4), whole(0.6)]) == pytest.approx(0.5)
 
 
 def test_without_a_whole_that_tells_weights_are_cold():
     assert weights_in_cache([]) is None
-    assert weights_in_cache([reading(details={"found_again": None})]) is None
-    assert choose(reading(details={"context": CONTEXT, "copies": 9}), [reading()]).time.value == pytest.approx(105)
+    assert weights_in_cache([reading(details=Details(found_again=None))]) is None
+    assert choose(reading(details=Details(context=CONTEXT, copies=9)), [reading()]).time.value == pytest.approx(105)
 
 
 def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
-    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
+    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
     verdict = aggregate([part], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert verdict.time.total.value == pytest.approx(315)
     assert verdict.time.total.half_width == pytest.approx(3 * (1.0**2 + 0.5**2) ** 0.5 + 3 * 5)
@@ -85,7 +90,7 @@ def test_a_verdict_says_how_much_of_the_sum_is_the_neighbours():
 
 
 def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows():
-    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details={"context": CONTEXT}))
+    part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
     verdict = aggregate([part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph")
     (reason,) = (reason for reason in verdict.reasons if "time gap is known" in reason)
     assert "what neighbours in a model change" in reason
@@ -97,7 +102,7 @@ def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows
 
 def test_a_sum_of_both_kinds_of_readings_says_so():
     parts = [
-        Part("a", "", "", 1, reading=reading(details={"context": CONTEXT})),
+        Part("a", "", "", 1, reading=reading(details=Details(context=CONTEXT))),
         Part("b", "", "", 1, reading=reading()),
     ]
     verdict = aggregate(parts, [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
