@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections import Counter
 from pathlib import Path
@@ -98,7 +99,7 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
         inside = [value for moment, value in zip(*temperatures, strict=True) if begin_s - 0.1 <= moment <= end_s + 0.1]
         if inside and begin_s > 0.6:
             power_w = (ticks_mj[index] - ticks_mj[index - 4]) / (end_s - begin_s) / 1e3
-            points.append((begin_s, power_w, intervals.mean(inside)))
+            points.append((begin_s, power_w, statistics.fmean(inside)))
     found["points"] = points
     found["clock_mhz"] = series.get("sm_clock_mhz")
     if len(points) >= 4:
@@ -254,7 +255,7 @@ def show(out: dict[str, Any]) -> None:
         temperatures = [row[form].get("temperature_c") for form in FORMS]
         print(f"     {seen}; C: {temperatures}; {','.join(base.get('flags', []))}")
     for form, values in changes.items():
-        print(f"{form:14} energy: median {intervals.median(values):+.2%}, {min(values):+.2%} to {max(values):+.2%}")
+        print(f"{form:14} energy: median {statistics.median(values):+.2%}, {min(values):+.2%} to {max(values):+.2%}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def main() -> None:
             f"  median {row['median']:+.3%} ± {row['median_half_width']:.3%}  thread busy {row['busy_share']:.2%}"
         )
     if rows:
-        middle = intervals.median([row["mean"] for row in rows])
+        middle = statistics.median([row["mean"] for row in rows])
         most = max((row["mean"] for row in rows), key=abs)
         print(f"all: mean {middle:+.3%} in the median over {len(rows)} tuples, {most:+.3%} at most")
 
@@ -114,10 +115,12 @@ def _compare(
         time_us = with_it.time_us
     row: dict[str, Any] = {"label": label, "subject": subject.id, "time_us": time_us, "pairs": pairs}
     for name, values in figures.items():
-        row[name] = intervals.mean(values)
-        spread = intervals.deviation(values) / len(values) ** 0.5
-        row[f"{name}_half_width"] = intervals.student_t_95(len(values) - 1) * spread if len(values) > 1 else 1.0
-    return {**row, "busy_share": intervals.mean(busy)}
+        row[name] = statistics.fmean(values)
+        row[f"{name}_half_width"] = 1.0
+        if len(values) > 1:
+            spread = statistics.stdev(values) / len(values) ** 0.5
+            row[f"{name}_half_width"] = intervals.student_t_95(len(values) - 1) * spread
+    return {**row, "busy_share": statistics.fmean(busy)}
 
 
 if __name__ == "__main__":

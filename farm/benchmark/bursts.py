@@ -7,12 +7,14 @@ Alone in a loop a heavy operator holds the card at its limit and its clock falls
 from __future__ import annotations
 
 import math
+import statistics
 import time
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.clock import Clock, pass_times_us
+from farm.benchmark.power import power_of_ticks
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
@@ -53,18 +55,13 @@ def read_bursts(workload: Workload, device: Device) -> Burst | None:
         ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
         if len(ticks_s) < 4:
             return None
-        rate = intervals.slope(ticks_s, ticks_mj)
+        power = power_of_ticks(ticks_s, ticks_mj)
         inside = clock.between(ticks_s[0], ticks_s[-1])
         if not inside:
             return None
         window = sampler.window(ticks_s[0], ticks_s[-1])
-        points.append(
-            (
-                sum(entry.took_s for entry in inside) / (ticks_s[-1] - ticks_s[0]),
-                rate.rate / 1e3,
-                rate.half_width / 1e3,
-            )
-        )
+        worked_s = sum(entry.took_s for entry in inside)
+        points.append((worked_s / (ticks_s[-1] - ticks_s[0]), power.rate, power.half_width))
         times_us += pass_times_us(inside)
         passes += sum(entry.passes for entry in inside)
         if window.sm_clock_mhz is not None:
@@ -78,7 +75,7 @@ def read_bursts(workload: Workload, device: Device) -> Burst | None:
     weight_high, weight_low = (1 - low) / (high - low), (1 - high) / (high - low)
     power_w = weight_high * high_w - weight_low * low_w
     power_half_width_w = math.hypot(weight_high * high_hw, weight_low * low_hw)
-    time_us = intervals.mean(times_us)
+    time_us = statistics.fmean(times_us)
     time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
     energy_mj = power_w * time_us * 1e-3
     return Burst(
@@ -90,7 +87,7 @@ def read_bursts(workload: Workload, device: Device) -> Burst | None:
         energy_half_width_mj=intervals.ratio_half_width(
             energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
         ),
-        sm_clock_mhz=intervals.mean(clocks_mhz) if clocks_mhz else None,
+        sm_clock_mhz=statistics.fmean(clocks_mhz) if clocks_mhz else None,
         pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
         duties=(round(high, 4), round(low, 4)),
         duty_power_w=(round(high_w, 2), round(low_w, 2)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.intervals import median
 
 CPU_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
 PIECES = 64  # a cache is walked through in so many

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -104,7 +105,7 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
     in_time_s = [entry.took_s / entry.passes for entry in rounds if not entry.late]
     if not in_time_s:
         return 1.0
-    usual_s = intervals.median(in_time_s)
+    usual_s = statistics.median(in_time_s)
     lost_s = math.fsum(max(0.0, entry.took_s - entry.passes * usual_s) for entry in rounds if entry.late)
     return lost_s / math.fsum(entry.took_s for entry in rounds)
 
@@ -121,5 +122,5 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
         clock.step()
     clock.finish()
     values = pass_times_us(clock.done[1:])  # the first waits for what was queued before it
-    half_width_us = intervals.batch_half_width(values, intervals.median)
-    return intervals.median(values), intervals.finite(half_width_us, intervals.median(values))
+    half_width_us = intervals.batch_half_width(values, statistics.median)
+    return statistics.median(values), intervals.finite(half_width_us, statistics.median(values))

@@ -7,7 +7,7 @@ averaging explain what a window can and cannot tell. Short: some twelve seconds 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import statistics
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from farm.benchmark import intervals
 from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.levels import next_to_nothing
+from farm.benchmark.power import power_by_step
 from farm.benchmark.sampler import Sampler
 from farm.words.fingerprint import VERSION
 
@@ -185,9 +186,9 @@ def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
     if len(after) < 10:
         return None
     before = [value for when, value in points if when < 0] or [after[0][1]]
-    low = intervals.median(before)
+    low = statistics.median(before)
     # Long after the step; the slow rise with temperature that follows is none of the sensor's.
-    high = intervals.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
+    high = statistics.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
     if high <= low * 1.05:
         return None
 
@@ -205,13 +206,13 @@ def _w_per_c(
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))
     points: list[tuple[float, float]] = []
-    ticks = list(zip(*series["energy_mj"], strict=True))[::2]
-    for (first_s, first_mj), (next_s, next_mj) in itertools.pairwise(ticks):
+    times_s, energies_mj = series["energy_mj"]
+    for first_s, next_s, power_w in power_by_step(times_s[::2], energies_mj[::2]):
         near = [value for when, value in temperatures if first_s - 0.1 <= when <= next_s + 0.1]
         if begin_s <= first_s and next_s <= end_s and near:
-            points.append((intervals.mean(near), (next_mj - first_mj) / (next_s - first_s) / 1e3))
+            points.append((statistics.fmean(near), power_w))
     if len(points) < 4 or max(point[0] for point in points) - min(point[0] for point in points) < 2:
         return None
     fit = intervals.line([point[0] for point in points], [point[1] for point in points])
-    at_w = intervals.mean([point[1] for point in points])
+    at_w = statistics.fmean([point[1] for point in points])
     return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}

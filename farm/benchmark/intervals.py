@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between the entries, the next smaller one is used.
 _T_95 = {
@@ -44,46 +45,23 @@ def student_t_95(degrees: int) -> float:
     return _T_95[max(known for known in _T_95 if known <= degrees)]
 
 
-def mean(values: Sequence[float]) -> float:
-    """Raises ValueError when empty."""
-    if not values:
-        raise ValueError("no values")
-    return math.fsum(values) / len(values)
-
-
-def median(values: Sequence[float]) -> float:
-    """Raises ValueError when empty."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    centre = mean(values)
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
-
-
 def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
     """Mean of the values within `sigmas` standard deviations of their mean: one pass of trimming, never empty."""
-    centre, spread = mean(values), deviation(values)
-    kept = [value for value in values if abs(value - centre) <= sigmas * spread]
-    return mean(kept) if kept else centre
+    centre = fmean(values)
+    widest = sigmas * stdev(values) if len(values) > 1 else 0.0
+    kept = [value for value in values if abs(value - centre) <= widest]
+    return fmean(kept) if kept else centre
 
 
 def midmean(values: Sequence[float]) -> float:
     """Mean of the middle half: blind to outliers of either side, and finer than a median of a coarse clock."""
     ordered = sorted(values)
     cut = len(ordered) // 4
-    return mean(ordered[cut : len(ordered) - cut])
+    return fmean(ordered[cut : len(ordered) - cut])
 
 
 def batch_half_width(
-    values: Sequence[float], figure: Callable[[Sequence[float]], float] = mean, batches: int = 10
+    values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
 ) -> float:
     """95 % half-width of a figure over a window of correlated values, in the values' unit.
 
@@ -94,7 +72,7 @@ def batch_half_width(
         return math.inf
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     parts = [figure(values[low:high]) for low, high in itertools.pairwise(edges)]
-    return student_t_95(count - 1) * deviation(parts) / math.sqrt(count)
+    return student_t_95(count - 1) * stdev(parts) / math.sqrt(count)
 
 
 @dataclass(frozen=True)
@@ -115,7 +93,7 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
     count = len(x)
     if count < 2 or max(x) == min(x):
         raise ValueError("a slope needs two points apart")
-    centre_x, centre_y = mean(x), mean(y)
+    centre_x, centre_y = fmean(x), fmean(y)
     spread = math.fsum((value - centre_x) ** 2 for value in x)
     rate = math.fsum((a - centre_x) * (b - centre_y) for a, b in zip(x, y, strict=True)) / spread
     if count < 3:
@@ -142,7 +120,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     stride = 2 if count >= 7 else 1
     picked = list(range((count - 1) % stride, count, stride))
     rates = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in itertools.pairwise(picked) if x[b] > x[a]]
-    steps = student_t_95(len(rates) - 1) * deviation(rates) / math.sqrt(len(rates)) if len(rates) >= 3 else 0.0
+    steps = student_t_95(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates)) if len(rates) >= 3 else 0.0
     return Slope(fit.rate, max(fit.half_width, steps), count)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from farm.benchmark import intervals
+from farm.benchmark.power import average_power_w
 from farm.benchmark.sampler import Sampler
 from farm.devices.device import Device
 
@@ -56,7 +56,7 @@ def next_to_nothing(device: torch.device) -> Callable[[], None]:
 
 
 def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> float | None:
-    """Average power over half a second, by the counter's ticks where there is one."""
+    """Average power over half a second."""
     with Sampler(device) as sampler:
         if not sampler.active:
             return None
@@ -67,7 +67,4 @@ def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> 
             else:
                 work()
         end_s = time.perf_counter()
-    times, energies = sampler.ticks(begin_s)
-    if len(times) >= 3:
-        return intervals.slope(times, energies).rate / 1e3
-    return sampler.window(begin_s, end_s).power_w
+    return average_power_w(sampler, begin_s, end_s)

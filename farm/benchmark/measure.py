@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -294,7 +295,7 @@ class Bench:
         values = pass_times_us(clock.between(power.begin_s, power.end_s))
         if len(values) < 3:
             return False
-        figure = intervals.median if power.power_w is None else intervals.mean
+        figure = statistics.median if power.power_w is None else statistics.fmean
         time_share = intervals.relative(intervals.batch_half_width(values, figure), figure(values))
         if time_share > stopping.time_half_width:
             return False
@@ -316,12 +317,13 @@ class Bench:
     ) -> Reading:
         values = pass_times_us(rounds)
         passes = sum(entry.passes for entry in rounds)
+        figure: Callable[[Sequence[float]], float]
         if power.power_w is None:
             # Nothing must agree with an energy, and on a CPU that others use too the mean is mostly theirs.
-            time_us, figure = intervals.median(values), intervals.median
+            time_us, figure = statistics.median(values), statistics.median
         else:
             # Power is the mean over the window, so the time that it is multiplied with is the mean as well.
-            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, intervals.mean
+            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, statistics.fmean
         half_width_us = intervals.finite(intervals.batch_half_width(values, figure), time_us)
         flags = set() if converged else {"not_converged"}
         flags |= _throttle_flags(window.throttle_shares)
@@ -362,9 +364,9 @@ class Bench:
             late_rounds=sum(entry.late for entry in rounds) or None,
             starved_share=round(starved, 4) if starved > STARVED else None,
             time_figure="median" if power.power_w is None else "mean",
-            time_mean_us=intervals.mean(values),
+            time_mean_us=statistics.fmean(values),
             time_mean_half_width_us=intervals.finite(intervals.batch_half_width(values), time_us),
-            time_median_half_width_us=intervals.finite(intervals.batch_half_width(values, intervals.median), time_us),
+            time_median_half_width_us=intervals.finite(intervals.batch_half_width(values, statistics.median), time_us),
             time_trimmed_half_width_us=intervals.finite(
                 intervals.batch_half_width(values, intervals.trimmed_mean), time_us
             ),
@@ -384,7 +386,7 @@ class Bench:
         return Reading(
             time_us=time_us,
             time_half_width_us=half_width_us,
-            time_median_us=intervals.median(values),
+            time_median_us=statistics.median(values),
             time_trimmed_us=intervals.trimmed_mean(values),
             passes=passes,
             window_s=power.end_s - power.begin_s,

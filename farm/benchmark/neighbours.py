@@ -12,6 +12,7 @@ event itself adds is the same in both states, so the difference between the two 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ def read_context(
             alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
             among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
     return InContext(
-        alone_us=intervals.median(bare_us),
+        alone_us=statistics.median(bare_us),
         effect_us=intervals.midmean(among_us) - intervals.midmean(alone_us),
         effect_half_width_us=math.hypot(
             *(intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))

@@ -5,7 +5,10 @@ The sources, best first, and what the interval is made of: docs/method.md, "Powe
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farm.benchmark import intervals
@@ -37,6 +40,34 @@ class Power:
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
 
 
+def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> intervals.Slope:
+    """Mean power over some ticks of an energy counter, by `intervals.slope`, with its half-width. Units: W.
+
+    Raises:
+        ValueError: fewer than two ticks, or all at one time.
+    """
+    in_mw = intervals.slope(times_s, energies_mj)
+    return intervals.Slope(in_mw.rate / 1e3, in_mw.half_width / 1e3, in_mw.points)
+
+
+def power_by_step(times_s: Sequence[float], energies_mj: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Power from one tick of an energy counter to the next: (begin in s, end in s, W) of each step that took time."""
+    ticks = itertools.pairwise(zip(times_s, energies_mj, strict=True))
+    return [
+        (begin_s, end_s, (end_mj - begin_mj) / (end_s - begin_s) / 1e3)
+        for (begin_s, begin_mj), (end_s, end_mj) in ticks
+        if end_s > begin_s
+    ]
+
+
+def average_power_w(sampler: Sampler, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
+    """Average power since a moment: by the counter's ticks, by the sensor's samples where there are too few of them."""
+    times_s, energies_mj = sampler.ticks(begin_s)
+    if len(times_s) >= least_ticks:
+        return power_of_ticks(times_s, energies_mj).rate
+    return sampler.window(begin_s, end_s).power_w
+
+
 def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
     """Mean power of a window and where the window, once moved to ticks, begins and ends."""
     times, energies = sampler.ticks(begin_s)
@@ -45,16 +76,16 @@ def window_power(sampler: Sampler, begin_s: float, end_s: float) -> Power:
         dropped = _ramp(pairs)
         pairs = pairs[dropped:]
         times, energies = [a for a, _ in pairs], [b for _, b in pairs]
-        rate = intervals.slope(times, energies)
+        fit = power_of_ticks(times, energies)
         drift = _drift(times, energies)
         # A power on its way somewhere is known no better than to half the way that it made.
-        half_width_mw = math.hypot(rate.half_width, rate.rate * drift / 2)
+        half_width_w = math.hypot(fit.half_width, fit.rate * drift / 2)
         window = sampler.window(times[0], times[-1])
         integral_w = window.power_w if window.power_source == "power_instant" else None
         source = "rapl" if sampler.device.card.kind == "cpu" else "energy_counter"
         return Power(
-            power_w=rate.rate / 1e3,
-            half_width_w=half_width_mw / 1e3,
+            power_w=fit.rate,
+            half_width_w=half_width_w,
             source=source,
             begin_s=times[0],
             end_s=times[-1],
@@ -78,7 +109,7 @@ def _ramp(pairs: list[tuple[float, float]]) -> int:
     dropped = 0
     while len(pairs) - dropped > FLOOR_TICKS + 1:
         rates = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(pairs[dropped:], pairs[dropped + 1 :], strict=False)]
-        usual = intervals.median(rates[1:])
+        usual = statistics.median(rates[1:])
         # Two steps together: one late tick makes a short step and a long one.
         first = (pairs[dropped + 2][1] - pairs[dropped][1]) / (pairs[dropped + 2][0] - pairs[dropped][0])
         if abs(first / usual - 1) <= RAMP:

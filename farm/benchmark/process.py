@@ -321,15 +321,12 @@ class _IdleWatch:
         self._sampler = Sampler(device).start()
 
     def stop(self) -> float | None:
-        from farm.benchmark.intervals import slope
+        from farm.benchmark.power import average_power_w
 
         self._sampler.stop()
         # The later half: a card that worked a moment ago takes seconds to come to rest.
         began_s = (self._sampler.began_s + time.perf_counter()) / 2
-        times, energies = self._sampler.ticks(began_s)
-        if len(times) >= 5:
-            return slope(times, energies).rate / 1e3
-        return self._sampler.window(began_s, float("inf")).power_w
+        return average_power_w(self._sampler, began_s, least_ticks=5)
 
 
 def _make_runner(card: Card, device: Device, verifier: bool) -> Runner:

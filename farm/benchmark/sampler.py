@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from types import TracebackType
 from typing import Self
 
-from farm.benchmark.intervals import mean, median, slope, time_average
+from farm.benchmark.intervals import slope, time_average
 from farm.devices.device import Device
 from farm.words.reading import Trace
 
@@ -162,7 +163,7 @@ class Sampler:
         for name in self._slow_fields:
             # Slow fields are read ten times a second: a short window also takes the value just before it.
             times, values = self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)
-            means[name] = mean(values) if times else None
+            means[name] = fmean(values) if times else None
         power_w = None
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)

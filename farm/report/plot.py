@@ -5,7 +5,6 @@ matplotlib is an extra (`operator-farm[plot]`) and loads only here, when somethi
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark import intervals
+from farm.benchmark.power import power_by_step, power_of_ticks
 from farm.errors import UsageError
 from farm.words.reading import Trace
 
@@ -96,13 +95,8 @@ def _format(path: Path) -> str:
 
 def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
     """Power from one step of the energy counter to the next: (end of each step in s, W)."""
-    times, energies = trace.series.get("energy_mj", ([], []))
-    steps = [
-        (later, (energy - before) / (later - earlier) / 1e3)
-        for (earlier, before), (later, energy) in itertools.pairwise(zip(times, energies, strict=True))
-        if later > earlier
-    ]
-    return [moment for moment, _ in steps], [power_w for _, power_w in steps]
+    steps = power_by_step(*trace.series.get("energy_mj", ([], [])))
+    return [end_s for _, end_s, _ in steps], [power_w for _, _, power_w in steps]
 
 
 def window_power_w(trace: Trace) -> float | None:
@@ -116,7 +110,7 @@ def window_power_w(trace: Trace) -> float | None:
     ]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return None
-    return intervals.slope(*zip(*inside, strict=True)).rate / 1e3
+    return power_of_ticks(*zip(*inside, strict=True)).rate
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
