@@ -22,25 +22,22 @@ import torch
 from farm.benchmark import intervals
 from farm.benchmark.bursts import read_bursts
 from farm.benchmark.canary import Canary, with_canary
-from farm.benchmark.clock import Clock, TimedRound, eager_time_us, pass_times_us, starved_share
+from farm.benchmark.clock import Clock, eager_time_us, pass_times_us
 from farm.benchmark.levels import Levels
 from farm.benchmark.neighbours import Others, read_context
 from farm.benchmark.passes import grad_mode, numeric_flags
-from farm.benchmark.power import FLOOR_TICKS, Power, window_power
-from farm.benchmark.sampler import Sampler, Window
+from farm.benchmark.power import FLOOR_TICKS, window_power
+from farm.benchmark.sampler import Sampler
+from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
 from farm.words.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.words.reading import METHOD, REPEATED, Reading
+from farm.words.reading import REPEATED, Reading
 
 CHECK_S = 0.02  # how often the stopping rule is asked
-DISAGREE = 0.02
-THROTTLED_SHARE = 0.05  # of the samples
 REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
-STARVED = 0.005  # of a window's time
 MOVED = 2.0  # times that the values of what an operator writes may grow or shrink
-DRIFT = 0.03  # difference of power between the halves of a window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +62,6 @@ WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling
 
 # What a card should tell so that a reading is known to be good; power has sources and flags of its own.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
-THERMAL = ("thermal", "hardware_thermal")
-OTHER_SLOWDOWNS = ("hardware_slowdown", "power_brake", "sync_boost")
 
 
 def _one_stream(device: torch.device) -> torch.cuda.Stream:
@@ -82,6 +77,31 @@ def _one_stream(device: torch.device) -> torch.cuda.Stream:
 
 def silent(phase: str, details: dict[str, Any]) -> None:
     """An `on_phase` that says nothing."""
+
+
+class Ledger:
+    """Where the time went: what lies within a charged block is charged once, to the innermost name."""
+
+    def __init__(self) -> None:
+        self.cost_s: dict[str, float] = {}
+        self._inner_s = 0.0  # of the block that is open now, what was charged within it
+
+    def charge(self, name: str, seconds: float) -> None:
+        """Charge so much of the open block to a name."""
+        self.cost_s[name] = self.cost_s.get(name, 0.0) + seconds
+        self._inner_s += seconds
+
+    @contextlib.contextmanager
+    def charged(self, name: str) -> Iterator[None]:
+        """Charge what the block takes, less what is charged within it."""
+        outer_s, self._inner_s = self._inner_s, 0.0
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            took_s = time.perf_counter() - began_s
+            self.charge(name, took_s - self._inner_s)
+            self._inner_s = outer_s + took_s
 
 
 class Bench:
@@ -134,8 +154,8 @@ class Bench:
         Raises:
             Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
         """
-        cost_s: dict[str, float] = {}
         begin_s = time.perf_counter()
+        ledger = Ledger()
         with contextlib.ExitStack() as stack:
             stack.enter_context(numeric_flags(protocol))
             stack.enter_context(grad_mode(protocol))
@@ -146,68 +166,79 @@ class Bench:
 
             def read_canary(reference: Workload, wanted: Stopping) -> Reading:
                 reading = self._steady(reference, wanted, GATES["operator"], silent)
-                cost_s["canary_window"] = cost_s.get("canary_window", 0.0) + math.fsum(reading.cost_s.values())
+                ledger.charge("canary_window", math.fsum(reading.cost_s.values()))
                 return reading
 
             try:
-                with _charged(cost_s, "canary"):
+                with ledger.charged("canary"):
                     self.levels.refresh()
                     if subject.kind == "operator":
                         canary = self._canary.newest(read_canary, on_phase)
                 on_phase("rebuild", {})
-                with _charged(cost_s, "rebuild"):
+                with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device)
-                with _charged(cost_s, "around"):
+                with ledger.charged("around"):
                     before = workload.written_sizes()
                     reading = self._steady_until_good(
-                        workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase
+                        workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase, ledger
                     )
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
-                # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
-                limited = subject.kind == "operator" and "throttled_power" in reading.flags
-                with _charged(cost_s, "burst"):
-                    if limited and "energy_counter_mj" in self.device.capabilities:
-                        on_phase("burst", {})
-                        reading = reading.noting(burst=read_bursts(workload, self.device))
-                with _charged(cost_s, "eager"):
-                    if self.cuda and subject.kind == "variant" and workload.replayed:
-                        on_phase("eager", {})
-                        reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(reading, workload))
-                with _charged(cost_s, "context"):
-                    if self.cuda and subject.kind == "operator" and protocol.measures_context:
-                        on_phase("context", {})
-                        reading = self._with_opinion(reading, "context", lambda: self._context(reading, workload))
+                reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
             except Unmeasurable:
                 raise
             except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
                 raise why_it_raised(error) from error
             finally:
                 if workload is not None:
-                    with _charged(cost_s, "close"), contextlib.suppress(RuntimeError):
+                    with ledger.charged("close"), contextlib.suppress(RuntimeError):
                         workload.close()
         if canary is not None:
             reading = with_canary(reading, canary)
-            cost_s["canary"] -= cost_s.get("canary_window", 0.0)
-        # What a steady reading took beside its warm-up and its window: asking the driver, working out the figures.
-        cost_s["around"] -= math.fsum(reading.cost_s.values())
-        cost_s |= {**reading.cost_s, "total": time.perf_counter() - begin_s}
+        cost_s = {**ledger.cost_s, "total": time.perf_counter() - begin_s}
         return dataclasses.replace(reading, cost_s={name: round(value, 4) for name, value in cost_s.items()})
+
+    def _in_other_states(
+        self,
+        reading: Reading,
+        subject: Subject,
+        protocol: Protocol,
+        workload: Workload,
+        on_phase: OnPhase,
+        ledger: Ledger,
+    ) -> Reading:
+        """With what the subject takes in bursts, launched eagerly, among others: what of these says something of it."""
+        # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
+        limited = subject.kind == "operator" and "throttled_power" in reading.flags
+        with ledger.charged("burst"):
+            if limited and "energy_counter_mj" in self.device.capabilities:
+                on_phase("burst", {})
+                reading = reading.noting(burst=read_bursts(workload, self.device))
+        with ledger.charged("eager"):
+            if self.cuda and subject.kind == "variant" and workload.replayed:
+                on_phase("eager", {})
+                reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(reading, workload))
+        with ledger.charged("context"):
+            if self.cuda and subject.kind == "operator" and protocol.measures_context:
+                on_phase("context", {})
+                reading = self._with_opinion(reading, "context", lambda: self._context(reading, workload))
+        return reading
 
     # ------------------------------------------------------------------------------------------ steady window
 
-    def _steady_until_good(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
-        spent = {"warm_up": 0.0, "window": 0.0}
+    def _steady_until_good(
+        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: Ledger
+    ) -> Reading:
         for attempt in itertools.count():
             reading = self._steady(workload, stopping, gate, on_phase)
-            for name in spent:
-                spent[name] += reading.cost_s[name]
+            for name, seconds in reading.cost_s.items():
+                ledger.charge(name, seconds)
             poor = REPEATED & set(reading.flags)
             if not poor or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
                 time.sleep(1.0)  # let it cool a little
-        return dataclasses.replace(reading, cost_s=spent).noting(attempts=attempt + 1 if attempt else None)
+        return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
         foreign_before = self._foreign_processes()
@@ -218,26 +249,38 @@ class Bench:
             clock.step()
             while time.perf_counter() - start_s < stopping.warm_up_s:
                 clock.step()
-            settled = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
+            slope_c_per_s = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
             begin_s = self._window_begin(clock, sampler)
             on_phase("window", {})
             converged = self._run_window(clock, sampler, begin_s, stopping)
             end_s = time.perf_counter()
             clock.finish()
         power = window_power(sampler, begin_s, end_s)
-        window = sampler.window(power.begin_s, power.end_s)
+        seen = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
-        foreign = foreign_before | window.foreign_processes | self._foreign_processes()
-        reading = self._reading(
-            workload, rounds, power, window, sampler, converged, foreign, begin_s - start_s, stopping.maximum_s
+        foreign = foreign_before | seen.foreign_processes | self._foreign_processes()
+        tells = "temperature_c" in self.device.capabilities
+        steady = SteadyWindow(
+            workload=workload,
+            rounds=rounds,
+            power=power,
+            seen=seen,
+            converged=converged,
+            ceiling_s=stopping.maximum_s,
+            warm_up_s=begin_s - start_s,
+            warm_up_slope_c_per_s=slope_c_per_s,
+            unsettled=tells and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
+            foreign=foreign,
+            lacking=self._lacking(),
         )
-        if "temperature_c" not in self.device.capabilities:
-            return reading
-        if settled is None or abs(settled) > gate.slope_c_per_s:
-            reading = reading.flagged("unsettled")
-        if settled is None:
-            return reading
-        return reading.noting(warm_up_slope_c_per_s=round(settled, 2))
+        return self._reading(steady, sampler)
+
+    def _lacking(self) -> tuple[str, ...]:
+        """What the card does not tell of `SENSORS`; of a CPU nobody asks for them."""
+        if self.device.card.kind != "cuda":
+            return ()
+        told = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
+        return tuple(sorted(SENSORS - told))
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
         """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended, None if unknown."""
@@ -303,110 +346,38 @@ class Bench:
             return True
         return math.hypot(time_share, power.relative) <= stopping.energy_half_width and abs(power.drift) <= DRIFT
 
-    def _reading(
-        self,
-        workload: Workload,
-        rounds: list[TimedRound],
-        power: Power,
-        window: Window,
-        sampler: Sampler,
-        converged: bool,
-        foreign: frozenset[int],
-        warm_up_s: float,
-        ceiling_s: float,
-    ) -> Reading:
-        values = pass_times_us(rounds)
-        passes = sum(entry.passes for entry in rounds)
-        figure: Callable[[Sequence[float]], float]
-        if power.power_w is None:
-            # Nothing must agree with an energy, and on a CPU that others use too the mean is mostly theirs.
-            time_us, figure = statistics.median(values), statistics.median
-        else:
-            # Power is the mean over the window, so the time that it is multiplied with is the mean as well.
-            time_us, figure = sum(entry.took_s for entry in rounds) / passes * 1e6, statistics.fmean
-        half_width_us = intervals.finite(intervals.batch_half_width(values, figure), time_us)
-        flags = set() if converged else {"not_converged"}
-        flags |= _throttle_flags(window.throttle_shares)
-        if len(values) < 3:
-            flags.add("few_passes")
-        if workload.not_cold:
-            flags.add("not_cold")
-        told = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
-        lacking = sorted(SENSORS - told) if self.device.card.kind == "cuda" else []
-        if lacking:
-            flags.add("lacks_sensors")
-        starved = starved_share(rounds) if workload.replayed else 0.0
-        if starved > STARVED:
-            flags.add("starved")
-        if foreign:
-            flags.add("shared")
-        energy_mj = energy_half_width_mj = None
-        power_half_width_w = power.half_width_w
-        if power.power_w is None:
-            flags.add("no_energy")
-        else:
-            power_half_width_w = intervals.finite(power.half_width_w or 0.0, power.power_w)
-            energy_mj = power.power_w * time_us * 1e-3
-            energy_half_width_mj = intervals.ratio_half_width(
-                energy_mj, power.power_w, power_half_width_w, time_us, half_width_us
-            )
-            if power.source not in ("energy_counter", "rapl"):
-                flags.add("lesser_power_source")
-            if power.integral_w and abs(power.integral_w / power.power_w - 1) > DISAGREE:
-                flags.add("power_disagrees")
-            if abs(power.drift) > DRIFT:
-                flags.add("drifting")
-        slope_c_per_s = window.temperature_slope_c_per_s
+    def _reading(self, steady: SteadyWindow, sampler: Sampler) -> Reading:
+        power, seen = steady.power, steady.seen
+        times = Times.of(steady.rounds, with_power=power.power_w is not None)
+        energy = Energy.of(power, times)
+        window_s = power.end_s - power.begin_s
         details = dataclasses.replace(
-            workload.details,
-            method=METHOD,
-            rounds=len(rounds),
-            late_rounds=sum(entry.late for entry in rounds) or None,
-            starved_share=round(starved, 4) if starved > STARVED else None,
-            time_figure="median" if power.power_w is None else "mean",
-            time_mean_us=statistics.fmean(values),
-            time_mean_half_width_us=intervals.finite(intervals.batch_half_width(values), time_us),
-            time_median_half_width_us=intervals.finite(intervals.batch_half_width(values, statistics.median), time_us),
-            time_trimmed_half_width_us=intervals.finite(
-                intervals.batch_half_width(values, intervals.trimmed_mean), time_us
-            ),
-            ceiling_s=None if converged else ceiling_s,
-            ticks=power.ticks,
-            ramp_ticks_dropped=power.ramp_ticks_dropped,
-            power_integral_w=power.integral_w,
-            power_drift=round(power.drift, 4) if "drifting" in flags else None,
-            lacks=tuple(lacking) or None,
-            throttle_shares={name: round(share, 3) for name, share in window.throttle_shares.items()} or None,
-            foreign_processes=tuple(sorted(foreign)[:16]) or None,
-            temperature_slope_c_per_s=None if slope_c_per_s is None else round(slope_c_per_s, 2),
-            memory_temperature_c=window.memory_temperature_c,
+            steady.details(times),
             threads=None if self.cuda else torch.get_num_threads(),
             sampler_busy_share=round(sampler.busy_s / max(1e-9, time.perf_counter() - sampler.began_s), 4),
         )
         return Reading(
-            time_us=time_us,
-            time_half_width_us=half_width_us,
-            time_median_us=statistics.median(values),
-            time_trimmed_us=intervals.trimmed_mean(values),
-            passes=passes,
-            window_s=power.end_s - power.begin_s,
-            warm_up_s=warm_up_s,
+            time_us=times.time_us,
+            time_half_width_us=times.half_width_us,
+            time_median_us=times.median_us,
+            time_trimmed_us=times.trimmed_us,
+            passes=passes_of(steady.rounds),
+            window_s=window_s,
+            warm_up_s=steady.warm_up_s,
             power_w=power.power_w,
-            power_half_width_w=power_half_width_w,
+            power_half_width_w=energy.power_half_width_w if energy else None,
             power_source=power.source,
-            energy_mj=energy_mj,
-            energy_half_width_mj=energy_half_width_mj,
+            energy_mj=energy.energy_mj if energy else None,
+            energy_half_width_mj=energy.half_width_mj if energy else None,
             idle_power_w=self.levels.idle_power_w,
             base_power_w=self.levels.base_power_w,
-            sm_clock_mhz=window.sm_clock_mhz,
-            memory_clock_mhz=window.memory_clock_mhz,
-            temperature_c=window.temperature_c,
-            throttle_reasons=tuple(
-                name for name, share in window.throttle_shares.items() if share >= THROTTLED_SHARE and name != "idle"
-            ),
-            flags=tuple(sorted(flags)),
+            sm_clock_mhz=seen.sm_clock_mhz,
+            memory_clock_mhz=seen.memory_clock_mhz,
+            temperature_c=seen.temperature_c,
+            throttle_reasons=steady.throttle_reasons,
+            flags=steady.flags,
             details=details,
-            cost_s={"warm_up": warm_up_s, "window": power.end_s - power.begin_s},
+            cost_s={"warm_up": steady.warm_up_s, "window": window_s},
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
 
@@ -444,16 +415,6 @@ def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tu
     return appeared | {pid}, len(appeared) == 1
 
 
-@contextlib.contextmanager
-def _charged(cost_s: dict[str, float], name: str) -> Iterator[None]:
-    """Charge what the block takes to a name."""
-    started_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        cost_s[name] = time.perf_counter() - started_s
-
-
 def _eager_time(reading: Reading, workload: Workload) -> Reading:
     """With the time of one eager pass of a replayed whole: what launching adds is in no other figure."""
     if workload.single is None:
@@ -474,17 +435,6 @@ def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
         not math.isfinite(late) or not early / MOVED <= late <= early * MOVED
         for early, late in zip(before, after, strict=True)
     )
-
-
-def _throttle_flags(shares: dict[str, float]) -> set[str]:
-    flags = set()
-    if shares.get("power_cap", 0) >= THROTTLED_SHARE:
-        flags.add("throttled_power")
-    if any(shares.get(name, 0) >= THROTTLED_SHARE for name in THERMAL):
-        flags.add("throttled_thermal")
-    if any(shares.get(name, 0) >= THROTTLED_SHARE for name in OTHER_SLOWDOWNS):
-        flags.add("throttled_other")
-    return flags
 
 
 def _physical_cores() -> int:

@@ -16,6 +16,7 @@ from farm.benchmark.sampler import Sampler
 
 FLOOR_TICKS = 5  # steps of the energy counter that a window holds at least
 SENSOR_HOLDS_S = 0.15
+DISAGREE = 0.02  # difference of the counter's power and the instant sensor's
 RAMP = 0.02  # a first step whose power is further than this from the others' median is still warm-up
 
 
@@ -38,6 +39,13 @@ class Power:
         if self.power_w is None:
             return 0.0
         return math.inf if self.half_width_w is None else intervals.relative(self.half_width_w, self.power_w)
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the counter and the instant sensor tell different powers."""
+        if not self.power_w or not self.integral_w:
+            return False
+        return abs(self.integral_w / self.power_w - 1) > DISAGREE
 
 
 def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> intervals.Slope:
