@@ -102,7 +102,7 @@ def _publish(
 ) -> int | None:
     """How many messages were sent; None where another publishes the round."""
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-    this = (Item.job_id == job_id, Item.round == number)
+    this = (Item.job_id == job_id,)  # what is open of a job is of its newest round
     with database.write() as session:
         # What is wanted is written down first, for whoever publishes the round now.
         for batch in in_batches(only):
@@ -178,8 +178,9 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
     # The round's row is locked from here on: whoever wants more has written that down before, or comes after.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
-    this = (Item.job_id == job_id, Item.round == number)
-    if session.exec(select(Item.id).where(*this, _free(), col(Item.published_at_s).is_(None)).limit(1)).first():
+    if session.exec(
+        select(Item.id).where(Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None)).limit(1)
+    ).first():
         session.rollback()
         return False
     # A round whose items are still being added is not published to its end.
@@ -199,7 +200,7 @@ def _wanted(database: Database, job_id: str, number: int) -> Iterator[Sequence[i
     with database.read() as session:
         rows = session.execute(
             select(Item.id, Item.role)
-            .where(Item.job_id == job_id, Item.round == number, _free(), col(Item.published_at_s).is_(None))
+            .where(Item.job_id == job_id, _free(), col(Item.published_at_s).is_(None))
             .order_by(col(Item.id))
         ).all()
     rows = list(rows)

@@ -19,6 +19,7 @@ from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.jobs.cards import views as card_views
 from farm.jobs.owner import is_gone
 from farm.jobs.planning import Planned, add_round, chosen_cards, note_planning
+from farm.jobs.time_left import time_left_s
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
@@ -180,7 +181,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         counts,
         reused,
         sum(counts.values()),
-        0.0 if gone else max(left_s.values(), default=0.0),
+        time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
         () if gone else tuple((card_id, label or job.title) for card_id, _role, label in current),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
