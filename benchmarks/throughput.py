@@ -116,9 +116,18 @@ class Runs:
 
     def store(self, batch: int) -> list[str]:
         """The tuples of all grids; their ids."""
-        from farm.jobs.opening import store_sweep
+        from farm.operators.sweep import Expansion
+        from farm.store.content import store_operators
 
-        return [one for name in GRIDS for one in store_sweep(self.database, self._request(name, batch))]
+        ids: list[str] = []
+        for name in GRIDS:
+            sweep = self._request(name, batch).sweep
+            assert sweep is not None
+            for tuples in Expansion(sweep).batches():
+                with self.database.write() as session:
+                    store_operators(session, tuples)
+                ids += [spec.id for spec in tuples]
+        return ids
 
     def job(
         self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str], before: Sequence[str] = ()

@@ -11,7 +11,7 @@ from farm.devices.installed import installed_torch
 from farm.errors import NoWorker
 from farm.jobs import cards, closing, jobs
 from farm.jobs.items import Claim
-from farm.jobs.opening import store_sweep
+from farm.jobs.opening import open_job
 from farm.settings import settings
 from farm.store.tables import Verdict
 from farm.words.protocol import Protocol, Software
@@ -29,7 +29,7 @@ REQUEST = Request(
 def measured(database, software):
     """The request, asked once before and measured on the host's CPU."""
     software_id = cards.register(database, HERE, software, holder="earlier", queue="card.CPU-1")
-    planned = jobs.create(database, REQUEST, [HERE.id], operator_ids=store_sweep(database, REQUEST))
+    planned = open_job(database, REQUEST, [HERE.id])
     for item in items_of(database, planned.job_id):
         held = claim(database, item, software_id=software_id)
         assert isinstance(held, Claim)
