@@ -3,7 +3,8 @@
     python benchmarks/queue_overhead.py --items 5000 --json overhead.json
 
 A job of items that take no time, on one simulated card of a real farm (a broker, a worker, a benchmark process). The
-pause is from the end of one item to the start of the next, both on the database's clock.
+pause is from the end of one item to the start of the next, both on the database's clock. Also the time left that
+`farm status` told after the first tenth, and what it then was.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from farm.settings import Settings
 from tasks.app import configure
 from tasks.queues import publish_round
 from tasks.servers import BrokerServer
-from tests.farms import running, store_operators
+from tests.farms import Farm, running, store_operators
 from tests.planned import sweep
+
+
+def left_after_a_tenth(farm: Farm, job_id: str) -> float:
+    with farm.database.read() as session:
+        progress = jobs.progress(session, job_id)
+    return progress.expected_left_s if progress.closed >= progress.total / 10 else 0.0
 
 
 def main() -> None:
@@ -43,8 +50,11 @@ def main() -> None:
             began_s = time.monotonic()
             publish_round(farm.database, job_id, 1)
             published_s = time.monotonic() - began_s
+            told_s = farm.wait_for(lambda: left_after_a_tenth(farm, job_id), 600)
+            told_at_s = time.monotonic()
             farm.wait_for(lambda: farm.ended(job_id), 600)
             whole_s = time.monotonic() - began_s
+            left_s = time.monotonic() - told_at_s
             items = sorted(farm.items(job_id), key=lambda item: item.started_at_s or 0.0)
     pauses_ms = [
         1e3 * (after.started_at_s - before.ended_at_s)
@@ -60,6 +70,8 @@ def main() -> None:
         "pause_median_ms": round(statistics.median(pauses_ms), 2),
         "pause_95_percent_ms": round(statistics.quantiles(pauses_ms, n=20)[-1], 2),
         "claim_to_end_median_ms": round(statistics.median(work_ms), 2),
+        "left_told_after_a_tenth_s": round(told_s, 1),
+        "left_then_s": round(left_s, 1),
     }
     print(json.dumps(found, indent=2))
     if options.json:

@@ -174,11 +174,11 @@ class _Load:
 
     open_s: dict[str, float]  # card -> expected seconds of its open items
     most: int  # items that are open on the card that has the most
-    slow: dict[str, float]  # card -> slowness, as in `balance.Queue`
+    slowness: dict[str, float]  # card -> as in `balance.Queue`
 
     def dry(self, within_s: float) -> bool:
         """Whether a card runs dry so soon, and another has more than the one item that it is at."""
-        ends_s = (self.slow.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
+        ends_s = (self.slowness.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
         return self.most > 1 and min(ends_s, default=within_s) < within_s
 
 
@@ -195,7 +195,7 @@ def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s:
         if not load.dry(dry_within_s):
             return []
         waiting = _movable(session, cards, farm)
-    moves = balance_groups(waiting, load.open_s, load.slow, dry_within_s=dry_within_s)
+    moves = balance_groups(waiting, load.open_s, load.slowness, dry_within_s=dry_within_s)
     return _carry_out(database, moves, waiting) if moves else []
 
 
@@ -209,7 +209,7 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
     return _Load(
         {card_id: open_s.get(card_id, 0.0) for card_id in card_ids},
         max((number for *_, number in rows), default=0),
-        slowness(session, card_ids),
+        _slowness(session, card_ids),
     )
 
 
@@ -261,7 +261,7 @@ def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
-def slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:
+def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:
     """Taken over expected seconds of what each card did lately; only what took several items to tell."""
     rows = session.execute(
         select(Item.card_id, func.sum(Item.expected_s), func.sum(Item.ended_at_s - Item.started_at_s), func.count())  # type: ignore[operator]

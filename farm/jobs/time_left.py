@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from sqlmodel import Session, col, func, select
 
-from farm.jobs.moving import slowness
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.tables import OPEN, Item, JobState
+from farm.store.database import database_now
+from farm.store.tables import OPEN, Item, ItemState, JobState
+
+#: What a card did this long ago at most, and how many of its newest items, tells how it goes on; fewer tell nothing.
+LATELY_S, NEWEST, FEWEST = 900.0, 200, 3
+#: Between two items that follow each other. Unit: s.
+LONGEST_PAUSE_S = 1.0
 
 
 def time_left_s(session: Session, job: tables.Job, open_s: Mapping[str, float]) -> float:
@@ -26,9 +31,38 @@ def time_left_s(session: Session, job: tables.Job, open_s: Mapping[str, float]) 
         return 0.0
     ahead_s = _of_earlier_jobs(session, job)
     before_s = sum(expected_s + ahead_s.get(card_id, 0.0) for card_id, expected_s in open_s.items())
-    known = slowness(session, list(open_s))
-    usual = statistics.mean(known.values()) if known else 1.0
-    return before_s / sum(1 / known.get(card_id, usual) for card_id in open_s)
+    slowness = _slowness(session, list(open_s))
+    usual = statistics.mean(slowness.values()) if slowness else 1.0
+    return before_s / sum(1 / slowness.get(card_id, usual) for card_id in open_s)
+
+
+def _slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
+    """Taken over expected seconds of each card's newest items, the pauses between them included."""
+    query = (
+        select(Item.card_id, Item.expected_s, Item.started_at_s, Item.ended_at_s)
+        .where(
+            col(Item.card_id).in_(card_ids),
+            Item.state == ItemState.DONE,
+            col(Item.reused).is_(False),
+            Item.role == "tuple",
+            col(Item.started_at_s).is_not(None),
+            col(Item.ended_at_s) > database_now() - LATELY_S,
+        )
+        .order_by(col(Item.ended_at_s).desc())
+        .limit(NEWEST * len(card_ids))
+    )
+    expected_s: dict[str, float] = defaultdict(float)
+    taken_s: dict[str, float] = defaultdict(float)
+    number: Counter[str] = Counter()
+    free_s: dict[str, float] = {}  # since when the card had nothing to do
+    for card_id, expected, started_s, ended_s in reversed(session.execute(query).all()):
+        begun_s = free_s.get(card_id, 0.0)
+        # Longer, the card waited for something to do.
+        taken_s[card_id] += ended_s - (begun_s if 0 <= started_s - begun_s < LONGEST_PAUSE_S else started_s)
+        expected_s[card_id] += expected
+        number[card_id] += 1
+        free_s[card_id] = ended_s
+    return {card: max(0.001, taken_s[card] / expected_s[card]) for card in number if number[card] >= FEWEST}
 
 
 def _of_earlier_jobs(session: Session, job: tables.Job) -> dict[str, float]:
