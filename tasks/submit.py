@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from farm.errors import BrokerUnreachable, NoSuchJob
@@ -42,6 +43,7 @@ def submit(
         FarmError: of the request, the cards, the database or the broker; a job that is in the database but could
             not be published is continued by `farm resume`.
     """
+    ready = functools.cache(ready)  # a worker that dies later is started anew, and not waited for
     if request.variant is not None:
         told(f"Taking {request.title} apart", 0, 0)
     opened = open_job(
