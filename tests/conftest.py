@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import make_url
 
 from farm.settings import settings
 from farm.store.database import Database
@@ -137,9 +139,10 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def database(sqlite_url: str) -> Iterator[Database]:
+def database(sqlite_url: str, _sqlite_with_tables: Path) -> Iterator[Database]:
     """A fresh SQLite database with all tables."""
-    yield from _upgraded(sqlite_url)
+    shutil.copyfile(_sqlite_with_tables, make_url(sqlite_url).database)
+    yield from _opened(sqlite_url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -148,14 +151,43 @@ def any_database_url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
 
 
-@pytest.fixture
-def any_database(any_database_url: str) -> Iterator[Database]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_database(request: pytest.FixtureRequest) -> Database:
     """A fresh database with all tables, of each kind in turn."""
-    yield from _upgraded(any_database_url)
+    return request.getfixturevalue("database" if request.param == "sqlite" else "postgres_database")
 
 
-def _upgraded(url: str) -> Iterator[Database]:
+@pytest.fixture
+def postgres_database(postgres_server: PostgresServer, _postgres_with_tables: str) -> Iterator[Database]:
+    """A fresh PostgreSQL database with all tables."""
+    url = postgres_server.new_database(like=_postgres_with_tables)
+    yield from _opened(url)
+    postgres_server.drop_database(url)
+
+
+# The tables are made once; a copy takes a fifth of the time that the migrations take.
+
+
+@pytest.fixture(scope="session")
+def _sqlite_with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tables") / "farm.db"
+    _upgrade(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(scope="session")
+def _postgres_with_tables(postgres_server: PostgresServer) -> str:
+    url = postgres_server.new_database()
+    _upgrade(url)
+    return str(make_url(url).database)
+
+
+def _upgrade(url: str) -> None:
+    for database in _opened(url):
+        database.upgrade()
+
+
+def _opened(url: str) -> Iterator[Database]:
     database = Database(url)
-    database.upgrade()
     yield database
     database.close()

@@ -84,12 +84,12 @@ class PostgresServer(PrivateServer):
         """A connection of the superuser, for setting a test up."""
         return psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True)
 
-    def new_database(self) -> str:
-        """The URL of a fresh, empty database."""
+    def new_database(self, like: str = "template1") -> str:
+        """The URL of a fresh database: an empty one, or a copy of one that nobody is connected to."""
         self._databases += 1
         name = f"test_{self._databases}"
         with self.connect() as connection:
-            connection.execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
+            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{like}" STRATEGY file_copy')
         return self.url(name)
 
     def drop_database(self, url: str) -> None:

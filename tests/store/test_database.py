@@ -226,11 +226,11 @@ def test_a_failed_write_leaves_nothing(any_database):
         assert session.get(SignificantOperator, "Conv2d") is None
 
 
-def test_writers_in_several_processes_wait_for_each_other(any_database_url, any_database):
+def test_writers_in_several_processes_wait_for_each_other(any_database):
     code = f"""
 from farm.store.database import Database
 from farm.store.tables import SignificantOperator
-database = Database({any_database_url!r})
+database = Database({any_database.url.render_as_string(hide_password=False)!r})
 for _ in range(25):
     with database.write() as session:
         row = session.get(SignificantOperator, "count", with_for_update=True)

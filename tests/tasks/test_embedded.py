@@ -44,8 +44,8 @@ def installed() -> Software:
 
 
 @pytest.fixture
-def embedded(any_database, any_database_url, monkeypatch):
-    monkeypatch.setenv("FARM_DATABASE_URL", any_database_url)
+def embedded(any_database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
     settings.cache_clear()
     with EmbeddedFarm(settings(), any_database, [HERE], starting=lambda: pytest.fail("a worker was started")) as farm:
         yield farm
