@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from sqlalchemy import make_url
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
 
@@ -163,6 +165,20 @@ def postgres_database(postgres_server: PostgresServer, _postgres_with_tables: st
     url = postgres_server.new_database(like=_postgres_with_tables)
     yield from _opened(url)
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def one_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
+    """A running farm of one simulated card, shared by all tests that leave it whole: ``one_card.whole()``."""
+    with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 1)) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
+    """As `one_card`, of two."""
+    with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 2)) as shared:
+        yield shared
 
 
 # The tables are made once; a copy takes a fifth of the time that the migrations take.

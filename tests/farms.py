@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from sqlmodel import select
 
+from farm.benchmark.simulated import UNHEALTHY_VARIABLE
+from farm.errors import DatabaseUnreachable
 from farm.jobs import cards, jobs
 from farm.store import tables
 from farm.store.database import Database
 from farm.words.protocol import Protocol, Stopping
 from farm.words.request import Request, Sweep
+from tasks.servers import BrokerServer
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 180.0  # generous: it is only ever reached by what will never come, however busy the machine
+#: Leases, heartbeats and items as short as real processes bear; for tests that wait for what follows from their end.
+QUICK = {
+    "FARM_LEASE_S": "4",
+    "FARM_HEARTBEAT_S": "1",
+    "FARM_RECONCILE_S": "1",
+    "FARM_MAX_ATTEMPTS": "2",
+    "FARM_SIMULATED_ITEM_S": "0.05",
+    "FARM_ITEM_TIMEOUT_S": "60",
+}
 PUBLISHER_KILLED_HALF_WAY = """
 import os, signal
 from kombu import Producer
@@ -46,6 +59,7 @@ class Farm:
         self.database = database
         self.environment = environment
         self.log = log
+        self.worker: subprocess.Popen[bytes] | None = None  # `farm worker`, where it runs on this host
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """``farm ...`` as a process of its own."""
@@ -64,6 +78,12 @@ class Farm:
                 stdout=log,
                 stderr=log,
             )
+
+    def start_again(self) -> None:
+        """A new `farm worker` in place of one that has ended, or is about to."""
+        assert self.worker is not None
+        self.worker.wait(TIMEOUT_S)
+        self.worker = self.start("worker")
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``farm ...`` to its end."""
@@ -117,8 +137,6 @@ class Farm:
             return job.state == tables.JobState.DONE
 
     def items(self, job_id: str) -> list[tables.Item]:
-        from sqlmodel import select
-
         with self.database.read() as session:
             return list(session.exec(select(tables.Item).where(tables.Item.job_id == job_id)))
 
@@ -153,19 +171,72 @@ def running(
     database = Database(database_url)
     database.upgrade()
     farm = Farm(database, environment, folder / "farm.log")
-    worker = farm.start("worker", *options)
+    farm.worker = farm.start("worker", *options)
     try:
-        farm.wait_for(lambda: worker.poll() is not None or len(farm.alive()) == (cards if fit is None else fit))
-        assert worker.poll() is None, farm.log.read_text()[-3000:]
+        farm.wait_for(lambda: farm.worker.poll() is not None or len(farm.alive()) == (cards if fit is None else fit))
+        assert farm.worker.poll() is None, farm.log.read_text()[-3000:]
         yield farm
     finally:
         try:
             if in_order:
-                worker.terminate()
-                worker.wait(60)
+                farm.worker.terminate()
+                farm.worker.wait(60)
         finally:
-            kill_all_of(worker)
+            kill_all_of(farm.worker)
             database.close()
+
+
+class SharedFarm:
+    """A farm for test after test: started when one first asks for it, and anew where the last did not leave it whole.
+
+    To ask for it instead of a farm of one's own saves five seconds of a core. A test that hurts it waits until it is
+    well again (`whole` does), and puts back what it took out by hand: a card that it drained, a broker that it ended.
+
+    Args:
+        new_folder: makes one for each start.
+        cards: so many simulated ones.
+        new_database: the URL of an empty one for each start; SQLite in the folder without it.
+    """
+
+    def __init__(
+        self, new_folder: Callable[[], Path], cards: int, new_database: Callable[[], str] | None = None
+    ) -> None:
+        self._new_folder, self._cards, self._new_database = new_folder, cards, new_database
+        self._stack = contextlib.ExitStack()
+        self._running: tuple[Farm, BrokerServer] | None = None
+
+    def whole(self, within_s: float = 15.0) -> tuple[Farm, BrokerServer]:
+        """The farm, with all its cards idle and no job open, and its broker."""
+        if self._running is not None:
+            deadline = time.monotonic() + within_s
+            while not self._is_whole(*self._running):
+                if time.monotonic() > deadline:
+                    self.close()
+                    break
+                time.sleep(0.1)
+        if self._running is None:
+            folder = self._new_folder()
+            unhealthy = folder / "unhealthy"  # a card whose id is written into it fails its check
+            unhealthy.write_text("")
+            settings = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
+            broker = self._stack.enter_context(BrokerServer(persistent=True))  # as a farm's should be
+            database_url = self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
+            farm = running(folder, broker.url, database_url, cards=self._cards, **settings)
+            self._running = self._stack.enter_context(farm), broker
+        return self._running
+
+    def _is_whole(self, farm: Farm, broker: BrokerServer) -> bool:
+        if farm.worker is None or farm.worker.poll() is not None or broker.pid is None:
+            return False
+        with contextlib.suppress(DatabaseUnreachable), farm.database.read() as session:
+            views = cards.views(session, 1.0)
+            is_open = session.exec(select(tables.Job.id).where(tables.Job.state == tables.JobState.OPEN)).first()
+            return is_open is None and [view.state for view in views] == [tables.CardState.IDLE] * self._cards
+        return False
+
+    def close(self) -> None:
+        self._running = None
+        self._stack.close()
 
 
 def kill_all_of(worker: subprocess.Popen[bytes]) -> None:

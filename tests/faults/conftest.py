@@ -6,8 +6,6 @@ import base64
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,16 +24,8 @@ from farm.store.tables import ItemState
 from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import publish_round
 from tasks.servers import BrokerServer
-from tests.farms import TIMEOUT_S, Farm, running, store_operators
+from tests.farms import QUICK, TIMEOUT_S, Farm, SharedFarm, running, store_operators
 from tests.planned import sweep
-
-QUICK = {
-    "FARM_LEASE_S": "4",
-    "FARM_HEARTBEAT_S": "1",
-    "FARM_RECONCILE_S": "1",
-    "FARM_SIMULATED_ITEM_S": "0.05",
-    "FARM_ITEM_TIMEOUT_S": "20",
-}
 
 
 class Hurt:
@@ -44,7 +34,7 @@ class Hurt:
     def __init__(self, farm: Farm, broker: BrokerServer) -> None:
         self.farm = farm
         self.broker = broker
-        self.again: list[subprocess.Popen[bytes]] = []
+        self._log_begins = farm.log.stat().st_size if farm.log.exists() else 0
         self.delivered_again: list[tuple[str, Any]] = []  # task and id of messages that nobody had acknowledged
 
     # ------------------------------------------------------------------------------------------- processes
@@ -74,8 +64,9 @@ class Hurt:
     def everything(self) -> list[psutil.Process]:
         return _of_this_farm(self.farm)
 
-    def start_again(self) -> None:
-        self.again.append(self.farm.start("worker"))
+    def said(self) -> str:
+        """What the farm has logged since the test began."""
+        return self.farm.log.read_bytes()[self._log_begins :].decode()
 
     # ------------------------------------------------------------------------------------------------ items
 
@@ -193,14 +184,6 @@ class Hurt:
             if (not states[about].closed if name == "measure" else is_open)
         ]
 
-    def close(self) -> None:
-        for process in self.again:
-            process.send_signal(signal.SIGTERM)
-        for process in self.again:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            process.kill()
-
 
 def _task(entry: bytes) -> tuple[str, Any]:
     """The task of an entry in the broker's list of the unacknowledged, and the id that it carries."""
@@ -223,6 +206,18 @@ def _of_this_farm(farm: Farm) -> list[psutil.Process]:
 
 
 @pytest.fixture
+def hurt(one_card: SharedFarm) -> Hurt:
+    """A farm of one card that the test hurts, and that is well again before the next has it."""
+    return Hurt(*one_card.whole())
+
+
+@pytest.fixture
+def pair(two_cards: SharedFarm) -> Hurt:
+    """As `hurt`, of two cards."""
+    return Hurt(*two_cards.whole())
+
+
+@pytest.fixture
 def private_broker() -> Iterator[BrokerServer]:
     """A broker that keeps its data over a restart, as a farm's should."""
     with BrokerServer(persistent=True) as broker:
@@ -231,15 +226,13 @@ def private_broker() -> Iterator[BrokerServer]:
 
 @pytest.fixture
 def start(tmp_path: Path, private_broker: BrokerServer, sqlite_url: str) -> Iterator[object]:
-    """Start a farm: ``start(cards=2, FARM_MAX_ATTEMPTS="2")``."""
+    """Start a farm of one's own, for other settings than those of `hurt`: ``start(cards=2, FARM_HARD_LIMIT_S="5")``."""
     with contextlib.ExitStack() as stack:
 
         def begin(*, cards: int = 1, fit: int | None = None, database_url: str = sqlite_url, **settings: str) -> Hurt:
             farm = stack.enter_context(
                 running(tmp_path, private_broker.url, database_url, cards=cards, fit=fit, **{**QUICK, **settings})
             )
-            hurt = Hurt(farm, private_broker)
-            stack.callback(hurt.close)
-            return hurt
+            return Hurt(farm, private_broker)
 
         yield begin

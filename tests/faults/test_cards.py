@@ -28,23 +28,22 @@ def now_s(hurt):
         return session.exec(select(database_now())).one()
 
 
-def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(start):
-    hurt = start(cards=2)
-    job_id = hurt.submit(["slow"] * 10, 1.0)
-    drained, peer = card_of(hurt, 0).id, card_of(hurt, 1).id
-    hurt.farm.wait_for(lambda: any(i.state == "claimed" and i.card_id == drained for i in hurt.farm.items(job_id)))
-    cards.drain(hurt.farm.database, drained)  # by a process of its own it could be late on a busy machine
-    drained_at_s = now_s(hurt)
-    assert hurt.settled(job_id) == {"done": 10}
-    assert all(item.attempts == 1 for item in hurt.farm.items(job_id))
-    assert measured_on(hurt, job_id) == {drained, peer}, "it ended the item that it had"
-    assert measured_on(hurt, job_id, drained_at_s) == {peer}
-    rows = json.loads(hurt.farm.ask("cards", "--json").stdout)["cards"]
+def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(pair):
+    job_id = pair.submit(["slow"] * 10, 1.0)
+    drained, peer = card_of(pair, 0).id, card_of(pair, 1).id
+    pair.farm.wait_for(lambda: any(i.state == "claimed" and i.card_id == drained for i in pair.farm.items(job_id)))
+    cards.drain(pair.farm.database, drained)  # by a process of its own it could be late on a busy machine
+    drained_at_s = now_s(pair)
+    assert pair.settled(job_id) == {"done": 10}
+    assert all(item.attempts == 1 for item in pair.farm.items(job_id))
+    assert measured_on(pair, job_id) == {drained, peer}, "it ended the item that it had"
+    assert measured_on(pair, job_id, drained_at_s) == {peer}
+    rows = json.loads(pair.farm.ask("cards", "--json").stdout)["cards"]
     assert {row["id"]: row["state"] for row in rows}[drained] == "draining"
+    cards.resume(pair.farm.database, drained)
 
 
-def test_a_job_with_no_card_left_waits_and_says_for_what(start):
-    hurt = start()
+def test_a_job_with_no_card_left_waits_and_says_for_what(hurt):
     card = card_of(hurt, 0).id
     assert hurt.farm.ask("cards", "drain", card).returncode == 0
     job_id = hurt.submit_to([card], [""] * 3)
@@ -55,21 +54,20 @@ def test_a_job_with_no_card_left_waits_and_says_for_what(start):
     assert hurt.settled(job_id) == {"done": 3}
 
 
-def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_out(start):
-    hurt = start(cards=2, FARM_ITEM_TIMEOUT_S="60")
-    job_id = hurt.submit(["slow"] * 6, 2.0)
-    hurt.farm.wait_for(lambda: len({i.card_id for i in hurt.farm.items(job_id) if i.state == "claimed"}) == 2)
+def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_out(pair):
+    job_id = pair.submit(["slow"] * 6, 2.0)
+    pair.farm.wait_for(lambda: len({i.card_id for i in pair.farm.items(job_id) if i.state == "claimed"}) == 2)
     # Stopped, not killed: to the farm that looks like a host that is cut off, and then comes back.
-    frozen = [hurt.supervisor(), hurt.worker(), hurt.pool(), hurt.benchmark()]
-    lost = card_of(hurt, 0).id
+    frozen = [pair.supervisor(), pair.worker(), pair.pool(), pair.benchmark()]
+    lost = card_of(pair, 0).id
     for process in frozen[1:]:
         process.suspend()
-    hurt.farm.wait_for(lambda: all(i.state == "done" for i in hurt.farm.items(job_id) if i.card_id == lost))
+    pair.farm.wait_for(lambda: all(i.state == "done" for i in pair.farm.items(job_id) if i.card_id == lost))
     for process in frozen[1:]:
         process.resume()
-    assert hurt.settled(job_id) == {"done": 6}
-    hurt.farm.wait_for(lambda: sum(item.repeated for item in hurt.farm.items(job_id)) == 1)
-    hurt.check(job_id)
+    assert pair.settled(job_id) == {"done": 6}
+    pair.farm.wait_for(lambda: sum(item.repeated for item in pair.farm.items(job_id)) == 1)
+    pair.check(job_id)
 
 
 def test_the_defaults_move_a_lost_cards_items_within_30_s():
@@ -80,25 +78,25 @@ def test_the_defaults_move_a_lost_cards_items_within_30_s():
 def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(start, tmp_path, noticed):
     bad = tmp_path / "bad"
     bad.write_text("")
-    hurt = start(cards=2, FARM_SIMULATED_UNHEALTHY=str(bad))
-    sick = card_of(hurt, 0).id
-    job_id = hurt.submit(["slow"] * 8, 0.4)
-    hurt.in_work(job_id)
+    pair = start(cards=2, FARM_SIMULATED_UNHEALTHY=str(bad))
+    sick = card_of(pair, 0).id
+    job_id = pair.submit(["slow"] * 8, 0.4)
+    pair.in_work(job_id)
     bad.write_text(sick)
     if noticed == "by the next process":
-        hurt.benchmark().kill()
-    assert hurt.settled(job_id) == {"done": 8}
-    assert card_of(hurt, 0).state == "quarantined"
-    assert "came out wrong" in card_of(hurt, 0).state_reason
-    refused = hurt.farm.ask("cards", "resume", sick)
+        pair.benchmark().kill()
+    assert pair.settled(job_id) == {"done": 8}
+    assert card_of(pair, 0).state == "quarantined"
+    assert "came out wrong" in card_of(pair, 0).state_reason
+    refused = pair.farm.ask("cards", "resume", sick)
     assert refused.returncode == 2
     assert "release" in refused.stderr
     bad.write_text("")
-    assert hurt.farm.ask("cards", "release", sick).returncode == 0
-    hurt.farm.wait_for(lambda: card_of(hurt, 0).state == "idle")
-    job_id = hurt.submit(["slow"] * 4, 0.3)
-    assert hurt.settled(job_id) == {"done": 4}
-    assert sick in measured_on(hurt, job_id)
+    assert pair.farm.ask("cards", "release", sick).returncode == 0
+    pair.farm.wait_for(lambda: card_of(pair, 0).state == "idle")
+    job_id = pair.submit(["slow"] * 4, 0.3)
+    assert pair.settled(job_id) == {"done": 4}
+    assert sick in measured_on(pair, job_id)
 
 
 def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when_released(start, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 
@@ -14,14 +15,31 @@ from farm.jobs.spool import Spool
 from farm.store.database import Database
 from farm.words.reading import Details
 from tests.disks import SmallDisk, why_not
+from tests.farms import SharedFarm
+from tests.faults.conftest import Hurt
 from tests.planned import READING, claim, complete, items_of, plan, readings, register
 from tests.servers import PostgresServer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def postgres():
     with PostgresServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def on_postgres(tmp_path_factory, postgres):
+    def new_database():
+        postgres.start()
+        return postgres.new_database()
+
+    with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 2, new_database)) as shared:
+        yield shared
+
+
+@pytest.fixture
+def pair(on_postgres):
+    return Hurt(*on_postgres.whole())
 
 
 @pytest.fixture
@@ -32,62 +50,57 @@ def small_disk(tmp_path):
         yield disk
 
 
-def test_postgresql_is_restarted_and_crashes_during_a_job(start, postgres):
-    hurt = start(cards=2, database_url=postgres.new_database())
-    job_id = hurt.submit(["slow"] * 10, 0.4)
-    hurt.done(job_id)
+def test_postgresql_is_restarted_and_crashes_during_a_job(pair, postgres):
+    job_id = pair.submit(["slow"] * 10, 0.4)
+    pair.done(job_id)
     postgres.restart()
-    hurt.farm.wait_for(lambda: _answers(hurt))
-    hurt.done(job_id, 3)
+    pair.farm.wait_for(lambda: _answers(pair))
+    pair.done(job_id, 3)
     postgres.kill()
     postgres.start()
-    hurt.farm.wait_for(lambda: _answers(hurt))
-    assert hurt.settled(job_id) == {"done": 10}
+    pair.farm.wait_for(lambda: _answers(pair))
+    assert pair.settled(job_id) == {"done": 10}
 
 
 @pytest.mark.parametrize("away_s", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_a_reading_that_ends_while_the_database_is_away_is_kept(start, postgres, away_s):
-    hurt = start(cards=2, database_url=postgres.new_database())
-    job_id = hurt.submit(["slow"] * 6, 1.0)
-    item = hurt.in_work(job_id)
+def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, away_s):
+    job_id = pair.submit(["slow"] * 6, 1.0)
+    item = pair.in_work(job_id)
     postgres.stop()
     time.sleep(away_s)  # longer than a lease, and than a card may be unseen
     postgres.start()
-    hurt.farm.wait_for(lambda: _answers(hurt))
-    assert hurt.settled(job_id) == {"done": 6}
-    (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    pair.farm.wait_for(lambda: _answers(pair))
+    assert pair.settled(job_id) == {"done": 6}
+    (kept,) = [one for one in pair.farm.items(job_id) if one.id == item.id]
     assert (kept.attempts, kept.repeated) == (1, 0), "it was read once, before the database came back"
 
 
-def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
+def test_a_database_that_takes_no_writes_is_waited_for(pair, postgres):
     """As a standby does, or a server that its operator closed."""
-    url = postgres.new_database()
-    hurt = start(database_url=url)
-    job_id = hurt.submit(["slow"] * 6, 0.5)
-    item = hurt.in_work(job_id)
+    job_id = pair.submit(["slow"] * 8, 0.5)
+    item = pair.in_work(job_id)
     _writes(postgres, "off")
     time.sleep(6)  # longer than a lease
-    assert hurt.messages() >= 4, "nobody can be told the outcome, so none is begun"
+    assert pair.messages() >= 4, "nobody can be told the outcome, so none is begun"
     _writes(postgres, "on")
-    assert hurt.settled(job_id) == {"done": 6}
-    (kept,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
+    assert pair.settled(job_id) == {"done": 8}
+    (kept,) = [one for one in pair.farm.items(job_id) if one.id == item.id]
     assert (kept.attempts, kept.repeated) == (1, 0)
 
 
-def test_a_worker_that_only_waits_for_the_database_stops_at_once(start, postgres):
-    hurt = start(cards=2, database_url=postgres.new_database())
-    job_id = hurt.submit(["slow"] * 6, 0.5)
-    hurt.done(job_id)
+def test_a_worker_that_only_waits_for_the_database_stops_at_once(pair, postgres):
+    job_id = pair.submit(["slow"] * 6, 0.5)
+    pair.done(job_id)
     postgres.stop()
-    hurt.farm.wait_for(lambda: hurt.farm.log.read_text().count("Waiting for the database") >= 4)
-    supervisor = hurt.supervisor()
+    pair.farm.wait_for(lambda: pair.said().count("Waiting for the database") >= 4)
+    supervisor = pair.supervisor()
     supervisor.terminate()
     supervisor.wait(15)
     postgres.start()
-    hurt.start_again()
-    assert hurt.settled(job_id) == {"done": 6}
+    pair.farm.start_again()
+    assert pair.settled(job_id) == {"done": 6}
     # Of each card at most the item at whose claim or reading the database went away.
-    assert sum(item.attempts - 1 + item.repeated for item in hurt.farm.items(job_id)) <= 2
+    assert sum(item.attempts - 1 + item.repeated for item in pair.farm.items(job_id)) <= 2
 
 
 def _writes(postgres, allowed):
@@ -117,7 +130,7 @@ def test_a_full_disk_loses_no_reading(small_disk, start, tmp_path, spool_on):
         assert connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()[0] == 0
     small_disk.fill()
     if spool_on == "the same disk":
-        hurt.farm.wait_for(lambda: "waits in memory" in hurt.farm.log.read_text())
+        hurt.farm.wait_for(lambda: "waits in memory" in hurt.said())
         assert len(spool) == 0
     else:
         hurt.farm.wait_for(lambda: len(spool) > 0)

@@ -14,8 +14,8 @@ import pytest
 
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests.farms import Farm
-from tests.faults.conftest import QUICK, Hurt
+from tests.farms import QUICK, Farm
+from tests.faults.conftest import Hurt
 from tests.servers import PostgresServer
 
 
@@ -62,7 +62,7 @@ def new_host(network, middle, tmp_path):
 @pytest.fixture
 def hosts(middle, new_host):
     """(what is hurt, two worker hosts)."""
-    settings = {**QUICK, "FARM_SIMULATED_CARDS": "1", "FARM_ITEM_TIMEOUT_S": "60"}
+    settings = {**QUICK, "FARM_SIMULATED_CARDS": "1"}
     (one, farm), (other, _) = [new_host("worker", **settings) for _ in range(2)]
     farm.wait_for(lambda: len(farm.alive()) == 2)
     return Hurt(farm, middle[0]), [one, other]

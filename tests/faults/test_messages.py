@@ -14,21 +14,28 @@ from farm.store import tables
 from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
 
 
+@pytest.fixture(autouse=True)
+def _no_chords_of_others(request):
+    """What counts the parts of a chord is kept for a day, in a broker that several tests share."""
+    for name in {"hurt", "pair"} & set(request.fixturenames):
+        with client_of(request.getfixturevalue(name)) as client:
+            for key in client.keys("celery-taskset-meta-*"):
+                client.delete(key)
+
+
 def client_of(hurt):
     return redis.Redis.from_url(hurt.broker.redis_url)
 
 
-def test_the_broker_is_wiped_in_the_middle_of_a_job(start):
-    hurt = start(cards=2)
-    job_id = hurt.submit(["slow"] * 8, 0.4)
-    hurt.done(job_id)
-    with client_of(hurt) as client:
+def test_the_broker_is_wiped_in_the_middle_of_a_job(pair):
+    job_id = pair.submit(["slow"] * 8, 0.4)
+    pair.done(job_id)
+    with client_of(pair) as client:
         client.flushall()
-    assert hurt.settled(job_id) == {"done": 8}
+    assert pair.settled(job_id) == {"done": 8}
 
 
-def test_the_broker_is_killed_and_restarted_three_times(start):
-    hurt = start()
+def test_the_broker_is_killed_and_restarted_three_times(hurt):
     job_id = hurt.submit(["slow"] * 8, 0.5)
     for number in range(3):
         hurt.done(job_id, number + 1)
@@ -38,9 +45,8 @@ def test_the_broker_is_killed_and_restarted_three_times(start):
     assert hurt.settled(job_id) == {"done": 8}
 
 
-def test_a_message_delivered_again_is_dropped(start):
+def test_a_message_delivered_again_is_dropped(hurt):
     """As after the visibility timeout of an item that took longer, or from a publisher in doubt."""
-    hurt = start()
     job_id = hurt.submit(["slow"] * 3, 1.0)
     hurt.in_work(job_id)
     with client_of(hurt) as client:
@@ -88,15 +94,13 @@ def test_a_running_item_never_looks_abandoned():
         configure(Settings())
 
 
-def test_a_publisher_killed_half_way_is_continued(start):
-    hurt = start()
+def test_a_publisher_killed_half_way_is_continued(hurt):
     job_id = hurt.submit([""] * 9, publish=False)
     assert hurt.farm.publish_and_die(job_id).wait() == -9
     assert hurt.settled(job_id) == {"done": 9}
 
 
-def test_an_aggregation_that_got_lost_is_made_up_for(start):
-    hurt = start()
+def test_an_aggregation_that_got_lost_is_made_up_for(hurt):
     job_id = hurt.submit(["", ""], publish=False)
     # Everything is closed already when the control worker first hears of the job: only the verdict is missing.
     with hurt.farm.database.write() as session:
@@ -118,9 +122,8 @@ def test_a_broker_away_for_a_minute(start):
     assert hurt.settled(job_id) == {"done": 4}
 
 
-def test_the_broker_keeps_nothing_of_what_is_done(start):
+def test_the_broker_keeps_nothing_of_what_is_done(hurt):
     """It refuses rather than forgets when it is full: results that nobody reads would stop the farm in the end."""
-    hurt = start()
     job_id = hurt.submit(["", "oom", "crash", *[""] * 20])
     assert hurt.settled(job_id) == {"done": 21, "failed": 2}
     with client_of(hurt) as client:
@@ -131,15 +134,14 @@ def test_the_broker_keeps_nothing_of_what_is_done(start):
     assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
 
 
-def test_a_chord_that_never_completes_is_forgotten(start):
+def test_a_chord_that_never_completes_is_forgotten(pair):
     """A part that moved to another card, or whose message was wiped, never comes."""
-    hurt = start(cards=2)
-    job_id = hurt.submit(["slow"] * 6, 0.4)
-    hurt.done(job_id)
-    with client_of(hurt) as client:
+    job_id = pair.submit(["slow"] * 6, 0.4)
+    pair.done(job_id)
+    with client_of(pair) as client:
         for queue in client.keys("card.*"):
             client.delete(queue)
-        assert hurt.settled(job_id) == {"done": 6}
+        assert pair.settled(job_id) == {"done": 6}
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
     assert counted
     assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import psutil
@@ -13,8 +14,7 @@ from tests.farms import TIMEOUT_S
 
 
 @pytest.mark.parametrize("victim", ["benchmark", "pool", "worker"])
-def test_kill_9_of_one_process_in_the_middle_of_an_item(start, victim):
-    hurt = start()
+def test_kill_9_of_one_process_in_the_middle_of_an_item(hurt, victim):
     job_id = hurt.submit(["slow"] * 3, 1.0)
     item = hurt.in_work(job_id)
     getattr(hurt, victim)().kill()
@@ -25,19 +25,18 @@ def test_kill_9_of_one_process_in_the_middle_of_an_item(start, victim):
         assert hurt.delivered_again == [("measure", item.id)]
 
 
-def test_kill_9_of_everything_in_the_middle_of_an_item(start):
-    hurt = start()
+def test_kill_9_of_everything_in_the_middle_of_an_item(hurt):
     job_id = hurt.submit(["slow"] * 3, 1.0)
     hurt.in_work(job_id)
     for process in hurt.everything():
         process.kill()
     assert hurt.messages() >= 0
-    hurt.start_again()
+    hurt.farm.start_again()
     assert hurt.settled(job_id) == {"done": 3}
 
 
 def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_no_other(start):
-    hurt = start(FARM_ITEM_TIMEOUT_S="2", FARM_MAX_ATTEMPTS="2")
+    hurt = start(FARM_ITEM_TIMEOUT_S="2")
     job_id = hurt.submit(["", "crash", "exit", "poison", "oom", "raise", "hang", "print", "not_capturable", ""])
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
     reasons = [item.reason for item in sorted(hurt.farm.items(job_id), key=lambda item: item.id)]
@@ -49,7 +48,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
 def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(start):
     """The backstop: the item's own time limit, which would end it as hung, is out of reach."""
     # So long that a busy machine still sees the first of its two attempts, and not the item after them.
-    hurt = start(FARM_HARD_LIMIT_S="5", FARM_ITEM_TIMEOUT_S="600", FARM_MAX_ATTEMPTS="2")
+    hurt = start(FARM_HARD_LIMIT_S="5", FARM_ITEM_TIMEOUT_S="600")
     job_id = hurt.submit(["", "hang", ""])
     hurt.in_work(job_id)
     killed = [hurt.pool(), hurt.benchmark()]
@@ -60,11 +59,10 @@ def test_the_hard_time_limit_kills_the_process_that_supervises_a_hanging_item(st
     assert hurt.settled(job_id) == {"done": 2, "failed": 1}
     (hung,) = [one for one in hurt.farm.items(job_id) if one.state == "failed"]
     assert (hung.reason, hung.attempts) == ("attempts_exhausted", 2)
-    assert "hard time limit" in hurt.farm.log.read_text().lower()
+    assert "hard time limit" in hurt.said().lower()
 
 
-def test_an_item_that_kills_its_worker_every_time_ends_as_failed(start):
-    hurt = start(FARM_MAX_ATTEMPTS="2")
+def test_an_item_that_kills_its_worker_every_time_ends_as_failed(hurt):
     job_id = hurt.submit(["slow"], 3.0)
     for attempt in (1, 2):
         hurt.in_work(job_id, attempt)
@@ -73,21 +71,20 @@ def test_an_item_that_kills_its_worker_every_time_ends_as_failed(start):
     assert hurt.farm.items(job_id)[0].reason == "attempts_exhausted"
 
 
-def test_sigterm_to_everything(start):
-    hurt = start(cards=2)
-    job_id = hurt.submit(["slow"] * 6, 0.7)
-    hurt.in_work(job_id)
-    processes = hurt.everything()
+def test_sigterm_to_everything(pair):
+    job_id = pair.submit(["slow"] * 6, 0.7)
+    pair.in_work(job_id)
+    processes = pair.everything()
     for process in processes:
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):  # those that were told first may have ended others already
+            process.terminate()
     _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
-    hurt.start_again()
-    assert hurt.settled(job_id) == {"done": 6}
+    pair.farm.start_again()
+    assert pair.settled(job_id) == {"done": 6}
 
 
-def test_a_worker_that_is_told_to_stop_finishes_its_item(start):
-    hurt = start()
+def test_a_worker_that_is_told_to_stop_finishes_its_item(hurt):
     job_id = hurt.submit(["slow"] * 3, 1.0)
     item = hurt.in_work(job_id)
     supervisor = hurt.supervisor()
@@ -95,26 +92,25 @@ def test_a_worker_that_is_told_to_stop_finishes_its_item(start):
     psutil.wait_procs([supervisor], TIMEOUT_S)
     states = {one.id: (one.state, one.attempts) for one in hurt.farm.items(job_id)}
     assert states[item.id] == ("done", 1)
-    hurt.start_again()
+    hurt.farm.start_again()
     assert hurt.settled(job_id) == {"done": 3}
     assert all(one.attempts == 1 for one in hurt.farm.items(job_id))
 
 
-def test_a_worker_that_is_told_to_stop_twice_hands_its_item_back(start):
-    hurt = start()
+def test_a_worker_that_is_told_to_stop_twice_hands_its_item_back(hurt):
     job_id = hurt.submit(["slow"], 4.0)
     item = hurt.in_work(job_id)
     processes = hurt.everything()
     supervisor = hurt.supervisor()
     supervisor.terminate()
-    hurt.farm.wait_for(lambda: "Stopping" in hurt.farm.log.read_text())
+    hurt.farm.wait_for(lambda: "Stopping" in hurt.said())
     supervisor.terminate()
     _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
     (back,) = [one for one in hurt.farm.items(job_id) if one.id == item.id]
     assert (back.state, back.attempts, back.holder) == ("waiting", 0, "")
     assert card_states(hurt) == {"stopped"}
-    hurt.start_again()
+    hurt.farm.start_again()
     assert hurt.settled(job_id) == {"done": 1}
     assert all((one.attempts, one.repeated) == (1, 0) for one in hurt.farm.items(job_id))
 
@@ -124,8 +120,7 @@ def card_states(hurt):
         return {card.state for card in session.exec(select(tables.Card))}
 
 
-def test_a_second_worker_for_a_card_is_refused(start):
-    hurt = start()
+def test_a_second_worker_for_a_card_is_refused(hurt):
     second = hurt.farm.ask("worker")
     assert second.returncode == 4
     assert "is taken by `farm worker`" in second.stderr
@@ -133,8 +128,7 @@ def test_a_second_worker_for_a_card_is_refused(start):
     assert hurt.settled(job_id) == {"done": 2}
 
 
-def test_cancel_in_the_middle(start):
-    hurt = start()
+def test_cancel_in_the_middle(hurt):
     job_id = hurt.submit(["slow"] * 20, 0.7)
     item = hurt.in_work(job_id)
     assert hurt.farm.ask("cancel", job_id).returncode == 0
@@ -160,7 +154,7 @@ def test_a_host_that_is_slow_to_start_its_processes_starts_them(start, tmp_path)
     hurt = start(PYTHONPATH=str(folder))
     job_id = hurt.submit([""])
     assert hurt.settled(job_id) == {"done": 1}
-    assert "Timed out waiting for UP" not in hurt.farm.log.read_text()
+    assert "Timed out waiting for UP" not in hurt.said()
 
 
 DEAF_AT_FIRST = """
@@ -182,6 +176,6 @@ def test_a_worker_that_has_gone_deaf_is_started_anew_and_takes_what_waits(start,
     job_id = hurt.submit(["", "", ""])
     assert hurt.settled(job_id) == {"done": 3}
     assert {item.attempts for item in hurt.farm.items(job_id)} == {1}
-    log = hurt.farm.log.read_text()
+    log = hurt.said()
     assert "none has come through for 3 s, though the broker answers: starting anew" in log
     assert log.count("ended with 75; starting it again") == 1
