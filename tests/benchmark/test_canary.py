@@ -15,14 +15,19 @@ from farm.words.reading import CanaryNote, Reading
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 
+pytestmark = pytest.mark.usefixtures("virtual_time", "small")
+
 EAGER = Protocol(launch="eager")
 SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5)
 
 
-def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "SIZE", 64)
     monkeypatch.setattr(canary, "STOPPING", SHORT)
-    monkeypatch.setattr(canary, "REPEATED", frozenset())  # a busy machine disturbs every canary alike
+
+
+def test_the_reference_is_read_again_every_few_tuples() -> None:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(3)]
     notes = [reading.details.canary for reading in readings]
@@ -35,15 +40,7 @@ def test_the_reference_is_read_again_every_few_tuples(monkeypatch: pytest.Monkey
     assert all(reading.cost_s["canary"] >= 0 for reading in readings), "its window is not charged twice"
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "SIZE", 64)
-    monkeypatch.setattr(canary, "STOPPING", SHORT)
-
-
-def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(
-    small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, calls = canary.prepare_canary, 0
 
     def fails_at_first(size: int, device: torch.device) -> Workload:
@@ -60,9 +57,7 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(
     assert readings[1].details.canary.number == 1
 
 
-def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(
-    small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, seen = canary.prepare_canary, []
 
     def notes(size: int, device: torch.device) -> Workload:
