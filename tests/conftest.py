@@ -46,7 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not _SLOW_TESTS:
             item.add_marker(
-                pytest.mark.skip("it waits for a minute or more; FARM_SLOW_TESTS=1 runs it, and so does .ci/run")
+                pytest.mark.skip(
+                    "it waits for a minute, or is one of many alike; FARM_SLOW_TESTS=1 runs it, as .ci/run does"
+                )
             )
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("farms that are hurt"))
