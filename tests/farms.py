@@ -11,17 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
+import redis
 from sqlmodel import select
+from typer.testing import CliRunner
 
+from cli.main import app
 from farm.benchmark.simulated import UNHEALTHY_VARIABLE
 from farm.errors import DatabaseUnreachable
 from farm.jobs import cards, jobs
+from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.words.protocol import Protocol, Stopping
 from farm.words.request import Request, Sweep
+from tasks.app import configure
+from tasks.queues import _rows, _send_single, publish_round
 from tasks.servers import BrokerServer
 
 ROOT = Path(__file__).parent.parent
@@ -100,28 +107,55 @@ class Farm:
         with self.database.read() as session:
             return cards.alive(session, 10.0)
 
-    def submit(self, behaviours: Sequence[str], seconds: float | None = None) -> str:
-        """A job of one item per word of `farm.benchmark.simulated.BEHAVIOURS` ("" behaves); its id."""
+    @contextlib.contextmanager
+    def here(self) -> Iterator[None]:
+        """This process has the farm's settings, and publishes on its broker."""
+        with mock.patch.dict(os.environ, self.environment):
+            settings.cache_clear()
+            configure(settings())
+            try:
+                yield
+            finally:
+                settings.cache_clear()
+                configure(Settings())
+
+    def say(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`ask` in this process, for verbs that are soon done: most of a process of its own is its start."""
+        with self.here():
+            said = CliRunner().invoke(app, arguments)
+        assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
+        return subprocess.CompletedProcess(arguments, said.exit_code, said.stdout, said.stderr)
+
+    def submit(
+        self,
+        behaviours: Sequence[str],
+        seconds: float | None = None,
+        *,
+        to: Sequence[str] | None = None,
+        publish: bool = True,
+    ) -> str:
+        """A job of one item per word of `farm.benchmark.simulated.BEHAVIOURS` ("" behaves); its id.
+
+        Args:
+            to: the ids of cards, whatever their state; all that are alive without it.
+        """
         ids = store_operators(self.database, behaviours, seconds)
         request = Request(
             sweep=Sweep("Conv2d", {"in_channels": tuple(range(len(ids)))}, "a test"),
             protocol=Protocol(launch="eager"),
             stopping=Stopping(),
         )
-        planned = jobs.create(self.database, request, [card.id for card in self.alive()], operator_ids=ids)
-        # Published by a process of its own: a publisher keeps connections that are not for a test's process.
-        done = self.ask("resume", planned.job_id)
-        assert done.returncode == 0, done.stderr
-        return planned.job_id
+        card_ids = [card.id for card in self.alive()] if to is None else to
+        job_id = jobs.create(self.database, request, card_ids, operator_ids=ids).job_id
+        if publish:
+            with self.here():
+                publish_round(self.database, job_id, 1)
+        return job_id
 
     def publish_again(self, job_id: str) -> None:
         """A message for every item of the job, whatever its state, as a broker that repeats itself would bring."""
-        code = (
-            "from farm.settings import settings; from farm.store.database import Database\n"
-            "from tasks.queues import _rows, _send_single\n"
-            f"_send_single(_rows(Database(settings().database), {[item.id for item in self.items(job_id)]}))"
-        )
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=self.environment, check=True, timeout=TIMEOUT_S)
+        with self.here():  # `publish_items` passes over what is closed
+            _send_single(_rows(self.database, [item.id for item in self.items(job_id) if item.id is not None]))
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -151,7 +185,7 @@ def running(
     fit: int | None = None,
     options: Sequence[str] = (),
     in_order: bool = False,
-    **settings: str,
+    **changes: str,
 ) -> Iterator[Farm]:
     """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit).
 
@@ -166,7 +200,7 @@ def running(
         "FARM_STATE_DIR": str(folder / "state"),
         "FARM_LOCK_DIR": str(folder / "locks"),
         "FARM_RECONCILE_S": "1",
-        **settings,
+        **changes,
     }
     database = Database(database_url)
     database.upgrade()
@@ -206,7 +240,7 @@ class SharedFarm:
         self._running: tuple[Farm, BrokerServer] | None = None
 
     def whole(self, within_s: float = 15.0) -> tuple[Farm, BrokerServer]:
-        """The farm, with all its cards idle and no job open, and its broker."""
+        """The farm, with all its cards idle and no job open, and its broker, which is empty."""
         if self._running is not None:
             deadline = time.monotonic() + within_s
             while not self._is_whole(*self._running):
@@ -218,11 +252,13 @@ class SharedFarm:
             folder = self._new_folder()
             unhealthy = folder / "unhealthy"  # a card whose id is written into it fails its check
             unhealthy.write_text("")
-            settings = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
+            changes = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
             broker = self._stack.enter_context(BrokerServer(persistent=True))  # as a farm's should be
             database_url = self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
-            farm = running(folder, broker.url, database_url, cards=self._cards, **settings)
+            farm = running(folder, broker.url, database_url, cards=self._cards, **changes)
             self._running = self._stack.enter_context(farm), broker
+        with redis.Redis.from_url(self._running[1].redis_url) as client:
+            client.flushall()  # what counts the parts of others' chords, and messages of workers that were killed
         return self._running
 
     def _is_whole(self, farm: Farm, broker: BrokerServer) -> bool:

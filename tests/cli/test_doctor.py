@@ -24,7 +24,6 @@ from farm.store import tables
 from farm.words.protocol import Software
 from tasks import diagnosis
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
-from tests.farms import running
 from tests.planned import plan, register
 
 
@@ -203,10 +202,9 @@ def test_versions_that_the_database_does_not_tell_are_compared_between_the_worke
     assert "Python" not in found.message
 
 
-@pytest.mark.serial
-def test_workers_tell_what_they_run(tmp_path, broker, sqlite_url):
-    with running(tmp_path, broker.url, sqlite_url) as running_farm:
-        checks = json.loads(running_farm.ask("doctor", "--json").stdout)["checks"]
+def test_workers_tell_what_they_run(one_card):
+    running_farm, _ = one_card.whole()
+    checks = json.loads(running_farm.say("doctor", "--json").stdout)["checks"]
     assert levels(checks, "workers") == [("ok", "1 of cards and 1 of control listen")]
     assert levels(checks, "programs") == [
         ("ok", "the same versions of farm, torch, torchvision, Python here and on all workers that answer")

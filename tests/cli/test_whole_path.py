@@ -43,31 +43,14 @@ def farm_process():
 
 
 @pytest.fixture
-def shared_farm(monkeypatch, tmp_path, broker, sqlite_url):
-    """A broker, a database and a real ``farm worker`` for this host's cards."""
-    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
-    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
-    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+def shared_farm(monkeypatch, two_cards):
+    """A running farm that this host's settings name; its database."""
+    farm, _ = two_cards.whole()
+    for name, value in farm.environment.items():
+        if name.startswith("FARM_"):
+            monkeypatch.setenv(name, value)
     settings.cache_clear()
-    database = Database(sqlite_url)
-    database.upgrade()
-    with subprocess.Popen(
-        [sys.executable, "-m", "cli", "worker"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    ) as worker:
-        try:
-            wait_for(lambda: len(serving(database)) == 2, worker)
-            yield database
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            worker.communicate(timeout=90)
-            database.close()
-
-
-def serving(database):
-    from farm.jobs import cards
-
-    with database.read() as session:
-        return cards.alive(session, settings().heartbeat_s)
+    return farm.database
 
 
 def wait_for(condition, process, timeout_s=180):

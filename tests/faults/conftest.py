@@ -17,15 +17,11 @@ import pytest
 import redis
 from sqlmodel import select
 
-from farm.jobs import jobs
-from farm.settings import Settings
 from farm.store import tables
 from farm.store.tables import ItemState
-from tasks.app import CONTROL_QUEUE, configure
-from tasks.queues import publish_round
+from tasks.app import CONTROL_QUEUE
 from tasks.servers import BrokerServer
-from tests.farms import QUICK, TIMEOUT_S, Farm, SharedFarm, running, store_operators
-from tests.planned import sweep
+from tests.farms import QUICK, TIMEOUT_S, Farm, SharedFarm, running
 
 
 class Hurt:
@@ -70,24 +66,8 @@ class Hurt:
 
     # ------------------------------------------------------------------------------------------------ items
 
-    def submit(self, behaviours: Sequence[str], seconds: float | None = None, *, publish: bool = True) -> str:
-        """As `Farm.submit`, but published from here: a process of its own takes seconds on a busy machine."""
-        cards = [card.id for card in self.farm.alive()]
-        return self.submit_to(cards, behaviours, seconds, publish=publish)
-
-    def submit_to(
-        self, cards: Sequence[str], behaviours: Sequence[str], seconds: float | None = None, *, publish: bool = True
-    ) -> str:
-        """`submit` to named cards, whatever their state."""
-        ids = store_operators(self.farm.database, behaviours, seconds)
-        job_id = jobs.create(self.farm.database, sweep(len(ids)), cards, operator_ids=ids).job_id
-        if publish:
-            configure(Settings(broker_url=self.broker.url))
-            try:
-                publish_round(self.farm.database, job_id, 1)
-            finally:
-                configure(Settings())
-        return job_id
+    def submit(self, behaviours: Sequence[str], seconds: float | None = None, **how: Any) -> str:
+        return self.farm.submit(behaviours, seconds, **how)
 
     def in_work(self, job_id: str, attempts: int = 1) -> tables.Item:
         """Wait until an item is being measured, for the so manyth time."""

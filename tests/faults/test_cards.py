@@ -38,19 +38,19 @@ def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(pair):
     assert all(item.attempts == 1 for item in pair.farm.items(job_id))
     assert measured_on(pair, job_id) == {drained, peer}, "it ended the item that it had"
     assert measured_on(pair, job_id, drained_at_s) == {peer}
-    rows = json.loads(pair.farm.ask("cards", "--json").stdout)["cards"]
+    rows = json.loads(pair.farm.say("cards", "--json").stdout)["cards"]
     assert {row["id"]: row["state"] for row in rows}[drained] == "draining"
     cards.resume(pair.farm.database, drained)
 
 
 def test_a_job_with_no_card_left_waits_and_says_for_what(hurt):
     card = card_of(hurt, 0).id
-    assert hurt.farm.ask("cards", "drain", card).returncode == 0
-    job_id = hurt.submit_to([card], [""] * 3)
+    assert hurt.farm.say("cards", "drain", card).returncode == 0
+    job_id = hurt.submit([""] * 3, to=[card])
     hurt.farm.wait_for(lambda: hurt.messages() == 0)
-    status = json.loads(hurt.farm.ask("status", job_id, "--json").stdout)["jobs"][0]
+    status = json.loads(hurt.farm.say("status", job_id, "--json").stdout)["jobs"][0]
     assert f"farm cards resume {card}" in status["message"]
-    assert hurt.farm.ask("cards", "resume", card).returncode == 0
+    assert hurt.farm.say("cards", "resume", card).returncode == 0
     assert hurt.settled(job_id) == {"done": 3}
 
 
@@ -88,11 +88,11 @@ def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(s
     assert pair.settled(job_id) == {"done": 8}
     assert card_of(pair, 0).state == "quarantined"
     assert "came out wrong" in card_of(pair, 0).state_reason
-    refused = pair.farm.ask("cards", "resume", sick)
+    refused = pair.farm.say("cards", "resume", sick)
     assert refused.returncode == 2
     assert "release" in refused.stderr
     bad.write_text("")
-    assert pair.farm.ask("cards", "release", sick).returncode == 0
+    assert pair.farm.say("cards", "release", sick).returncode == 0
     pair.farm.wait_for(lambda: card_of(pair, 0).state == "idle")
     job_id = pair.submit(["slow"] * 4, 0.3)
     assert pair.settled(job_id) == {"done": 4}
@@ -109,15 +109,15 @@ def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when
     assert "came out wrong" in row.state_reason
     assert (row.model, row.host, row.software_id) == ("simulated card", Settings().host, None)
     assert row.worker.startswith(f"{sick}@")
-    assert sick in hurt.farm.ask("doctor").stdout
-    job_id = hurt.submit_to([sick], ["", ""])
+    assert sick in hurt.farm.say("doctor").stdout
+    job_id = hurt.submit(["", ""], to=[sick])
 
-    hurt.farm.ask("cards", "release", sick)
+    hurt.farm.say("cards", "release", sick)
     hurt.farm.wait_for(lambda: _row(hurt, sick).state == "quarantined")  # it is as unfit as before
     assert all(item.attempts == 0 for item in hurt.farm.items(job_id))
 
     bad.write_text("")
-    assert "if it is well" in hurt.farm.ask("cards", "release", sick).stderr
+    assert "if it is well" in hurt.farm.say("cards", "release", sick).stderr
     assert hurt.settled(job_id) == {"done": 2}
     assert _row(hurt, sick).software_id
 

@@ -14,15 +14,6 @@ from farm.store import tables
 from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
 
 
-@pytest.fixture(autouse=True)
-def _no_chords_of_others(request):
-    """What counts the parts of a chord is kept for a day, in a broker that several tests share."""
-    for name in {"hurt", "pair"} & set(request.fixturenames):
-        with client_of(request.getfixturevalue(name)) as client:
-            for key in client.keys("celery-taskset-meta-*"):
-                client.delete(key)
-
-
 def client_of(hurt):
     return redis.Redis.from_url(hurt.broker.redis_url)
 

@@ -41,7 +41,7 @@ def test_items_that_kill_or_poison_their_process_end_with_their_reason_and_harm_
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
     reasons = [item.reason for item in sorted(hurt.farm.items(job_id), key=lambda item: item.id)]
     assert reasons == ["", "crashed", "crashed", "raised", "out_of_memory", "raised", "hung", "", "not_capturable", ""]
-    assert hurt.farm.ask("retry", job_id).returncode == 0
+    assert hurt.farm.say("retry", job_id).returncode == 0
     assert hurt.settled(job_id) == {"done": 3, "failed": 7}
 
 
@@ -131,7 +131,7 @@ def test_a_second_worker_for_a_card_is_refused(hurt):
 def test_cancel_in_the_middle(hurt):
     job_id = hurt.submit(["slow"] * 20, 0.7)
     item = hurt.in_work(job_id)
-    assert hurt.farm.ask("cancel", job_id).returncode == 0
+    assert hurt.farm.say("cancel", job_id).returncode == 0
     hurt.check(job_id)
     hurt.farm.wait_for(lambda: any(one.id == item.id and one.reading_id for one in hurt.farm.items(job_id)))
     assert {one.state for one in hurt.farm.items(job_id)} <= {"cancelled", "done"}

@@ -7,24 +7,22 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import psutil
-import pytest
 from flower.options import options
 from packaging.requirements import Requirement
 
 from tasks.servers import BrokerServer
 from tasks.telling import failure
-from tests.farms import ROOT, running
+from tests.farms import ROOT
 from tests.flowers import AUTH, flower_of
 
 
-@pytest.mark.serial
-def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqlite_url):
-    with (
-        running(tmp_path, broker.url, sqlite_url, FARM_FLOWER_BASIC_AUTH=AUTH) as farm,
-        flower_of(farm) as (process, page),
-    ):
+def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch):
+    farm, _ = one_card.whole()
+    monkeypatch.setitem(farm.environment, "FARM_FLOWER_BASIC_AUTH", AUTH)
+    with flower_of(farm) as (process, page):
         job_id = farm.submit(["", "oom", "crash", "slow"], seconds=0.1)
         farm.wait_for(lambda: farm.ended(job_id))
 
@@ -60,7 +58,7 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(tmp_path, broker, sqli
             if connection.status == psutil.CONN_LISTEN
         }
         assert listening == "127.0.0.1"
-    assert list((tmp_path / "state").glob("flower*")), "what it knows outlives it"
+    assert list(Path(farm.environment["FARM_STATE_DIR"]).glob("flower*")), "what it knows outlives it"
 
 
 def test_flower_says_in_a_line_that_its_port_is_taken_runs_nothing_it_finds_and_ends_when_its_broker_is_away(

@@ -48,11 +48,9 @@ def no_broker(monkeypatch):
     monkeypatch.setattr(metrics, "queue_depths", lambda ids: dict.fromkeys(ids, 0))
 
 
-@pytest.mark.serial
-def test_the_figures_of_a_working_farm_move(tmp_path, broker, any_database_url):
+def test_the_figures_of_a_working_farm_move(tmp_path, broker, postgres_url):
     port = free_port()
-    database_url = any_database_url
-    with running(tmp_path, broker.url, database_url, cards=2, FARM_METRICS_PORT=str(port)) as farm:
+    with running(tmp_path, broker.url, postgres_url, cards=2, FARM_METRICS_PORT=str(port)) as farm:
         before = scrape(port)
         assert before["farm_database_up",] == 1
         assert before["farm_items_measured_total",] == 0
