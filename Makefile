@@ -10,7 +10,7 @@ demo: .venv/.installed  ## measure resnet18 on this machine, end to end
 	$(BIN)/farm run resnet18
 
 test: .venv/.installed-dev  ## all tests
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n auto $(TESTS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from sqlalchemy import make_url
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
+from tests import workers
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
@@ -36,13 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start a whole farm come one after the other: several at once starve each other on two cores.
-
-    Those that hurt one mostly wait for leases and heartbeats, and are a row of their own beside the others. They bear
-    company: pytest-xdist 3.8 does not see the groups of pytest 9.2 (its issue 1386), and all come as they may.
-    """
     for item in items:
         if item.get_closest_marker("slow") and not _SLOW_TESTS:
             item.add_marker(
@@ -50,10 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     "it waits for a minute, or is one of many alike; FARM_SLOW_TESTS=1 runs it, as .ci/run does"
                 )
             )
-        if "faults" in item.path.parts:
-            item.add_marker(pytest.mark.xdist_group("farms that are hurt"))
-        elif item.get_closest_marker("serial"):
-            item.add_marker(pytest.mark.xdist_group("whole farms"))
+    items[:] = workers.in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return workers.number_of_workers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.InRows:
+    config.option.loadscopereorder = False
+    return workers.InRows(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,8 +18,6 @@ from farm.store.database import Database
 from farm.store.tables import Job
 from tests.cli.conftest import Said
 
-pytestmark = pytest.mark.serial
-
 ROOT = Path(__file__).parent.parent.parent
 
 

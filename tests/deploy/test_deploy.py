@@ -101,7 +101,6 @@ def a_farm_works(tmp_path, current):
         assert {task["state"] for task in page.tasks().values()} == {"SUCCESS"}
 
 
-@pytest.mark.serial
 def test_a_farm_needs_no_more_than_the_broker_allows(secrets, farm_toml, tmp_path):
     with (
         BrokerServer(options={"aclfile": str(secrets / "users.acl")}, ping_as="health") as broker,
@@ -133,7 +132,6 @@ def test_the_broker_accepts_its_configuration(secrets, tmp_path):
         assert broker.pid
 
 
-@pytest.mark.serial
 def test_a_redis_with_tls_takes_the_configuration_as_it_is(secrets, farm_toml, tmp_path):
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if not program:

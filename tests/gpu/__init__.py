@@ -5,6 +5,5 @@ import torch
 
 NEEDS_A_CARD = [
     pytest.mark.gpu,
-    pytest.mark.serial,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA card"),
 ]

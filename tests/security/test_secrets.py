@@ -22,7 +22,6 @@ BROKER, DATABASE = "broker-pass-4711", "database-pass-0815"
 SECRETS = (BROKER, DATABASE, AUTH.split(":")[1])
 
 
-@pytest.mark.serial
 def test_no_secret_of_a_running_farm_can_be_read(tmp_path, postgres_url):
     acl = tmp_path / "users.acl"
     acl.write_text(f"user default off\nuser farm on >{BROKER} ~* &* +@all\nuser health on nopass -@all +ping\n")

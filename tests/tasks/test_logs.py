@@ -26,7 +26,6 @@ def restored_logging():
         root.handlers[:], root.level = handlers, level
 
 
-@pytest.mark.serial
 def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and_processes_die(
     tmp_path, broker, sqlite_url
 ):
@@ -45,7 +44,6 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
     }
 
 
-@pytest.mark.serial
 def test_for_people_every_line_has_one_form_and_is_of_the_farm_or_of_its_workers(tmp_path, broker, sqlite_url):
     with running(tmp_path, broker.url, sqlite_url, in_order=True) as farm:
         job_id = farm.submit([""])

@@ -1,0 +1,54 @@
+"""Which test goes to which worker of pytest-xdist, and when: so that two cores are busy from the first second to the last.
+
+A test that starts a farm waits for half of its time, for leases and heartbeats; one in process keeps a core busy. So
+there are more workers than cores, and they begin with the farms. What shares a farm is one row and goes to one worker:
+another would start a farm of its own. (The marker `xdist_group` is for that, but pytest-xdist 3.8 does not see the
+groups of pytest 9.2: its issue 1386.) All other tests follow one by one, so that no worker is left with a long rest.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+#: Files whose tests start whole farms, the longest row first. One that is missing here is only done later.
+ROWS = (
+    ("faults/test_processes.py", "faults/test_messages.py", "tasks/test_flower.py", "cli/test_doctor.py"),
+    ("faults/test_cards.py", "security/test_messages.py"),
+    ("cli/test_whole_path.py",),
+    ("faults/test_databases.py",),
+    ("faults/test_hosts.py",),
+    ("deploy/test_deploy.py",),
+    ("cli/test_cpu_path.py",),
+    ("faults/test_soak.py",),
+    ("security/test_secrets.py",),
+    ("tasks/test_logs.py",),
+    ("tasks/test_metrics.py",),
+    ("tasks/test_starting.py",),
+    ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
+)
+_ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The rows, and then all the others as they come."""
+    return sorted(items, key=lambda item: _ROW_OF.get(_file_of(item.nodeid), len(ROWS)))
+
+
+def number_of_workers() -> int:
+    return len(os.sched_getaffinity(0)) + 2
+
+
+class InRows(LoadScopeScheduling):
+    """Gives a worker a row, or a single test, whenever it has no more than two tests left."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        row = _ROW_OF.get(_file_of(nodeid))
+        return nodeid if row is None else ROWS[row][0]
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
