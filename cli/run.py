@@ -119,10 +119,14 @@ def _measure(
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
+    from farm.doctor.hardware import disturbances
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 
     def starting() -> None:
+        for check in disturbances(cards, settings()):
+            say(f"warning: {check.message}.")
+            say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
     with EmbeddedFarm(settings(), database, cards, starting=starting) as farm, ending.uncut():

@@ -103,8 +103,15 @@ def claim(
     )
 
 
-def complete(database: Database, claimed: items.Claim, card_id: str, *, software_id: str = SOFTWARE.id) -> items.Closed:
-    return items.complete(database, claimed, READING, card_id=card_id, software_id=software_id)
+def complete(
+    database: Database,
+    claimed: items.Claim,
+    card_id: str,
+    *,
+    software_id: str = SOFTWARE.id,
+    reading: Reading = READING,
+) -> items.Closed:
+    return items.complete(database, claimed, reading, card_id=card_id, software_id=software_id)
 
 
 def readings(database: Database) -> int:

@@ -252,13 +252,18 @@ class Bench:
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
             begin_s = self._window_begin(clock, sampler)
             on_phase("window", {})
+            others_s = self.device.foreign_cpu_s()
             converged = self._run_window(clock, sampler, begin_s, stopping)
             end_s = time.perf_counter()
+            others_until_s = self.device.foreign_cpu_s()
             clock.finish()
         power = window_power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
         foreign = foreign_before | seen.foreign_processes | self._foreign_processes()
+        share = None
+        if others_s is not None and others_until_s is not None:
+            share = max(0.0, (others_until_s - others_s) / (end_s - begin_s))
         tells = "temperature_c" in self.device.capabilities
         steady = SteadyWindow(
             workload=workload,
@@ -271,6 +276,7 @@ class Bench:
             warm_up_slope_c_per_s=slope_c_per_s,
             unsettled=tells and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             foreign=foreign,
+            foreign_cpu_share=share,
             lacking=self._lacking(),
         )
         return self._reading(steady, sampler)

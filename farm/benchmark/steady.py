@@ -20,6 +20,7 @@ from farm.words.reading import METHOD, Details
 
 THROTTLED_SHARE = 0.05  # of the samples
 STARVED = 0.005  # of a window's time
+BUSY = 0.1  # of the cores' time in a window, for other processes
 DRIFT = 0.03  # difference of power between the halves of a window
 LEAST_ROUNDS = 3  # for an interval
 
@@ -110,6 +111,7 @@ class SteadyWindow:
         warm_up_slope_c_per_s: how fast the chip's temperature changed when the warm-up ended; None where that is not known.
         unsettled: it still changed too fast, or nobody knows, on a card that tells its temperature.
         foreign: ids of the processes on the card, before, meanwhile and after, that are not the benchmark's.
+        foreign_cpu_share: of the time of a CPU's cores, that other processes had; None where that is not known.
         lacking: what the card does not tell of what a reading is known to be good by.
     """
 
@@ -123,6 +125,7 @@ class SteadyWindow:
     warm_up_slope_c_per_s: float | None
     unsettled: bool
     foreign: frozenset[int]
+    foreign_cpu_share: float | None
     lacking: tuple[str, ...]
 
     @property
@@ -147,6 +150,7 @@ class SteadyWindow:
             "lacks_sensors": bool(self.lacking),
             "starved": self.starved_share > STARVED,
             "shared": bool(self.foreign),
+            "busy_host": (self.foreign_cpu_share or 0.0) > BUSY,
             "throttled_power": self._throttled("power_cap"),
             "throttled_thermal": self._throttled(*THERMAL),
             "throttled_other": self._throttled(*OTHER_SLOWDOWNS),
@@ -183,6 +187,7 @@ class SteadyWindow:
             lacks=self.lacking or None,
             throttle_shares={name: round(share, 3) for name, share in self.seen.throttle_shares.items()} or None,
             foreign_processes=tuple(sorted(self.foreign)[:16]) or None,
+            foreign_cpu_share=None if self.foreign_cpu_share is None else round(self.foreign_cpu_share, 3),
             temperature_slope_c_per_s=None if slope_c_per_s is None else round(slope_c_per_s, 2),
             warm_up_slope_c_per_s=None if warm_up_c_per_s is None else round(warm_up_c_per_s, 2),
             memory_temperature_c=self.seen.memory_temperature_c,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import time
 from pathlib import Path
 
 from farm.devices.device import Card, Device
@@ -65,7 +67,7 @@ class _Package:
 class CpuDevice(Device):
     """RAPL's package domains added up; nothing at all where the kernel hides them (virtual machines, no permission).
 
-    Foreign processes are not asked for: a CPU always runs some.
+    Foreign processes are not asked for, since a CPU always runs some, but how much they take is.
     """
 
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:
@@ -94,3 +96,15 @@ class CpuDevice(Device):
             return sum(package.energy_uj() for package in self._packages) / 1e3
         except (OSError, ValueError):
             return None
+
+    def foreign_cpu_s(self) -> float | None:
+        import psutil
+
+        cores = os.sched_getaffinity(0)
+        try:
+            times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
+        except (OSError, ValueError, psutil.Error):
+            return None
+        # A virtual machine's host takes its part as well (steal).
+        busy_s = sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in times)
+        return (busy_s - time.process_time()) / len(times) if busy_s else None

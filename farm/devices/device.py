@@ -99,6 +99,10 @@ class Device(ABC):
         """Ids of the processes that compute on the card, as the driver sees them: host ids, inside containers too."""
         return None
 
+    def foreign_cpu_s(self) -> float | None:
+        """CPU time that others have had of the cores which this process may use, by core, where these are the card. Unit: s."""
+        return None
+
     def close(self) -> None:
         """Let go of the driver."""
         return None

@@ -50,6 +50,20 @@ def hardware_checks(current: Settings) -> Iterator[Check]:
             yield from _card_here(card, current)
 
 
+def disturbances(cards: Sequence[Card], current: Settings) -> Iterator[Check]:
+    """What would make readings on these cards worth little, before any is taken: a busy CPU, foreign processes on a GPU."""
+    for card in cards:
+        with contextlib.suppress(FarmError):
+            if card.kind == "cpu" and (busy := _load()).level != "ok":
+                yield busy
+            elif card.kind == "cuda":
+                device = open_device(card)
+                try:
+                    yield from _foreign(f"card {card.index}", card, device.compute_processes(), current)
+                finally:
+                    device.close()
+
+
 def _driver() -> tuple[str, tuple[int, int], str]:
     """(driver version, the newest CUDA it runs, why it does not answer)."""
     import pynvml

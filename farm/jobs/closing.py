@@ -80,11 +80,14 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()
+    following, why = None, ""
     try:
         following = _next_round(session, job, request, evidence.parts, verdict)
     except (NoSuchCard, UsageError) as error:  # the cards are not what they were; raised before anything is planned
-        following = None
         why = f"No further round could be planned: {error.message}"
+    if request.operators == ("auto",) and verdict.too_large and following is None:
+        why = why or "No operator type was added: the sum is too large already."
+    if why:
         row.details = {**row.details, "reasons": [*row.details["reasons"], why]}
         session.add(row)
     if following is not None:
@@ -130,8 +133,12 @@ def _next_round(
     if newest is not None and newest.id != this.capture_id:
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
-    # Without a whole no accuracy can be reached, whatever is added.
-    if request.operators == ("auto",) and verdict.outcome == "fail":
+    # Without a whole, or with readings that say nothing, no accuracy can be reached whatever is added. Nor with a sum that
+    # is too large already: every type that is added makes it larger.
+    if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
+        return None
+    remember_significant(session, this.operators, "loop")
+    if verdict.outcome == "fail":
         added = next_operators(parts, significant(session), target=request.target)
         if added:
             remember_significant(session, added, job.id)

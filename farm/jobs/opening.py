@@ -16,7 +16,7 @@ from sqlmodel import Session, col, select
 from farm.devices.installed import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, did_you_mean
 from farm.jobs import jobs
-from farm.jobs.closing import remember_significant, significant
+from farm.jobs.closing import significant
 from farm.jobs.planning import Planned, add_tuples, note_planning
 from farm.prediction.roofline import roofline_of
 from farm.store import tables
@@ -104,7 +104,7 @@ def open_job(
     if tuples is None:
         tuples = tuples_of(database, request, card_ids)
     ready()
-    with database.write() as session:
+    with database.read() as session:
         scope = _first_scope(session, request, tuples.capture_id, card_ids)
     planned = jobs.create(
         database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned
@@ -237,9 +237,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
         card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
     )
     parts = unscoped_parts(session, capture_id, roofline)
-    first = next_operators(parts, significant(session), target=request.target)
-    remember_significant(session, first, "loop")
-    return first
+    return next_operators(parts, significant(session), target=request.target)
 
 
 def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:

@@ -16,6 +16,7 @@ linearly, as large as the canaries show it. Quadrature alone would give absurdly
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -119,16 +120,20 @@ def aggregate(
         asked_share=_share(parts, lambda part: part.in_scope),
     )
     judgement = judge(sums, target)
+
+    def hold(comparison: Comparison) -> Comparison:
+        return dataclasses.replace(comparison, held=judgement.held)
+
     return Verdict(
         outcome=judgement.outcome,
         target=target,
         launch=launch,
         reasons=judgement.reasons,
         coverage=sums.coverage,
-        time=time,
-        energy=energy,
-        energy_above_idle=above_idle,
-        power=power,
+        time=hold(time),
+        energy=energy and hold(energy),
+        energy_above_idle=above_idle and hold(above_idle),
+        power=power and hold(power),
         systematic_time=systematic_time,
         systematic_energy=systematic_energy,
         systematic_note=note,

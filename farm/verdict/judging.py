@@ -10,6 +10,9 @@ from farm.verdict.audit import KernelAudit
 from farm.verdict.figures import Whole
 from farm.verdict.verdict import Comparison, Outcome
 
+#: Flags of readings that were not left alone -> what happened to them.
+DISTURBED = {"busy_host": "Other programs used the CPU", "shared": "Other processes computed on the card"}
+REPEAT = "Repeat when it is quiet, with --reuse none."
 KERNELS_ALIKE = 0.98  # share of the kernel time below which a verdict says that other kernels run
 APART = 3.0  # times their intervals: from here on the wholes of two cards contradict each other
 
@@ -43,13 +46,15 @@ class Sums:
 class Judgement:
     """The outcome with its reasons: first why it is no pass, then what limits it.
 
-    `asked_for` and `asked_share` are told only where what was asked for by name cannot reach the target.
+    `asked_for` and `asked_share` are told only where what was asked for by name cannot reach the target. `held` is False
+    where the readings say nothing of the model: the one reason says why, and there is no gap to tell.
     """
 
     outcome: Outcome
     reasons: tuple[str, ...]
     asked_for: tuple[str, ...] = ()
     asked_share: float | None = None
+    held: bool = True
 
 
 def judge(sums: Sums, target: float) -> Judgement:
@@ -59,6 +64,8 @@ def judge(sums: Sums, target: float) -> Judgement:
     """
     if sums.time.gap is None or not sums.measured:
         return Judgement("none", tuple(_nothing_to_judge(sums)))
+    if why := _why_meaningless(sums, 1 - target):
+        return Judgement("none", (why,), held=False)
     if sums.asked and sums.asked_share is not None and sums.asked_share < target:
         few = (
             f"Only {', '.join(sums.asked)} {'was' if len(sums.asked) == 1 else 'were'} asked for: "
@@ -117,15 +124,36 @@ def _limits(sums: Sums, target: float, *, judged: bool = True) -> Iterator[str]:
     yield from _contradicted(sums, target)
 
 
+def _why_meaningless(sums: Sums, allowed: float) -> str:
+    """Why the readings say nothing of the model, "" where they do.
+
+    Most of them, or a whole, were not left alone; or they did not converge and leave sum or whole more unsure than a gap
+    may be. How large the gap is decides nothing: it is what is in doubt.
+    """
+    for flag, what in DISTURBED.items():
+        if which := _mostly(sums, flag):
+            return f"{what} during {which}, which says nothing of the model then. {REPEAT}"
+    pairs = [(held.total, held.whole) for _, held in sums.compared if held.whole]
+    unsure = max((math.hypot(total.relative, whole.relative) for total, whole in pairs), default=0.0)
+    if unsure > allowed and (told := next(_unsettled(sums), "")):
+        return f"{told} The gap would be known to ± {_percent(unsure)} only."
+    return ""
+
+
 def _unsettled(sums: Sums) -> Iterator[str]:
     """Whether most readings, or a whole, ended at the ceiling: then the figures say more of the moment than of the model."""
+    if which := _mostly(sums, "not_converged"):
+        why = "other programs used this card or CPU, or windows were short"
+        yield f"{which[0].upper()}{which[1:]} did not converge: {why}. {REPEAT}"
+
+
+def _mostly(sums: Sums, flag: str) -> str:
+    """Which readings have a flag, where most have it or a whole does; else ""."""
     of_wholes = [whole.reading for whole in sums.wholes if whole.reading]
-    total, loose = sums.measured + len(of_wholes), sums.flags.get("not_converged", 0)
-    mend = "other programs used this card or CPU, or windows were short. Repeat when it is quiet, with --reuse none."
-    if 2 * loose > total:
-        yield f"{loose} of {total} readings did not converge: {mend}"
-    elif any("not_converged" in reading.flags for reading in of_wholes):
-        yield f"The whole model's reading did not converge: {mend}"
+    total, flagged = sums.measured + len(of_wholes), sums.flags.get(flag, 0)
+    if 2 * flagged > total:
+        return f"{flagged} of {total} readings"
+    return "the whole model's reading" if any(flag in reading.flags for reading in of_wholes) else ""
 
 
 def _unsure(name: str, held: Comparison, allowed: float) -> Iterator[str]:

@@ -27,16 +27,18 @@ class Comparison:
     """Sum against whole of one quantity, in one unit. `gap` is relative and signed.
 
     `common` is the part of the total's half-width that longer windows do not narrow: what neighbours in the model, or
-    clocks at the power limit, leave unsure of all tuples alike. It is not stored.
+    clocks at the power limit, leave unsure of all tuples alike. It is not stored. Where the readings say nothing of the
+    model, as on a busy host, the two are not `held` against each other: there is no gap.
     """
 
     total: Figure
     whole: Figure | None = None
     common: float = 0.0
+    held: bool = True
 
     @property
     def gap(self) -> Figure | None:
-        if self.whole is None or not self.whole.value:
+        if self.whole is None or not self.whole.value or not self.held:
             return None
         ratio = self.total.value / self.whole.value
         return Figure(ratio - 1, abs(ratio) * math.hypot(self.total.relative, self.whole.relative))
@@ -106,6 +108,12 @@ class Verdict:
         """Whether it did not pass, other than because only a part of the model was asked for, all of which was read."""
         partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
         return self.outcome != "pass" and not partial
+
+    @property
+    def too_large(self) -> bool:
+        """Whether a sum exceeds its whole by more than the target allows."""
+        gaps = (held.gap for held in (self.time, self.energy) if held)
+        return any(gap.value > 1 - self.target for gap in gaps if gap)
 
     def withheld(self, reason: str) -> Verdict:
         """The same figures without an outcome, for this reason alone."""
@@ -181,8 +189,9 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
         value = data[f"{prefix}_{name}_{_UNITS[name]}"]
         return None if value is None else Figure(value, data[f"{prefix}_{name}_half_width_{_UNITS[name]}"])
 
-    total = figure("sum")
-    return None if total is None else Comparison(total, figure("whole"))
+    total, whole = figure("sum"), figure("whole")
+    held = not (whole and whole.value) or data[f"gap_{name}"] is not None
+    return None if total is None else Comparison(total, whole, held=held)
 
 
 def _whole_to_json(whole: Whole) -> dict[str, Any]:

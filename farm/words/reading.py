@@ -147,6 +147,7 @@ class Details:
     lacks: tuple[str, ...] | None = None  # what it does not tell of what a reading is known to be good by
     throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
     foreign_processes: tuple[int, ...] | None = None  # process ids seen on the card that are not the benchmark's
+    foreign_cpu_share: float | None = None  # of a CPU's cores: their time that other processes had, 0 to 1
     temperature_slope_c_per_s: float | None = None  # within the window
     warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
     memory_temperature_c: float | None = None

@@ -22,7 +22,7 @@ from farm.jobs import cards, owner
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.words.protocol import Software
-from tasks import diagnosis
+from tasks import diagnosis, embedded
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.planned import plan, register
 
@@ -221,6 +221,19 @@ def test_a_busy_cpu_is_told_unless_a_measurement_is_what_it_is_busy_with(examine
     assert "worth little" in told
     with CardLock(settings().cpu_card_id, settings().lock_dir):
         assert levels(examined(), "load") == []
+
+
+def test_a_run_says_what_would_make_its_readings_worthless_before_it_begins(farm, monkeypatch):
+    def not_begun():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (999.0, 0.0, 0.0))
+    monkeypatch.setattr(embedded, "BrokerServer", not_begun)
+    said = farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
+    assert "warning: 999.0 in the last minute on" in said
+    assert said.index("warning:") < said.index("Starting workers")
+    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert "warning" not in farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
 
 
 def test_gpus_that_are_hidden_are_told(examined, monkeypatch):

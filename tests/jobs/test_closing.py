@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from sqlmodel import select
 
 from farm.benchmark.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.closing import Closing, close_round, end_without_sum
+from farm.jobs.closing import Closing, close_round, end_without_sum, significant
 from farm.store import calls, content, tables
 from farm.words.verification import Verification
-from tests.planned import claim, complete, items_of, plan, plan_model, register
+from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 
 
@@ -120,6 +121,22 @@ def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database
     with any_database.read() as session:
         assert session.get_one(tables.Job, job_id).state == "done"
         assert session.get(tables.SignificantOperator, "ReLU") is not None
+
+
+@pytest.mark.parametrize("changes", [{"flags": ("busy_host",)}, {"time_us": 20.0}])
+def test_the_accuracy_loop_adds_nothing_to_a_sum_that_says_nothing_or_is_too_large(database, changes):
+    (card,) = register(database, 0)
+    job_id = plan_model(database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.9)
+    for item in items_of(database, job_id):
+        changed = item.role == "tuple" or "flags" in changes
+        reading = dataclasses.replace(READING, **changes) if changed else READING
+        complete(database, claim(database, item), card, reading=reading)
+    assert close_round(database, job_id, 1).closing is Closing.DONE
+    with database.read() as session:
+        assert significant(session) == set()
+    (verdict,) = verdicts(database, job_id)
+    if verdict.outcome == "fail":
+        assert verdict.details["reasons"][-1] == "No operator type was added: the sum is too large already."
 
 
 def test_where_no_further_round_can_be_planned_the_verdict_stands_and_says_why(any_database):

@@ -153,6 +153,40 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
     assert reason.startswith("The whole model's reading did not converge")
 
 
+@pytest.mark.parametrize("whole_us", [100, 31])
+@pytest.mark.parametrize(
+    ("flag", "half", "why"),
+    [
+        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings, which says nothing of the model then."),
+        ("shared", 0.0, "Other processes computed on the card during 2 of 3 readings"),
+        ("not_converged", 2.0, "2 of 3 readings did not converge"),
+    ],
+)
+def test_readings_that_were_disturbed_give_no_verdict_and_no_gap_however_wide_it_is(whole_us, flag, half, why):
+    parts = [part(read=reading(20, half, flags=(flag,))), part("add", read=reading(10, half, flags=(flag,)))]
+    verdict = judge(parts, reading(whole_us, energy_mj=4))
+    assert (verdict.outcome, verdict.missed, len(verdict.reasons)) == ("none", True, 1)
+    assert verdict.reasons[0].startswith(why)
+    assert "--reuse none" in verdict.reasons[0]
+    assert {held.gap for held in (verdict.time, verdict.energy, verdict.power, verdict.energy_above_idle)} == {None}
+    assert verdict.time.whole.value == whole_us
+    again = Verdict.from_json(json.loads(json.dumps(verdict.to_json())))
+    assert (again.time.gap, again.columns()) == (None, verdict.columns())
+    assert (verdict.columns()["accuracy_time"], verdict.columns()["accuracy_energy"]) == (None, None)
+
+
+def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
+    calm = part(read=reading(30))
+    assert (
+        judge([calm], reading(30, energy_mj=2, flags=("busy_host",)))
+        .reasons[0]
+        .startswith("Other programs used the CPU during the whole model's reading")
+    )
+    few = [calm, part("add", count=0, read=reading(1, flags=("busy_host",)))]
+    assert judge(few, reading(30, energy_mj=2)).outcome == "pass"
+    assert judge(few, reading(90, energy_mj=2)).outcome == "fail"  # wide, and nothing was in the way
+
+
 def test_a_few_operators_of_a_model_are_not_judged():
     parts = [part("MaxPool2d", read=reading(3)), part("Conv2d", weight=99.0, in_scope=False)]
     verdict = judge(parts, reading(100), asked=("MaxPool2d",))
