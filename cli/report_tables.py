@@ -5,6 +5,7 @@ Formatting, no logic; what is shown was worked out by `farm.report`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -213,7 +214,7 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
     if verdict.kernels:
         tables.row(grid, " ", "kernels", _kernels(verdict.kernels))
     if timed := report.verification.in_model:
-        tables.row(grid, " ", "in model", _in_model(timed))
+        tables.row(grid, " ", "in model", _in_model(timed, report.verification.read_at_s))
     if verdict.flags:
         tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
@@ -281,12 +282,15 @@ def _kernel_name(name: str, most: int = 48) -> str:
     return short if len(short) <= most else short[: most - 1] + "…"
 
 
-def _in_model(timed: InModelTimes) -> str:
+def _in_model(timed: InModelTimes, read_at_s: float | None) -> str:
+    passes = f"median of {timed.passes} passes"
+    if read_at_s is not None:
+        passes += f", read {span(time.time() - read_at_s)} ago"
     if timed.source != "kernels":
-        return f"each call by the clock where it stands, median of {timed.passes} passes"
+        return f"each call by the clock where it stands, {passes}"
     share = timed.attributed_share or 0.0
     missing = "" if share >= 0.999 else f"; {percent(1 - share)} of the kernel time belongs to no call"
-    return f"the kernels of each call where it stands, without the gaps between them, median of {timed.passes} passes{missing}"
+    return f"the kernels of each call where it stands, without the gaps between them, {passes}{missing}"
 
 
 def _rounds(report: Report) -> Table:

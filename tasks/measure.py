@@ -239,7 +239,7 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
 
     predicted, verify = None, False
     if claimed.role == "whole" and claimed.capture_id is not None:
-        predicted, verify = _when_there(partial(predicted_counts, worker.database, claimed.capture_id))
+        predicted, verify = _when_there(partial(predicted_counts, worker.database, claimed.capture_id, claimed.job_id))
         if not verify and worker.benchmark.card.kind != "simulated":
             predicted = None  # they serve verifying; only a simulated card makes its figures of them
     try:

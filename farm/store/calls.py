@@ -13,7 +13,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.store import tables
 from farm.store.content import StoredCall, store_capture, store_operators
-from farm.store.database import Database
+from farm.store.database import Database, read_clock_s
 from farm.words.data_classes import class_of
 from farm.words.validation import parse
 from farm.words.verification import Verification
@@ -74,12 +74,17 @@ def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str
     return dict(number)
 
 
-def predicted_counts(database: Database, capture_id: int) -> tuple[dict[str, int], bool]:
-    """Tuple id -> calls, and whether they are still to be held against a card."""
+def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:
+    """Tuple id -> calls, and whether they are to be held against a card for this job.
+
+    They are, unless a card has said something of them since the job began: what calls took in the running model is read
+    with the whole, and as new as that.
+    """
     with database.read() as session:
         capture = session.get_one(tables.Capture, capture_id)
-        awaited = capture.origin != "observed" and not capture.verification
-        return counts(session, capture_id), awaited
+        began_s = session.get_one(tables.Job, job_id).created_at_s
+        read_at_s = Verification.from_json(capture.verification).read_at_s
+        return counts(session, capture_id), read_at_s is None or read_at_s < began_s
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
@@ -104,7 +109,7 @@ def store_observed(
 
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)
-        verification = dataclasses.replace(_labelled(session, found), card=card_id)
+        verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
         session.add(predicted)
         if observed is None:

@@ -57,6 +57,7 @@ class Verification:
         numerics: the flags under which kernels were chosen and calls timed (``tf32`` ...), on or off.
         differences: all of the above that speaks against the prediction, in words; some of `difference_count`.
         card: the id of the card.
+        read_at_s: when it was kept, by the database's clock, in seconds since 1970.
         simulated: no model ran.
         other: what this version does not know, as it was written.
     """
@@ -75,6 +76,7 @@ class Verification:
     differences: tuple[str, ...] | None = None
     difference_count: int | None = None
     card: str | None = None
+    read_at_s: float | None = None
     simulated: bool | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
     flat = " ".join(shown(database, job_id).split())
     assert "tuples timed among other operators: -" in flat
     assert "25.0 % of the weights stay in the cache" in flat
+
+
+def test_how_old_the_times_in_the_model_are_is_said(database):
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        capture = session.exec(select(tables.Capture)).one()
+        timed = {"in_model": {"source": "clock", "passes": 3, "calls_us": {}}, "read_at_s": time.time() - 7205.0}
+        capture.verification = {**capture.verification, **timed, "card": rows.CARD}
+    found = " ".join(shown(database, job_id).split())
+    assert "in model each call by the clock where it stands, median of 3 passes, read 2 h ago" in found
 
 
 def test_an_open_job_says_that_it_is_preliminary(database):

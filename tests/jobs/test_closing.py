@@ -107,6 +107,23 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
     assert kept["missing"] == {operator.id: 1}
 
 
+def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_the_next(any_database):
+    def asked(job_id):
+        with any_database.read() as session:
+            capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
+        return calls.predicted_counts(any_database, capture_id, job_id)[1], capture_id
+
+    cards = register(any_database, 0)
+    first = plan_model(any_database, cards, ["Conv2d", "ReLU"])
+    awaited, capture_id = asked(first)
+    assert awaited
+    calls.store_observed(any_database, capture_id, None, Verification(matches=True), card_id="CPU-0")
+    assert asked(first) == (False, capture_id)
+    with any_database.write() as session:  # a job that was made after that
+        session.get_one(tables.Job, first).created_at_s += 1.0
+    assert asked(first) == (True, capture_id)
+
+
 def test_the_accuracy_loop_adds_operators_until_there_are_none_left(any_database):
     (card,) = register(any_database, 0)
     job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"], operators=("auto",), scope=("Conv2d",), target=0.999)
