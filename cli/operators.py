@@ -28,9 +28,13 @@ def operators(
 
     size = find(model).check_size(input_size)
     listed = list_operators(Variant(model, batch, size, dtype, memory_format, mode))
+    if listed.refusal is not None and not listed.gaps:
+        raise listed.refusal
     if as_json:
         emit_json(listed.to_json())
-    else:
+    elif listed.rows:
         from cli import lists
 
         show(lists.operators(listed.to_json()["operators"], str(listed.variant)))
+    if listed.refusal is not None:
+        raise listed.refusal

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlmodel import Session, col, select
 
 from farm.devices.installed import torch_version
-from farm.errors import CaptureError, NoSuchJob, UnknownOperator, did_you_mean
+from farm.errors import NoSuchJob, UnknownOperator, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
 from farm.jobs.planning import Planned, add_tuples, note_planning
@@ -284,13 +284,8 @@ def _predict(database: Database, variant: Variant, *, device_type: str, grad: bo
 
     apart = take_apart(variant, device_type=device_type, grad=grad)
     taken = apart.capture
-    if taken.gaps or taken.overlaps:
-        what = (*taken.gaps, *taken.overlaps)
-        raise CaptureError(
-            f"{variant.model} cannot be taken apart completely: {'; '.join(what[:3])}"
-            + (f" and {len(what) - 3} more." if len(what) > 3 else "."),
-            "Its sum would miss these calls. Write the part with public PyTorch functions and modules.",
-        )
+    if (refusal := apart.refusal(variant.model)) is not None:
+        raise refusal
     with database.write() as session:
         store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
         store_variant(session, variant, flops=apart.flops, bytes_moved=apart.bytes_moved, model_flops=apart.model_flops)

@@ -315,7 +315,7 @@ def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
         sys.path.append(folder)  # last: nothing in it may stand in for what is installed
     try:
         made = getattr(importlib.import_module(module_name), function_name)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SettingsError(
             f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
             "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and check "

@@ -91,10 +91,10 @@ def _watched(
             model(*args, **(kwargs or {}))
     except CaptureError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = f" at '{recorder.path}'" if recorder.path else ""
         raise CaptureError(
-            f"The model raised{where}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run the model alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
     return recorder.result(grad_enabled, model.training)

@@ -73,7 +73,7 @@ def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] 
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(*args, **(kwargs or {}))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run it alone on this input; make tensors on the input's device, and read no values back from them.",

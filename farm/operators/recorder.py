@@ -31,6 +31,8 @@ from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
 #: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]]], None]
 
+UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
+
 
 @dataclass(frozen=True)
 class Call:
@@ -300,7 +302,7 @@ class Recorder:
     ) -> Given | None:
         """What a call is given; None where a tuple cannot hold it, and then what has cost anything is a gap."""
         if torch.is_autocast_enabled(self.device_type):
-            self._gap(call, "it runs under autocast, which a tuple does not hold")
+            self._gap(call, UNDER_AUTOCAST)
             return None
         table = TensorTable(self.roles)
         try:

@@ -5,7 +5,9 @@ One pass of the model on the CPU, with the same seeded weights that it has on th
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -39,15 +41,16 @@ def seen_values(variant: Variant, flops: int = 0) -> SeenCalls | None:
     batch = 2  # so that what is common to all samples can be told
     if flops * batch / variant.batch > MOST_FLOPS:
         return None
-    if sum(tensor.numel() for tensor in catalog.build(variant.model).parameters()) > MOST_PARAMETERS:
-        return None
-    # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
-    model = catalog.build(variant.model, device="cpu", mode=variant.mode)
-    arguments = catalog.example_inputs(variant.model, batch, variant.input_size, device="cpu")
-    try:
-        return watch(model, arguments)
-    except FarmError:
-        return None
+    with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
+        if sum(tensor.numel() for tensor in catalog.build(variant.model).parameters()) > MOST_PARAMETERS:
+            return None
+        # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
+        model = catalog.build(variant.model, device="cpu", mode=variant.mode)
+        arguments = catalog.example_inputs(variant.model, batch, variant.input_size, device="cpu")
+        try:
+            return watch(model, arguments)
+        except FarmError:
+            return None
 
 
 def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from farm.errors import CaptureError
 from farm.models import catalog
 from farm.operators.capture import Capture, predict
 from farm.operators.cost import Cost, cost, model_flops
+from farm.operators.recorder import UNDER_AUTOCAST
 from farm.words.protocol import Variant
+
+MOST_PLACES = 3  # told of one reason
 
 
 @dataclass(frozen=True)
@@ -28,26 +35,59 @@ class TakenApart:
         """Of one pass, all calls."""
         return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
 
+    def refusal(self, name: str) -> CaptureError | None:
+        """Why a model of this name cannot be summed from its operators; None where it can."""
+        gaps, overlaps = self.capture.gaps, self.capture.overlaps
+        if gaps or overlaps:
+            mend = "Its sum would miss these calls. Write the part with public PyTorch functions and modules."
+            if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
+                mend = "Take torch.autocast out of the model, and have all of it in one type: --dtype bfloat16."
+            return CaptureError(f"{name} cannot be taken apart completely: {_each_reason_once(gaps + overlaps)}.", mend)
+        if not self.capture.calls:
+            return CaptureError(
+                f"{name} has no operators: on its example input no call costs anything.",
+                "Give it an example input that it works on.",
+            )
+        return None
+
+
+def _each_reason_once(gaps: Iterable[str]) -> str:
+    """The texts of gaps and overlaps, each reason with the calls that it is about."""
+    places: dict[str, dict[str, None]] = {}
+    for gap in gaps:
+        where, _, reason = gap.partition(": ")
+        operator, _, call = where.partition(" at ")
+        # What the call is tells more than which aten operators are inside.
+        place = f"at {call}" if " in " in call else f"{operator} at {call}"
+        places.setdefault(reason, {})[place] = None
+    told = []
+    for reason, found in places.items():
+        more = f" and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
+        told.append(f"{reason} ({'; '.join(list(found)[:MOST_PLACES])}{more})")
+    return "; ".join(told)
+
 
 def take_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> TakenApart:
-    """Take a variant apart, as it would run on a kind of device. Computes nothing; gaps and overlaps are the caller's to judge.
+    """Take a variant apart, as it would run on a kind of device. Computes nothing; whether that will do is the caller's to
+    ask (`TakenApart.refusal`).
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
         CaptureError: the model does not run.
     """
-    model = catalog.build(
-        variant.model, device="meta", dtype=variant.dtype, memory_format=variant.memory_format, mode=variant.mode
-    )
-    arguments = catalog.example_inputs(
-        variant.model,
-        variant.batch,
-        variant.input_size,
-        dtype=variant.dtype,
-        device="meta",
-        memory_format=variant.memory_format,
-    )
-    # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
-    flops = model_flops(model, arguments)
-    taken = predict(model, arguments, device_type=device_type, grad_enabled=grad)
+    with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
+        model = catalog.build(
+            variant.model, device="meta", dtype=variant.dtype, memory_format=variant.memory_format, mode=variant.mode
+        )
+        arguments = catalog.example_inputs(
+            variant.model,
+            variant.batch,
+            variant.input_size,
+            dtype=variant.dtype,
+            device="meta",
+            memory_format=variant.memory_format,
+        )
+        # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
+        flops = model_flops(model, arguments)
+        taken = predict(model, arguments, device_type=device_type, grad_enabled=grad)
     return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, flops)

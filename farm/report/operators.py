@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from farm.errors import FarmError
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.words.label import label_of, told_apart
 from farm.words.protocol import Variant
@@ -31,6 +32,7 @@ class Operators:
     rows: tuple[OperatorRow, ...]
     model_flops: int
     gaps: tuple[str, ...] = ()
+    refusal: FarmError | None = None  # why no sum can be made of them
 
     @property
     def calls(self) -> int:
@@ -102,4 +104,4 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         for operator_id, count in taken.counts.items()
     ]
     rows.sort(key=lambda row: (-row.share, row.label))
-    return Operators(variant, tuple(rows), apart.model_flops, taken.gaps)
+    return Operators(variant, tuple(rows), apart.model_flops, taken.gaps, apart.refusal(variant.model))

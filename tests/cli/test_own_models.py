@@ -1,0 +1,86 @@
+"""Models of a person's own through the command line: what they do wrong is said, and what they print is no result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from farm.settings import settings
+
+MODELS = """
+import sys
+import torch
+from torch import nn
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.plain = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, values):
+        values = self.plain(values)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.second(self.first(values))
+
+class Loud(nn.Linear):
+    def forward(self, values):
+        print("in the model")
+        return nn.functional.relu(super().forward(values))
+
+class Ends(nn.Module):
+    def forward(self, values):
+        sys.exit("no licence")
+
+def autocast(): return Autocast(), torch.ones(2, 8)
+def ends(): return Ends(), torch.ones(2, 8)
+def ends_early(): sys.exit("no such card")
+def nothing(): return nn.Identity(), torch.ones(2, 8)
+
+def loud():
+    print("in the function")
+    return Loud(8, 8), torch.ones(2, 8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _models(monkeypatch, tmp_path):
+    (tmp_path / "models_that_do_wrong.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("autocast", "ends", "ends_early", "nothing", "loud")
+    monkeypatch.setenv("FARM_MODELS", json.dumps({name: f"models_that_do_wrong:{name}" for name in names}))
+    settings.cache_clear()
+
+
+def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
+    said = farm("operators", "autocast", "--json")
+    listed = json.loads(said.stdout)
+    assert (said.code, listed["calls"], len(listed["gaps"]) > 2) == (1, 1, True)
+    assert said.stderr.count("autocast, which a tuple does not hold") == 1
+    assert "(at 'first' in Linear; at 'second' in Linear)" in said.stderr
+    assert "→ Take torch.autocast out of the model" in said.stderr
+    shown = farm("operators", "autocast")
+    assert (shown.code, shown.stderr) == (1, said.stderr)
+    assert "1 tuple" in shown.stdout
+
+
+def test_what_a_model_prints_is_no_result(farm):
+    said = farm("operators", "loud", "--json")
+    assert json.loads(said.stdout)["operators"]
+    assert "in the function" in said.stderr
+    assert "in the model" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "message"),
+    [
+        ("ends_early", 2, "'models_that_do_wrong:ends_early': SystemExit: no such card"),
+        ("ends", 1, "SystemExit: no licence"),
+        ("nothing", 1, "nothing has no operators"),
+    ],
+)
+def test_a_model_that_ends_the_program_or_has_no_operators_is_refused_with_the_reason(farm, model, code, message):
+    said = farm("operators", model)
+    assert (said.code, said.stdout) == (code, "")
+    assert message in said.stderr
+    assert "→ " in said.stderr
