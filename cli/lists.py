@@ -94,10 +94,10 @@ def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
 
 
 def models(rows: Sequence[Row]) -> RenderableType:
-    """Keys: name, task, input_size, note."""
+    """Keys: name, task, input_size, parameters, flops (of one pass at batch 1), note."""
     if not rows:
         return Text("No model matches.")
-    table = tables.ruled("model", "task", ">input", "", drops=("task", ""))
+    table = tables.ruled("model", "task", ">input", ">parameters", ">FLOP a pass", "", drops=("task", ""))
     for row in rows:
         size = row.get("input_size")
         tables.row(
@@ -105,6 +105,8 @@ def models(rows: Sequence[Row]) -> RenderableType:
             tables.cell(row, "name"),
             tables.cell(row, "task"),
             f"{size} px" if size else NOTHING,
+            count_of(row.get("parameters"), "").strip(),
+            count_of(row.get("flops"), "FLOP"),
             str(row.get("note") or ""),
         )
     return table

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import AsJson
-from cli.output import emit_json, show
+from cli.output import emit_json, say, show
 
 
 def models(
@@ -17,7 +17,7 @@ def models(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of the catalog."""
+    """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
     from farm.errors import UnknownModel
     from farm.models import catalog
 
@@ -37,6 +37,8 @@ def models(
             "smallest_size": entry.input_size if entry.fixed_size else entry.smallest_size,
             "fixed_size": entry.fixed_size,
             "origin": entry.origin,
+            "parameters": entry.parameters,
+            "flops": entry.flops,
             "note": "takes this size only" if entry.fixed_size else "",
         }
         for entry in entries
@@ -47,3 +49,6 @@ def models(
         from cli import lists
 
         show(lists.models(rows))
+        say(
+            '→ Add your own in the setting `models`: FARM_MODELS=\'{"my_net": "my_package.models:my_net"}\'; docs/settings.md'
+        )

@@ -22,11 +22,11 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
-    from farm.models.catalog import find
+    from farm.models.catalog import size_for
     from farm.report.operators import operators as list_operators
     from farm.words.protocol import Variant
 
-    size = find(model).check_size(input_size)
+    size = size_for(model, input_size)
     listed = list_operators(Variant(model, batch, size, dtype, memory_format, mode))
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal

@@ -114,9 +114,9 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         if wish.model is None:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
         values: dict[str, Any] = {"batch": defaults.batch, **wish._said(_VARIANT)}
-        from farm.models.catalog import find
+        from farm.models.catalog import size_for
 
-        values["input_size"] = find(wish.model).check_size(wish.input_size)
+        values["input_size"] = size_for(wish.model, wish.input_size)
         variant = Variant(**values)
     return Request(
         variant=variant,

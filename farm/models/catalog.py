@@ -1,27 +1,22 @@
-"""From a model's name to a module and an example input: torchvision's models and the user's own.
+"""From a model's name to a module and an example input: torchvision's models and the user's own (`farm.models.own`).
 
 The names are written down here, so that listing and checking them needs no torch; a test holds the list against
 torchvision. Torch is imported only by the functions that build. Nothing is ever downloaded: weights are random,
 seeded, and equal wherever the same torch builds them.
-
-A user's own models are registered on each host in the setting ``models``: a name and 'module:function'. The
-function takes no argument and returns the module, or the module and its example inputs (a tensor, or a tuple of
-positional arguments). Its module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only what
-this host's own settings name is ever imported; messages and the database carry the name alone.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import os
+import json
 import sys
 import warnings
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
-from farm.settings import settings
+from farm.models import own
+from farm.models.entry import SMALLEST_OF_ALL, ModelEntry
 
 if TYPE_CHECKING:
     import torch
@@ -70,48 +65,13 @@ _SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 22
 _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
 _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
 _SMALLEST = {"alexnet": 63, "inception_v3": 75}
-_SMALLEST_OF_ALL = 32
-_LARGEST_OF_ALL = 4096
+
+#: name -> parameters, and FLOPs of one pass at batch 1 and the default size; made by benchmarks/model_costs.py.
+_COSTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("costs.json").read_text())
 
 DTYPES = ("float32", "float16", "bfloat16")
 MEMORY_FORMATS = ("contiguous", "channels_last")
 MODES = ("eval", "train")
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """A model of the catalog. Sizes are the side of the square input, in pixels.
-
-    ``input_size`` is the default; ``fixed_size`` says that the model takes no other, and ``smallest_size`` is the
-    least it takes. They mean nothing for a user's model whose function returns its own example inputs.
-    """
-
-    name: str
-    task: str
-    input_size: int
-    smallest_size: int = _SMALLEST_OF_ALL
-    fixed_size: bool = False
-    origin: str = "torchvision"
-
-    def check_size(self, input_size: int | None) -> int:
-        """The size to use; None is the default.
-
-        Raises:
-            UsageError: the model does not take it.
-        """
-        if input_size is None:
-            return self.input_size
-        if self.fixed_size and input_size != self.input_size:
-            raise UsageError(
-                f"{self.name} takes images of {self.input_size} px only, not {input_size} px.",
-                f"Leave the input size away, or give {self.input_size}.",
-            )
-        if not self.smallest_size <= input_size <= _LARGEST_OF_ALL:
-            raise UsageError(
-                f"{self.name} takes images from {self.smallest_size} to {_LARGEST_OF_ALL} px, not {input_size} px.",
-                f"Its default is {self.input_size}.",
-            )
-        return input_size
 
 
 def _entries(text: str, task: str) -> dict[str, ModelEntry]:
@@ -120,8 +80,9 @@ def _entries(text: str, task: str) -> dict[str, ModelEntry]:
             name=name,
             task=task,
             input_size=_SIZES.get(name, _DEFAULT_SIZE[task]),
-            smallest_size=_SMALLEST.get(name, _SMALLEST_OF_ALL),
+            smallest_size=_SMALLEST.get(name, SMALLEST_OF_ALL),
             fixed_size=name in _FIXED,
+            **_COSTS.get(name, {}),
         )
         for name in text.split()
     }
@@ -141,26 +102,23 @@ _REFUSED = {
 }
 
 
-def _user_models() -> dict[str, str]:
-    """The user's models of this host's settings: name -> 'module:function', checked but not imported."""
-    models = settings().models
-    for name, target in models.items():
-        if name in _TORCHVISION or name in _REFUSED:
-            raise SettingsError(
-                f"The setting 'models' names '{name}', which is a model of torchvision.", "Choose another name for it."
-            )
-        module, colon, function = target.partition(":")
-        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-            raise SettingsError(
-                f"The setting 'models' gives '{target}' for '{name}', which is not 'module:function'.",
-                "Write it as 'package.module:function'; the function takes no argument and returns the module.",
-            )
+def _own() -> dict[str, str]:
+    """The user's models of this host's settings: name -> 'module:function'.
+
+    Raises:
+        SettingsError: one is malformed, or has the name of a model of torchvision.
+    """
+    models = own.targets()
+    if taken := [name for name in models if name in _TORCHVISION or name in _REFUSED]:
+        raise SettingsError(
+            f"The setting 'models' names '{taken[0]}', which is a model of torchvision.", "Choose another name for it."
+        )
     return models
 
 
 def names(task: str | None = None) -> list[str]:
     """All models that can be measured, sorted; needs no torch. ``task`` narrows them."""
-    entries = [*_TORCHVISION.values(), *(_user_entry(name) for name in _user_models())]
+    entries = [*_TORCHVISION.values(), *(own.entry(name) for name in _own())]
     return sorted(entry.name for entry in entries if task in (None, entry.task))
 
 
@@ -173,17 +131,25 @@ def find(name: str) -> ModelEntry:
     """
     if name in _TORCHVISION:
         return _TORCHVISION[name]
-    if name in _user_models():
-        return _user_entry(name)
+    if name in _own():
+        return own.entry(name)
     if name in _REFUSED:
         raise UnsupportedModel(f"{name} is {_REFUSED[name]}.", "List the models with `farm models`.")
     raise UnknownModel.named(name, names())
 
 
-def _user_entry(name: str) -> ModelEntry:
-    return ModelEntry(
-        name=name, task="user", input_size=_DEFAULT_SIZE["classification"], smallest_size=1, origin="user"
-    )
+def size_for(name: str, input_size: int | None) -> int:
+    """The input size for a model where a person asked for one, or for none (None). Imports torch for a user's model that was
+    given a size.
+
+    Raises:
+        UsageError: the model does not take it, or has no use for one.
+        UnknownModel, UnsupportedModel: see `find`.
+    """
+    entry = find(name)
+    if entry.origin == "user" and input_size is not None:
+        own.refuse_size(name)
+    return entry.check_size(input_size)
 
 
 # ------------------------------------------------------------------------------------------------- building
@@ -238,7 +204,7 @@ def example_inputs(
     memory_format: str = "contiguous",
     seed: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Positional arguments for the model: images of shape (batch, 3, size, size), or clips of 16 frames.
+    """Positional arguments for what `build` returns: images of shape (batch, 3, size, size), or clips of 16 frames.
 
     Values are standard normal by ``seed``. A user's model may bring its own inputs: ``input_size`` is then ignored,
     and tensors whose first dimension is that of the first one are repeated or cut to ``batch``.
@@ -253,9 +219,11 @@ def example_inputs(
     if batch < 1:
         raise UsageError(f"The batch is {batch}; it must be at least 1.", "Give a batch of 1 or more.")
     torch_dtype, torch_format = _dtype(dtype), _memory_format(memory_format)
-    if entry.task == "user" and (own := _make_user(name)[1]) is not None:
-        own_batch = next((value.shape[0] for value in own if isinstance(value, torch.Tensor) and value.dim()), 0)
-        return tuple(_like(_batched(value, own_batch, batch), torch_dtype, torch.device(device), seed) for value in own)
+    if entry.origin == "user" and (given := own.inputs(name)) is not None:
+        own_batch = next((value.shape[0] for value in given if isinstance(value, torch.Tensor) and value.dim()), 0)
+        return tuple(
+            _like(_batched(value, own_batch, batch), torch_dtype, torch.device(device), seed) for value in given
+        )
     shape = (batch, 3, _FRAMES, size, size) if entry.task == "video" else (batch, 3, size, size)
     tensor = _random(shape, torch_dtype, torch.device(device), seed)
     if torch_format is not torch.contiguous_format and tensor.dim() == 4:
@@ -296,45 +264,13 @@ def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> An
 
 def _make(entry: ModelEntry) -> nn.Module:
     if entry.origin == "user":
-        return _make_user(entry.name)[0]
+        return own.make(entry.name)
     models = torchvision_models()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # googlenet and inception_v3 announce another default of theirs
         if entry.task == "segmentation":
             return models.get_model(entry.name, weights=None, weights_backbone=None)
         return models.get_model(entry.name, weights=None)
-
-
-def _make_user(name: str) -> tuple[nn.Module, tuple[Any, ...] | None]:
-    import torch
-    from torch import nn
-
-    target = _user_models()[name]
-    module_name, _, function_name = target.partition(":")
-    if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
-        sys.path.append(folder)  # last: nothing in it may stand in for what is installed
-    try:
-        made = getattr(importlib.import_module(module_name), function_name)()
-    except (Exception, SystemExit) as error:
-        raise SettingsError(
-            f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
-            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and check "
-            "that the function takes no argument.",
-        ) from error
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)  # a tensor would come apart along its batch
-    if not isinstance(model, nn.Module):
-        raise SettingsError(
-            f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module.",
-            "Return a torch.nn.Module, or a pair of a module and its example inputs.",
-        )
-    if any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
-        raise SettingsError(
-            f"The model '{name}' has lazy modules, whose parameters have no shapes yet.",
-            f"Call the model once on an input in '{target}', before it is returned.",
-        )
-    return model, None if inputs is None else tuple(inputs)
 
 
 @functools.cache

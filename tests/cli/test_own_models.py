@@ -52,6 +52,13 @@ def _models(monkeypatch, tmp_path):
     settings.cache_clear()
 
 
+@pytest.mark.parametrize("verb", ["operators", "run"])
+def test_an_input_size_that_would_be_ignored_is_refused(farm, verb):
+    said = farm(verb, "loud", "--input-size", "64")
+    assert (said.code, said.stdout) == (2, "")
+    assert "loud brings its own example inputs, which --input-size does not change." in said.stderr
+
+
 def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     said = farm("operators", "autocast", "--json")
     listed = json.loads(said.stdout)

@@ -30,7 +30,12 @@ def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
         "vit_l_16",
         "vit_l_32",
     }
-    assert "resnext50_32x4d" in farm("models", "RESN").stdout
+    (one,) = json.loads(farm("models", "resnet18", "--json").stdout)["models"]
+    assert (one["parameters"], one["flops"] > 3e9) == (11_689_512, True)
+    said = farm("models", "RESN")
+    assert "resnext50_32x4d" in said.stdout
+    assert "25.6 M" in said.stdout
+    assert "Add your own in the setting `models`" in said.stderr
 
 
 def test_operators_takes_a_model_apart_without_a_farm(farm):

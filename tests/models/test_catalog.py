@@ -5,17 +5,9 @@ import sys
 
 import pytest
 
-from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
+from farm.errors import UnknownModel, UnsupportedModel, UsageError
 from farm.models import catalog
-from farm.settings import settings
-
-
-@pytest.fixture
-def user_models(monkeypatch):
-    def register(**models):
-        monkeypatch.setattr(settings(), "models", models)
-
-    return register
+from farm.words.protocol import Variant
 
 
 def test_the_written_list_is_torchvisions():
@@ -99,46 +91,12 @@ def test_dtype_and_memory_format_reach_weights_and_input():
     assert image.shape == (2, 3, 64, 64)
 
 
-def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeypatch):
-    (tmp_path / "my_models.py").write_text(
-        "import torch\n"
-        "def plain(): return torch.nn.Linear(4, 4)\n"
-        "def with_input(): return torch.nn.Linear(4, 4), (torch.empty(3, 4, device='meta'),)\n"
-        "def wrong(): return 7\n"
-        "def one(): return torch.nn.Linear(4, 4), torch.ones(3, 4)\n"
-        "def lazy(): return torch.nn.LazyLinear(4)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    user_models(mine="my_models:plain", fed="my_models:with_input", bad="my_models:wrong", lost="nowhere:plain")
-    user_models(**settings().models, one="my_models:one", lazy="my_models:lazy")
-    assert {"mine", "fed"} <= set(catalog.names())
-    assert catalog.find("mine").task == "user"
-    assert type(catalog.build("mine")).__name__ == "Linear"
-    assert catalog.example_inputs("fed", 8, device="cpu")[0].shape == (8, 4)
-    assert [tensor.shape for tensor in catalog.example_inputs("one", 2, device="cpu")] == [(2, 4)]
-    for name in ("bad", "lost", "lazy"):
-        with pytest.raises(SettingsError):
-            catalog.build(name)
+def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does():
+    from farm.operators.taking_apart import take_apart
 
-
-def test_a_users_module_is_found_in_the_folder_of_the_settings_alone_and_after_all_that_is_installed(
-    user_models, tmp_path, monkeypatch
-):
-    for name in ("beside", "torch"):
-        (tmp_path / f"{name}.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 4)\n")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    monkeypatch.chdir(tmp_path)
-    user_models(beside="beside:net")
-    with pytest.raises(SettingsError, match="No module named 'beside'") as caught:
-        catalog.build("beside")
-    assert "FARM_MODELS_PATH" in caught.value.next_step
-    monkeypatch.setattr(settings(), "models_path", ".")
-    assert type(catalog.build("beside")).__name__ == "Linear"
-    assert sys.path[-1] == str(tmp_path)
-
-
-@pytest.mark.parametrize("models", [{"resnet50": "a:b"}, {"mine": "no_colon"}, {"mine": "a b:c"}])
-def test_a_wrong_registration_is_refused(user_models, models):
-    user_models(**models)
-    with pytest.raises(SettingsError):
-        catalog.names()
+    entries = [catalog.find(name) for name in catalog.names()]
+    assert [entry.name for entry in entries if not entry.parameters or not entry.flops] == []
+    for name in ("squeezenet1_1", "mobilenet_v3_small"):
+        entry = catalog.find(name)
+        assert entry.parameters == sum(parameter.numel() for parameter in catalog.build(name).parameters())
+        assert entry.flops == take_apart(Variant(name, 1, entry.input_size)).flops

@@ -1,0 +1,35 @@
+"""Counts parameters and FLOPs of every model of torchvision into the table that `farm models` shows.
+
+    python benchmarks/model_costs.py        # writes farm/models/costs.json
+
+At batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. On meta: needs no GPU and little memory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from farm.models import catalog
+from farm.operators.taking_apart import take_apart
+from farm.words.protocol import Variant
+
+TABLE = Path(catalog.__file__).with_name("costs.json")
+
+
+def costs(name: str) -> dict[str, int]:
+    apart = take_apart(Variant(name, batch=1, input_size=catalog.find(name).input_size))
+    return {
+        "parameters": sum(parameter.numel() for parameter in catalog.build(name).parameters()),
+        "flops": apart.flops,
+    }
+
+
+def main() -> None:
+    names = [name for name in catalog.names() if catalog.find(name).origin == "torchvision"]
+    lines = [f'  "{name}": {json.dumps(costs(name))}' for name in names]
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A user's own models: found by name, fed as their functions say, taken apart with masks and all."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from farm.errors import SettingsError, UsageError
+from farm.models import catalog
+from farm.operators.taking_apart import take_apart
+from farm.settings import settings
+from farm.words.protocol import Variant
+
+TEXT = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Text(nn.Module):
+    # Words and a mask in, as BERT takes them.
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.project, self.out = nn.Embedding(100, 16), nn.Linear(16, 48), nn.Linear(16, 2)
+
+    def forward(self, input_ids, *, attention_mask=None, scale=1.0):
+        query, key, value = self.project(self.embedding(input_ids)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+WORDS = torch.arange(24).reshape(2, 12)
+MASK = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
+
+def by_name(): return Text(), {"attention_mask": MASK, "input_ids": WORDS, "scale": 0.5}
+def both_ways(): return Text(), ((WORDS,), {"attention_mask": MASK})
+def unmasked(): return Text(), (WORDS,)
+def no_name(): return Text(), {1: WORDS}
+"""
+
+
+@pytest.fixture
+def user_models(monkeypatch):
+    def register(**models):
+        monkeypatch.setattr(settings(), "models", models)
+
+    return register
+
+
+@pytest.fixture
+def text_models(user_models, tmp_path, monkeypatch):
+    (tmp_path / "text_models.py").write_text(TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    user_models(**{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name")})
+
+
+@pytest.mark.parametrize("name", ["by_name", "both_ways"])
+def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_models, name):
+    apart = take_apart(Variant(name, batch=4, input_size=224))
+    assert apart.refusal(name) is None
+    assert sum(call.module_path.endswith("project") for call in apart.capture.calls) == 1
+    (attention,) = [spec for spec in apart.capture.tuples.values() if spec.short_name == "scaled_dot_product_attention"]
+    assert [tensor.shape for tensor in attention.tensors if tensor.dtype == "bool"] == [(4, 1, 1, 12)]
+    assert attention.keywords["scale"] == (0.5 if name == "by_name" else 1.0)
+
+
+def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
+    import text_models as module
+
+    model, given = catalog.build("by_name", device="cpu"), catalog.example_inputs("by_name", 2, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(model(*given), model.model(module.WORDS, attention_mask=module.MASK, scale=0.5))
+        assert not torch.equal(model(*given), model.model(module.WORDS, scale=0.5))
+
+
+def test_a_size_is_refused_by_a_model_that_brings_its_inputs(text_models):
+    with pytest.raises(UsageError, match="unmasked brings its own example inputs"):
+        catalog.size_for("unmasked", 128)
+    assert catalog.size_for("unmasked", None) == 224
+
+
+def test_an_argument_needs_a_name(text_models):
+    with pytest.raises(SettingsError, match="1, which is no name"):
+        catalog.build("no_name")
+
+
+def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "def plain(): return torch.nn.Linear(4, 4)\n"
+        "def with_input(): return torch.nn.Linear(4, 4), (torch.empty(3, 4, device='meta'),)\n"
+        "def wrong(): return 7\n"
+        "def one(): return torch.nn.Linear(4, 4), torch.ones(3, 4)\n"
+        "def lazy(): return torch.nn.LazyLinear(4)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    user_models(mine="my_models:plain", fed="my_models:with_input", bad="my_models:wrong", lost="nowhere:plain")
+    user_models(**settings().models, one="my_models:one", lazy="my_models:lazy")
+    assert {"mine", "fed"} <= set(catalog.names())
+    assert catalog.find("mine").task == "user"
+    assert type(catalog.build("mine")).__name__ == "Linear"
+    assert catalog.example_inputs("fed", 8, device="cpu")[0].shape == (8, 4)
+    assert [tensor.shape for tensor in catalog.example_inputs("one", 2, device="cpu")] == [(2, 4)]
+    for name in ("bad", "lost", "lazy"):
+        with pytest.raises(SettingsError):
+            catalog.build(name)
+
+
+def test_a_users_module_is_found_in_the_folder_of_the_settings_alone_and_after_all_that_is_installed(
+    user_models, tmp_path, monkeypatch
+):
+    for name in ("beside", "torch"):
+        (tmp_path / f"{name}.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 4)\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    user_models(beside="beside:net")
+    with pytest.raises(SettingsError, match="No module named 'beside'") as caught:
+        catalog.build("beside")
+    assert "FARM_MODELS_PATH" in caught.value.next_step
+    monkeypatch.setattr(settings(), "models_path", ".")
+    assert type(catalog.build("beside")).__name__ == "Linear"
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("models", [{"resnet50": "a:b"}, {"mine": "no_colon"}, {"mine": "a b:c"}])
+def test_a_wrong_registration_is_refused(user_models, models):
+    user_models(**models)
+    with pytest.raises(SettingsError):
+        catalog.names()
