@@ -6,15 +6,22 @@ import contextlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from farm.errors import CaptureError
 from farm.models import catalog
-from farm.operators.capture import Capture, predict
+from farm.operators.capture import Capture, capture, predict
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.recorder import UNDER_AUTOCAST
 from farm.words.protocol import Variant
 
+if TYPE_CHECKING:
+    from torch import nn
+
 MOST_PLACES = 3  # told of one reason
+MOST_PARAMETERS = 500_000_000  # of a model that is run for real: 2 GB in single precision
 
 
 @dataclass(frozen=True)
@@ -68,26 +75,34 @@ def _each_reason_once(gaps: Iterable[str]) -> str:
 
 
 def take_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> TakenApart:
-    """Take a variant apart, as it would run on a kind of device. Computes nothing; whether that will do is the caller's to
-    ask (`TakenApart.refusal`).
+    """Take a variant apart, as it would run on a kind of device; whether that will do is the caller's to ask
+    (`TakenApart.refusal`).
+
+    Computes nothing, but for a user's model that reads values back, as one does that looks whether its mask hides
+    anything: where it does not run without values, it is run on the CPU.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
         CaptureError: the model does not run.
     """
     with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
-        model = catalog.build(
-            variant.model, device="meta", dtype=variant.dtype, memory_format=variant.memory_format, mode=variant.mode
-        )
-        arguments = catalog.example_inputs(
-            variant.model,
-            variant.batch,
-            variant.input_size,
-            dtype=variant.dtype,
-            device="meta",
-            memory_format=variant.memory_format,
-        )
-        # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
-        flops = model_flops(model, arguments)
-        taken = predict(model, arguments, device_type=device_type, grad_enabled=grad)
+        model, arguments = _built(variant, "meta")
+        try:
+            # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
+            flops = model_flops(model, arguments)
+            taken = predict(model, arguments, device_type=device_type, grad_enabled=grad)
+        except CaptureError:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            if catalog.find(variant.model).origin != "user" or parameters > MOST_PARAMETERS:
+                raise
+            model, arguments = _built(variant, "cpu")
+            with sdpa_kernel(SDPBackend.MATH):  # the counter knows no CPU's fused attention; meta takes none either
+                flops = model_flops(model, arguments)
+            taken = capture(model, arguments, grad_enabled=grad)
     return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, flops)
+
+
+def _built(variant: Variant, device: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    about: dict[str, Any] = {"device": device, "dtype": variant.dtype, "memory_format": variant.memory_format}
+    model = catalog.build(variant.model, mode=variant.mode, **about)
+    return model, catalog.example_inputs(variant.model, variant.batch, variant.input_size, **about)

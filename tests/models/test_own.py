@@ -27,7 +27,9 @@ class Text(nn.Module):
 
     def forward(self, input_ids, *, attention_mask=None, scale=1.0):
         query, key, value = self.project(self.embedding(input_ids)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        # BERT too looks whether there is anything to mask: that needs the values.
+        nothing_masked = attention_mask is None or bool(attention_mask.all())
+        mask = None if nothing_masked else attention_mask[:, None, None, :].bool()
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -60,6 +62,7 @@ def text_models(user_models, tmp_path, monkeypatch):
 def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_models, name):
     apart = take_apart(Variant(name, batch=4, input_size=224))
     assert apart.refusal(name) is None
+    assert apart.flops == apart.model_flops
     assert sum(call.module_path.endswith("project") for call in apart.capture.calls) == 1
     (attention,) = [spec for spec in apart.capture.tuples.values() if spec.short_name == "scaled_dot_product_attention"]
     assert [tensor.shape for tensor in attention.tensors if tensor.dtype == "bool"] == [(4, 1, 1, 12)]
