@@ -67,6 +67,9 @@ class Farm:
         self.environment = environment
         self.log = log
         self.worker: subprocess.Popen[bytes] | None = None  # `farm worker`, where it runs on this host
+        self.from_here: dict[
+            str, str
+        ] = {}  # settings of its that the test's process does not reach it by, and what it does
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """``farm ...`` as a process of its own."""
@@ -110,7 +113,7 @@ class Farm:
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
         """This process has the farm's settings, and publishes on its broker."""
-        with mock.patch.dict(os.environ, self.environment):
+        with mock.patch.dict(os.environ, {**self.environment, **self.from_here}):
             settings.cache_clear()
             configure(settings())
             try:

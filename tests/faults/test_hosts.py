@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tests.farms import QUICK, Farm
+from tests.farms import QUICK, Farm, kill_all_of
 from tests.faults.conftest import Hurt
 from tests.servers import PostgresServer
 
@@ -44,16 +42,17 @@ def middle(network):
 @pytest.fixture
 def new_host(network, middle, tmp_path):
     """Plug in one more host: ``new_host("worker", FARM_SIMULATED_CARDS="1")`` is it and its farm, with that command."""
-    _, database, reached = middle
+    broker, database, reached = middle
     with contextlib.ExitStack() as stack:
 
         def plug(*command, **settings):
             host = network.host()
             environment = {**_environment(), **host.environment(tmp_path), **reached, **settings}
             farm = Farm(database, environment, tmp_path / f"{host.name}.log")
+            farm.from_here = {"FARM_BROKER_URL": broker.url}
             if command:
                 with host:
-                    stack.callback(_stop, farm.start(*command))
+                    stack.callback(kill_all_of, farm.start(*command))
             return host, farm
 
         yield plug
@@ -72,15 +71,6 @@ def _environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
 
 
-def _stop(process):
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def test_a_host_that_is_cut_off_and_comes_back_is_fenced_out(hosts):
     hurt, (cut, _) = hosts
     job_id = hurt.submit(["slow"] * 6, 2.5)
@@ -97,12 +87,24 @@ def test_a_host_that_is_cut_off_and_comes_back_is_fenced_out(hosts):
     assert hurt.settled(again) == {"done": 4}
 
 
-def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host):
-    hosts = [new_host("worker", "--card", "cpu", CUDA_VISIBLE_DEVICES="") for _ in range(2)]
-    desk, farm = new_host()
+MODELS = """
+import torch
+from torch import nn
+
+def steps():
+    widths = (8, 16, 24, 32, 40, 48, 56)
+    return nn.Sequential(*map(nn.Linear, widths, widths[1:])), torch.ones(2, 8)
+"""
+
+
+def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host, tmp_path):
+    (tmp_path / "models_of_mine.py").write_text(MODELS)
+    model = {"FARM_MODELS": json.dumps({"steps": "models_of_mine:steps"}), "FARM_MODELS_PATH": str(tmp_path)}
+    hosts = [new_host("worker", "--card", "cpu", CUDA_VISIBLE_DEVICES="", **model) for _ in range(2)]
+    desk, farm = new_host(**model)
     farm.wait_for(lambda: len(farm.alive()) == 2)
     with desk:
-        command = ["submit", "alexnet", "-b", "1", "--quick", "--window", "0.1", "--wait", "--json"]
+        command = ["submit", "steps", "--quick", "--window", "0.1", "--wait", "--json"]
         asked = farm.ask(*command)
     assert asked.returncode == 0, asked.stderr + "".join(one.log.read_text()[-2000:] for _, one in hosts)
     (report,) = json.loads(asked.stdout)["reports"]
