@@ -19,6 +19,7 @@ from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
 from tests import workers
+from tests.clock import Clock
 from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
@@ -165,6 +166,13 @@ def any_database_url(request: pytest.FixtureRequest) -> str:
 def any_database(request: pytest.FixtureRequest) -> Database:
     """A fresh database with all tables, of each kind in turn."""
     return request.getfixturevalue("database" if request.param == "sqlite" else "postgres_database")
+
+
+@pytest.fixture
+def clock(any_database: Database) -> Iterator[Clock]:
+    """The clock of `any_database`, which the test sets forward: ``clock.forward(60)``."""
+    with contextlib.closing(Clock(any_database)) as clock:
+        yield clock
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
-from sqlmodel import select
 
-from farm.jobs import cards
+from farm.benchmark.simulated import UNHEALTHY_VARIABLE
 from farm.settings import Settings
 from farm.store import tables
-from farm.store.database import database_now
 from tasks.recovery import lost_after_s
 
 
@@ -21,37 +19,6 @@ def card_of(hurt, number):
 
 def measured_on(hurt, job_id, since=0.0):
     return {item.card_id for item in hurt.farm.items(job_id) if item.started_at_s and item.started_at_s > since}
-
-
-def now_s(hurt):
-    with hurt.farm.database.read() as session:
-        return session.exec(select(database_now())).one()
-
-
-def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(pair):
-    job_id = pair.submit(["slow"] * 10, 1.0)
-    drained, peer = card_of(pair, 0).id, card_of(pair, 1).id
-    pair.farm.wait_for(lambda: any(i.state == "claimed" and i.card_id == drained for i in pair.farm.items(job_id)))
-    cards.drain(pair.farm.database, drained)  # by a process of its own it could be late on a busy machine
-    drained_at_s = now_s(pair)
-    assert pair.settled(job_id) == {"done": 10}
-    assert all(item.attempts == 1 for item in pair.farm.items(job_id))
-    assert measured_on(pair, job_id) == {drained, peer}, "it ended the item that it had"
-    assert measured_on(pair, job_id, drained_at_s) == {peer}
-    rows = json.loads(pair.farm.say("cards", "--json").stdout)["cards"]
-    assert {row["id"]: row["state"] for row in rows}[drained] == "draining"
-    cards.resume(pair.farm.database, drained)
-
-
-def test_a_job_with_no_card_left_waits_and_says_for_what(hurt):
-    card = card_of(hurt, 0).id
-    assert hurt.farm.say("cards", "drain", card).returncode == 0
-    job_id = hurt.submit([""] * 3, to=[card])
-    hurt.farm.wait_for(lambda: hurt.messages() == 0)
-    status = json.loads(hurt.farm.say("status", job_id, "--json").stdout)["jobs"][0]
-    assert f"farm cards resume {card}" in status["message"]
-    assert hurt.farm.say("cards", "resume", card).returncode == 0
-    assert hurt.settled(job_id) == {"done": 3}
 
 
 def test_a_lost_cards_items_are_on_its_peer_soon_and_its_late_reading_is_fenced_out(pair):
@@ -75,10 +42,8 @@ def test_the_defaults_move_a_lost_cards_items_within_30_s():
 
 
 @pytest.mark.parametrize("noticed", ["by the next process", "before the next item"])
-def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(start, tmp_path, noticed):
-    bad = tmp_path / "bad"
-    bad.write_text("")
-    pair = start(cards=2, FARM_SIMULATED_UNHEALTHY=str(bad))
+def test_a_card_that_fails_its_check_is_quarantined_until_a_person_releases_it(pair, noticed):
+    bad = Path(pair.farm.environment[UNHEALTHY_VARIABLE])
     sick = card_of(pair, 0).id
     job_id = pair.submit(["slow"] * 8, 0.4)
     pair.in_work(job_id)

@@ -10,7 +10,6 @@ import pytest
 import redis
 
 from farm.settings import Settings
-from farm.store import tables
 from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
 
 
@@ -89,17 +88,6 @@ def test_a_publisher_killed_half_way_is_continued(hurt):
     job_id = hurt.submit([""] * 9, publish=False)
     assert hurt.farm.publish_and_die(job_id).wait() == -9
     assert hurt.settled(job_id) == {"done": 9}
-
-
-def test_an_aggregation_that_got_lost_is_made_up_for(hurt):
-    job_id = hurt.submit(["", ""], publish=False)
-    # Everything is closed already when the control worker first hears of the job: only the verdict is missing.
-    with hurt.farm.database.write() as session:
-        for item in session.exec(tables.Item.__table__.select().where(tables.Item.job_id == job_id)).all():
-            row = session.get_one(tables.Item, item.id)
-            row.state, row.reason = "failed", "raised"
-            session.add(row)
-    assert hurt.settled(job_id) == {"failed": 2}
 
 
 @pytest.mark.slow

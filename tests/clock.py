@@ -1,0 +1,45 @@
+"""The clock of a test's database: what the farm waits minutes for happens when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.compiler import compiles
+
+from farm.store import database as module
+from farm.store.database import Database, database_now
+
+_REAL: dict[str, Callable[..., str]] = {"sqlite": module._sqlite_now, "postgresql": module._postgresql_now}
+
+
+class Clock:
+    """Leases, heartbeats and all else that `database_now` decides, in statements of this process, go by it.
+
+    It goes on by itself, too. Ask for it before the database is asked for anything: statements are compiled once.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.write() as session:
+            session.execute(text("CREATE TABLE clock_of_the_test (ahead_s DOUBLE PRECISION)"))
+            session.execute(text("INSERT INTO clock_of_the_test VALUES (0)"))
+        for dialect, real in _REAL.items():
+            compiles(database_now, dialect)(_set_forward(real))
+
+    def forward(self, seconds: float) -> None:
+        """So much later, in no time."""
+        with self._database.write() as session:
+            session.execute(text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds})
+
+    def close(self) -> None:
+        for dialect, real in _REAL.items():
+            compiles(database_now, dialect)(real)
+
+
+def _set_forward(real: Callable[..., str]) -> Callable[..., str]:
+    def compiled(*arguments: Any, **options: Any) -> str:
+        return f"({real(*arguments, **options)} + (SELECT ahead_s FROM clock_of_the_test))"
+
+    return compiled
