@@ -15,6 +15,7 @@ from rich.table import Table
 from cli import tables
 from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, part_of, percent, plural, quantity, span
 from cli.tables import Text
+from farm.words.data_classes import holds_nothing
 
 if TYPE_CHECKING:
     from farm.report import Report, TypeRow
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
+_MOST_EAGERLY = 4
 _MOST_SWEEP_ROWS = 200
 
 
@@ -211,10 +213,17 @@ def _remarks(report: Report) -> Iterable[RenderableType]:
         tables.row(grid, " ", "launch gap", f"{quantity(gap_us, TIME)} {more} when launched eagerly")
     if report.capture_origin:
         tables.row(grid, " ", "operators", _capture(report))
+    if report.eagerly:
+        tables.row(grid, " ", "eagerly", _eagerly(report))
     if verdict.kernels:
-        tables.row(grid, " ", "kernels", _kernels(verdict.kernels))
+        tables.row(grid, " ", "kernels", _kernels(verdict.kernels, verdict.launch))
     if timed := report.verification.in_model:
         tables.row(grid, " ", "in model", _in_model(timed, report.verification.read_at_s))
+    if empty := sum(holds_nothing(row.data) for row in report.tuples):
+        told = (
+            f"{empty} {plural('tuple', empty)} read with buffers of zeros alone, as the model has them (empty caches)"
+        )
+        tables.row(grid, " ", "data", f"{told}: filled ones take more energy")
     if verdict.flags:
         tables.row(grid, " ", "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items()))
     return [grid] if grid.row_count else []
@@ -254,6 +263,9 @@ def _capture(report: Report) -> str:
     found = report.verification
     if found.matches is None:
         return f"{report.capture_origin}; not held against a run on the card"
+    if (looked_at := found.launch or "eager") != report.verdict.launch:
+        why = f" ({found.not_captured})" if found.not_captured else ""
+        return f"{report.capture_origin}; held against an {looked_at} pass, not against the run that was measured{why}"
     if found.matches:
         return f"{report.capture_origin}; an unobserved run on the card has the same"
     differences = found.differences or ()
@@ -262,7 +274,18 @@ def _capture(report: Report) -> str:
     return f"{report.capture_origin}; {number} {plural('difference', number)} between prediction and card{first}"
 
 
-def _kernels(audit: KernelAudit) -> str:
+def _eagerly(report: Report) -> str:
+    """Which operators an eager pass has otherwise, and what each costs."""
+    told = []
+    for row in report.eagerly[:_MOST_EAGERLY]:
+        each = f" of {quantity(row.time_us, TIME)}" if row.time_us is not None else ""
+        told.append(f"{row.launched} {row.label}{each} instead of {row.eager}")
+    rest = len(report.eagerly) - len(told)
+    more = f"; {rest} more" if rest > 0 else ""
+    return f"in a graph this model runs other operators than eagerly: {'; '.join(told)}{more}"
+
+
+def _kernels(audit: KernelAudit, launch: str) -> str:
     told = [f"those of the tuples account for {percent(audit.explained)} of the whole's kernel time"]
     for kernels, number, what in (
         (audit.only_whole, audit.only_whole_count, "only in the whole"),
@@ -273,6 +296,8 @@ def _kernels(audit: KernelAudit) -> str:
             told.append(f"{number} {what} ({_kernel_name(kernels[0].name)}{', ...' if number > 1 else ''})")
     if audit.unknown_tuples:
         told.append(f"{audit.unknown_tuples} {plural('tuple', audit.unknown_tuples)} not looked at")
+    if audit.launch != launch:
+        told.append(f"of an {audit.launch} pass, not of the run that was measured")
     return "; ".join(told) if len(told) > 1 else f"{told[0]}; the same, as often"
 
 

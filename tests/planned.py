@@ -69,7 +69,14 @@ def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequenc
         content.store_variant(session, variant)
         calls = [content.StoredCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)]
         capture_id = content.store_capture(
-            session, calls, variant_id=variant.id, device_type="cpu", grad=False, torch="t", origin="predicted"
+            session,
+            calls,
+            variant_id=variant.id,
+            device_type="cpu",
+            grad=False,
+            torch="t",
+            launch="eager",
+            origin="predicted",
         )
     scope = changes.pop("scope", ("all",))
     request = Request(variant=variant, protocol=Protocol(launch="eager"), **changes)

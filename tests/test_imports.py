@@ -49,6 +49,7 @@ TORCH_ROOMS = (
     "farm/benchmark/measure.py",
     "farm/benchmark/neighbours.py",
     "farm/benchmark/passes.py",
+    "farm/benchmark/places.py",
     "farm/benchmark/process.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",

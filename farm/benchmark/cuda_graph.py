@@ -9,6 +9,17 @@ from typing import Any
 import torch
 
 
+def one_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream for all that this process does, the health check and every copy too: the current one from now on.
+
+    Once there is work on a second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One
+    stream"). It is not the default one, on which no graph can be captured.
+    """
+    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+    return torch.cuda.current_stream(device)
+
+
 def capture_graph(
     calls: Sequence[Callable[[], object]], device: torch.device, pool: Any = None
 ) -> torch.cuda.CUDAGraph:

@@ -1,8 +1,8 @@
 """A second opinion on a tuple's time: each call timed where it stands, between its neighbours in the running model.
 
-On a card the calls of an ordinary, eagerly launched pass are named to PyTorch's profiler; a kernel belongs to the call
-in whose range it was launched, and a call's time is what its kernels took together. Gaps between kernels are not in
-it: with eager launch they are Python's. On a CPU a call's time is that of its range by the clock. Either way the
+On a card the calls of an eagerly launched pass are named to PyTorch's profiler; a kernel belongs to the call
+in whose range it was launched, and a call's time is what its kernels took together. In a graph that is replayed there
+are no ranges: a marking kernel stands before and behind each call. Gaps between kernels are in neither. On a CPU a call's time is that of its range by the clock. Either way the
 median over a few passes counts. There is no energy at this grain.
 """
 
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.operators.capture import Capture, run_with_owners
-from farm.operators.profiled import RANGE, is_kernel
+from farm.operators.capture import Capture, Record, run_with_owners
+from farm.operators.profiled import RANGE, is_kernel, kernels_between_marks, mark
 from farm.words.verification import InModelTimes
 
 PASSES = 3
@@ -66,14 +66,23 @@ def time_in_model(
     *,
     grad_enabled: bool = False,
     passes: int = PASSES,
+    record: Record | None = None,
 ) -> InModel:
     """Time the calls of a capture in passes of the model that it was taken from.
 
     The model must be warm, and its passes must run the same calls each time.
+
+    Args:
+        record: how the run that is measured is made, as in `farm.operators.capture.verify_on_device`.
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and record is not None:
+        seen, attributed = _by_marks(model, args, capture, device, grad_enabled, passes, record)
+        source = "kernels"
+    elif device.type == "cuda":
         seen, attributed = _by_kernels(model, args, device, grad_enabled, passes)
         source = "kernels"
+    elif record is not None:
+        seen, attributed, source = _by_clock(model, args, device, grad_enabled, passes, record), 1.0, "ranges"
     else:
         seen, attributed, source = _by_clock(model, args, device, grad_enabled, passes), 1.0, "ranges"
     times: list[float | None] = [None] * len(capture.calls)
@@ -84,7 +93,12 @@ def time_in_model(
 
 
 def _by_clock(
-    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
+    model: nn.Module,
+    args: tuple[Any, ...],
+    device: torch.device,
+    grad_enabled: bool,
+    passes: int,
+    record: Record = lambda run: run,
 ) -> dict[int, list[float]]:
     seen: dict[int, list[float]] = defaultdict(list)
 
@@ -94,9 +108,57 @@ def _by_clock(
         yield
         seen[number].append((time.perf_counter() - begin_s) * 1e6)
 
+    one_pass = record(
+        lambda: run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+    )
     for _ in range(passes):
-        run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+        one_pass()
     return seen
+
+
+def _by_marks(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    capture: Capture,
+    device: torch.device,
+    grad_enabled: bool,
+    passes: int,
+    record: Record,
+) -> tuple[dict[int, list[float]], float]:
+    """Of a replayed graph, with a mark before and behind each call: one that only the order of the kernels tells of."""
+
+    @contextlib.contextmanager
+    def around(number: int) -> Iterator[None]:
+        mark(device)
+        yield
+        mark(device)
+
+    one_pass = record(
+        lambda: run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+    )
+    torch.cuda.synchronize(device)
+    owners = len(capture.owners)
+    for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(passes):
+                one_pass()
+            torch.cuda.synchronize(device)
+        between = kernels_between_marks(profile.events() or [])
+        if len(between) == 2 * owners * passes:
+            return told_apart(between, owners)
+    return {}, 0.0
+
+
+def told_apart(between: Sequence[Sequence[Any]], owners: int) -> tuple[dict[int, list[float]], float]:
+    """Kernels between marks to calls: per call its time in each pass (us), and the share of all that found a call."""
+    seen: dict[int, list[float]] = defaultdict(list)
+    whole_us = 0.0
+    for position, kernels in enumerate(between):
+        time_us = _covered_us((kernel.time_range.start, kernel.time_range.end) for kernel in kernels)
+        whole_us += time_us
+        if kernels and position % 2 == 0:  # else it lies behind a call, and before the next
+            seen[position // 2 % owners].append(time_us)
+    return seen, sum(map(sum, seen.values())) / whole_us if whole_us else 0.0
 
 
 def kernels_of_calls(

@@ -23,9 +23,11 @@ from farm.benchmark import intervals
 from farm.benchmark.bursts import read_bursts
 from farm.benchmark.canary import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, pass_times_us
+from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.levels import Levels
 from farm.benchmark.neighbours import Others, read_context
 from farm.benchmark.passes import grad_mode, numeric_flags
+from farm.benchmark.places import read_places
 from farm.benchmark.power import FLOOR_TICKS, window_power
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
@@ -62,17 +64,6 @@ WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling
 
 # What a card should tell so that a reading is known to be good; power has sources and flags of its own.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
-
-
-def _one_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for all that this process does, the health check and every copy too: the current one from now on.
-
-    Once there is work on a second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One
-    stream"). It is not the default one, on which no graph can be captured.
-    """
-    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
-        torch.cuda.set_stream(torch.cuda.Stream(device))
-    return torch.cuda.current_stream(device)
 
 
 def silent(phase: str, details: dict[str, Any]) -> None:
@@ -137,7 +128,7 @@ class Bench:
         self.levels = Levels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
-            self._stream = _one_stream(self.torch_device)
+            self._stream = one_stream(self.torch_device)
             torch.zeros(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize()
         else:
@@ -218,6 +209,10 @@ class Bench:
             if self.cuda and subject.kind == "variant" and workload.replayed:
                 on_phase("eager", {})
                 reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(reading, workload))
+        with ledger.charged("places"):
+            if self.cuda and subject.kind == "variant" and protocol.measures_context:
+                on_phase("places", {})
+                reading = self._with_opinion(reading, "places", lambda: self._places(reading, workload))
         with ledger.charged("context"):
             if self.cuda and subject.kind == "operator" and protocol.measures_context:
                 on_phase("context", {})
@@ -404,6 +399,12 @@ class Bench:
         pass_s = reading.time_us / 1e6
         found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
         return reading.noting(context=found)
+
+    def _places(self, reading: Reading, workload: Workload) -> Reading:
+        """What the model's own order of calls adds to each of its tuples."""
+        if workload.order is None:
+            return reading
+        return reading.noting(places=read_places(workload.order(), reading.time_us / 1e6, self.torch_device))
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes

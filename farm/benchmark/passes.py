@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.cache import found_again
+from farm.benchmark.cuda_graph import capture_graph
 from farm.errors import Unmeasurable
-from farm.words.data_classes import fillings
+from farm.words.data_classes import HeldFilling, fillings, held_fillings
 from farm.words.protocol import Protocol, Subject, Variant
 from farm.words.reading import Details
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse
 
 if TYPE_CHECKING:
+    from farm.operators.capture import Capture
     from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
@@ -40,6 +42,7 @@ class Passes:
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the operator itself writes
+    order: Callable[[], Capture] | None = None  # of a whole model: its calls, as they are launched
 
 
 def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
@@ -126,7 +129,29 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         details=_working_set(lambda: model(*arguments), parameter_bytes, device)
         if protocol.measures_context
         else Details(parameter_bytes=parameter_bytes),
+        order=lambda: calls_as_launched(model, arguments, protocol, device),
     )
+
+
+def calls_as_launched(
+    model: torch.nn.Module, arguments: tuple[Any, ...], protocol: Protocol, device: torch.device
+) -> Capture:
+    """A model's calls in the run that is measured: with graph launch, those that are made while a graph is captured.
+
+    A model may ask whether it is being captured, and run something else.
+    """
+    from farm.operators.capture import capture
+
+    found: list[Capture] = []
+
+    def watched() -> None:
+        found.append(capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad))
+
+    if device.type == "cuda" and protocol.launch == "graph":
+        capture_graph([watched], device)
+    else:
+        watched()
+    return found[0]
 
 
 def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Details:
@@ -230,6 +255,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     indices = [index for index, tensor in enumerate(spec.tensors) if tensor.role == "activation"]
     try:
         wanted = fillings(data, len(indices))
+        kept = held_fillings(data, sum(one.held for one in spec.tensors))
     except ValueError as error:
         raise Unmeasurable("rejected", f"{error}.") from error
     generator = torch.Generator(device=rebuilt.device).manual_seed(1)
@@ -248,7 +274,25 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
                 impose(values, filling.zeros, filling.positive, filling.channels, generator)
                 if how.scale != 1:
                     values.mul_(how.scale)
+    for index, held in zip([index for index, one in enumerate(spec.tensors) if one.held], kept, strict=True):
+        values = _values(rebuilt, index)
+        if values.is_floating_point() and index not in written:
+            with torch.no_grad():
+                _hold(values, held, generator)
     return None
+
+
+def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -> None:
+    """Bring a buffer or parameter into a class of data."""
+    if held.same:
+        values.fill_(1)
+    elif held.zeros >= 1:
+        values.zero_()
+    elif held.dimension is not None and held.dimension < values.dim():
+        used = round((1 - held.zeros) * values.shape[held.dimension])
+        values.narrow(held.dimension, used, values.shape[held.dimension] - used).zero_()
+    elif held.zeros:
+        values.masked_fill_(torch.rand(values.shape, device=values.device, generator=generator) < held.zeros, 0)
 
 
 def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:

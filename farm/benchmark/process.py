@@ -13,7 +13,7 @@ input ends, also in the middle of a measurement, and when its parent dies.
          {"request": "verify", "id", "subject", "protocol", "predicted"}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
-         {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | context,
+         {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | places | context,
           "details"}
          {"event": "reading", "id", "reading"}
          {"event": "verified", "id", "observed": capture | null, "verification": {...}}
@@ -225,7 +225,7 @@ class SimulatedRunner(Runner):
     def verify(
         self, subject: Subject, protocol: Protocol, predicted: Mapping[str, int] | None
     ) -> tuple[dict[str, Any] | None, Verification]:
-        return None, Verification(matches=True, differences=(), simulated=True)
+        return None, Verification(launch=protocol.launch, matches=True, differences=(), simulated=True)
 
     def unhealthy(self) -> str:
         from farm.benchmark import simulated

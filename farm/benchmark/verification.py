@@ -1,32 +1,38 @@
 """The first time a variant runs on a card: which tuples does it really have there?
 
 The list made at submit time is a prediction, on fake tensors that claim to be on a CPU. On the card the model is
-captured once more, while it runs, and the observed pass is held against an unobserved one. What differs goes back to
+captured once more, and the observed pass is held against an unobserved one. What differs goes back to
 the farm, which measures it in a further round. The kernels of the unobserved pass go along, beside those that each
 rebuilt tuple launches, and so does what each call took in the running model.
+
+All of it is taken from the run that is measured. Where that is the replay of a CUDA graph, the operators are those that
+are called while a graph is captured, and the kernels those of a replay: a model may ask whether it is being captured,
+and run something else. What an eager pass runs otherwise is told beside it.
 
 All of this needs PyTorch's profiler, which leaves its mark on a process: see `farm.benchmark.client`.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from farm.benchmark.cuda_graph import capture_graph, one_stream
 from farm.benchmark.in_model import time_in_model
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 from farm.words.label import label_of
 from farm.words.protocol import Protocol, Subject, Variant
-from farm.words.verification import Launches, Verification
+from farm.words.verification import Eagerly, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Capture
+    from farm.operators.capture import Capture, Observed, Record
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +42,16 @@ NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # which kernels r
 
 
 def verify(
-    subject: Subject, protocol: Protocol, device: torch.device, predicted: Mapping[str, int] | None
+    subject: Subject,
+    protocol: Protocol,
+    device: torch.device,
+    predicted: Mapping[str, int] | None,
+    record: Record | None = None,
 ) -> tuple[dict[str, Any] | None, Verification]:
-    """Capture a variant on the card and compare.
+    """Capture a variant on the card as it is launched when it is measured, and compare.
+
+    Args:
+        record: how the run that is measured is made; without it, a CUDA graph where the protocol launches one.
 
     Returns:
         The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
@@ -49,12 +62,21 @@ def verify(
     """
     from farm.operators.capture import verify_on_device
 
+    if device.type == "cuda":
+        one_stream(device)
+    if record is None and device.type == "cuda" and protocol.launch == "graph":
+        record = functools.partial(_as_graph, device=device)
+    not_captured = ""
     try:
         with numeric_flags(protocol):
             model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
-            found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
-            timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad)
-            tuple_kernels = _tuple_kernels(found.capture, protocol, device)
+            try:
+                found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad, record=record)
+            except NotCaptured as error:
+                record, not_captured = None, str(error)  # what it runs eagerly is told all the same
+                found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
+            timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad, record=record)
+            tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
     except FarmError:
@@ -75,6 +97,9 @@ def verify(
     differences += [f"gap: {text}" for text in found.capture.gaps]
     differences += [f"overlap: {text}" for text in found.capture.overlaps]
     findings = Verification(
+        launch="graph" if record is not None else "eager",
+        not_captured=not_captured or None,
+        eagerly=_eagerly(found),
         matches=matches and not found.differences,
         observer_effect=tuple(found.differences)[:KEPT_DIFFERENCES],
         missing=dict(missing) if predicted is not None else {},
@@ -95,23 +120,76 @@ def verify(
     return None if matches else capture_json(found.capture), findings
 
 
-def _tuple_kernels(capture: Capture, protocol: Protocol, device: torch.device) -> dict[str, dict[str, int]]:
-    """The kernels that one pass of each rebuilt tuple launches, where the device has any. What fails is left out."""
-    from farm.operators.profiled import launched_kernels
+class NotCaptured(Exception):
+    """No CUDA graph can be made of a run."""
+
+
+def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    try:
+        return capture_graph([run], device).replay
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, CaptureError) as error:
+        raise NotCaptured(str(error).split("\n")[0][:300]) from error
+
+
+def _eagerly(found: Observed) -> Eagerly | None:
+    """What an eager pass runs otherwise than the one that is measured; None where it runs the same."""
+    if found.eager is None:
+        return None
+    launched, eager = found.capture.counts, found.eager.capture.counts
+    specs = {**found.eager.capture.tuples, **found.capture.tuples}
+    kernels = sorted(found.unobserved.keys() | found.eager.unobserved.keys())
+    apart = {name: (found.unobserved[name], found.eager.unobserved[name]) for name in kernels}
+    return Eagerly(
+        operators=tuple(
+            OtherCalls(tuple_id, label_of(specs[tuple_id]), launched.get(tuple_id, 0), eager.get(tuple_id, 0))
+            for tuple_id in specs
+            if launched.get(tuple_id, 0) != eager.get(tuple_id, 0)
+        ),
+        kernels=dict([(name, counts) for name, counts in apart.items() if counts[0] != counts[1]][:KEPT_KERNELS]),
+        kernel_time_us=round(sum(found.unobserved_times_us.values()), 3),
+        eager_kernel_time_us=round(sum(found.eager.unobserved_times_us.values()), 3),
+    )
+
+
+def _tuple_kernels(
+    capture: Capture, protocol: Protocol, device: torch.device, record: Record
+) -> dict[str, dict[str, int]]:
+    """The kernels that one pass of each rebuilt tuple launches, where the device has any. What fails is left out.
+
+    All tuples run in one profile, between marks: to begin a profile and to end it takes longer than a tuple.
+    """
+    from farm.operators.profiled import kernels_between_marks, mark
     from farm.operators.rebuild import rebuild
 
-    found: dict[str, dict[str, int]] = {}
     if device.type != "cuda":
-        return found
-    with grad_mode(protocol):
-        for tuple_id, spec in capture.tuples.items():
-            try:
-                rebuilt = rebuild(spec, device)
-                rebuilt.run()  # what libraries do once does not count
-                found[tuple_id] = dict(launched_kernels(rebuilt.run, device).most_common())
-            except Exception:  # its own item will say why
-                _log.debug("The kernels of %s were not seen", label_of(spec), exc_info=True)
-    return found
+        return {}
+    for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
+        marked: list[str | None] = []
+        with grad_mode(protocol), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for tuple_id, spec in capture.tuples.items():
+                try:
+                    rebuilt = rebuild(spec, device)
+                    rebuilt.run()  # what libraries do once does not count
+                    launched = record(rebuilt.run)
+                    torch.cuda.synchronize(device)
+                except Exception:  # its own item will say why
+                    _log.debug("The kernels of %s were not seen", label_of(spec), exc_info=True)
+                    continue
+                mark(device)
+                launched()
+                mark(device)
+                torch.cuda.synchronize(device)
+                marked += [tuple_id, None]  # what runs behind the second mark belongs to none
+        between = kernels_between_marks(profile.events() or [])
+        if len(between) == len(marked):
+            return {
+                tuple_id: dict(Counter(kernel.name for kernel in kernels).most_common())
+                for tuple_id, kernels in zip(marked, between, strict=True)
+                if tuple_id is not None
+            }
+    return {}
 
 
 def capture_json(capture: Capture) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from farm.benchmark.passes import CHAIN_LAYERS, MEMORY_SHARE, Pass, Passes, free
 from farm.errors import TupleRejected, Unmeasurable
 from farm.words.protocol import Launch, Protocol, Subject
 from farm.words.reading import Details
+
+if TYPE_CHECKING:
+    from farm.operators.capture import Capture
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
@@ -58,6 +61,7 @@ class Workload:
     written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
     details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
+    order: Callable[[], Capture] | None = None  # of a whole model: its calls, as they are launched
     replayed: bool = False  # rounds are replays of graphs, in which the host has no part
     not_cold: bool = False  # everything was to be cold, and there are too few copies for that
     _next: int = 0
@@ -78,7 +82,7 @@ class Workload:
     def close(self) -> None:
         """Let go of graphs first, then of the tensors that they point to."""
         self.rounds.clear()
-        self.single = None
+        self.single = self.order = None
         self.inputs.clear()
         self.written.clear()
         self.keep.clear()
@@ -226,6 +230,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
         single=passes.first,
         inputs=list(passes.inputs),
         written=list(passes.written),
+        order=passes.order,
         details=details,
         keep=keep,
         replayed=graph,

@@ -28,7 +28,7 @@ from farm.store.locks import locked
 from farm.store.tables import JobState
 from farm.verdict.aggregate import next_operators
 from farm.verdict.parts import unscoped_parts
-from farm.words.protocol import Variant
+from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request, Sweep, named
 
 _log = logging.getLogger(__name__)
@@ -248,12 +248,12 @@ def capture_for(database: Database, request: Request, *, device_type: str, torch
     """
     assert request.variant is not None
     with database.read() as session:
-        known = find_capture(session, request.variant.id, device_type, request.protocol.grad, torch)
+        known = find_capture(
+            session, request.variant.id, device_type, request.protocol.grad, torch, request.protocol.launch
+        )
     capture_id = known.id if known is not None else None
     if capture_id is None:
-        capture_id = _predict(
-            database, request.variant, device_type=device_type, grad=request.protocol.grad, torch=torch
-        )
+        capture_id = _predict(database, request.variant, request.protocol, device_type=device_type, torch=torch)
     if request.protocol.data == "seen":
         _look_at_values(database, capture_id, request.variant)
     return capture_id
@@ -279,10 +279,10 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
         store_values(session, capture_id, seen or {})
 
 
-def _predict(database: Database, variant: Variant, *, device_type: str, grad: bool, torch: str) -> int:
+def _predict(database: Database, variant: Variant, protocol: Protocol, *, device_type: str, torch: str) -> int:
     from farm.operators.taking_apart import take_apart
 
-    apart = take_apart(variant, device_type=device_type, grad=grad)
+    apart = take_apart(variant, device_type=device_type, grad=protocol.grad)
     taken = apart.capture
     if (refusal := apart.refusal(variant.model)) is not None:
         raise refusal
@@ -294,7 +294,8 @@ def _predict(database: Database, variant: Variant, *, device_type: str, grad: bo
             taken.calls,
             variant_id=variant.id,
             device_type=device_type,
-            grad=grad,
+            grad=protocol.grad,
             torch=torch,
+            launch=protocol.launch,
             origin="predicted",
         )

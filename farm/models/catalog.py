@@ -164,8 +164,11 @@ def build(
     memory_format: str = "contiguous",
     mode: str = "eval",
     seed: int = 0,
+    real_buffers: bool = False,
 ) -> nn.Module:
     """The model's module. On meta it has shapes and no memory; elsewhere its weights are random by ``seed``.
+
+    With ``real_buffers`` what a model on meta makes other than by ``torch.empty`` (caches, masks) stays as it is made.
 
     Raises:
         UsageError: unknown weights, dtype, memory format or mode, or a model that is not in the catalog.
@@ -188,7 +191,8 @@ def build(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _make(entry)
-    model = model.to(device=device, dtype=torch_dtype)
+    if not (real_buffers and device.type == "meta"):
+        model = model.to(device=device, dtype=torch_dtype)
     if torch_format is not torch.contiguous_format and entry.task != "video":
         model = model.to(memory_format=torch_format)  # type: ignore[call-overload]
     return model.train(mode == "train")

@@ -36,9 +36,11 @@ from farm.operators.repeats import Repeats
 __all__ = [
     "Call",
     "Capture",
+    "EagerRun",
+    "Observed",
+    "Record",
     "StorageSpec",
     "Trace",
-    "Verification",
     "capture",
     "predict",
     "run_with_owners",
@@ -46,13 +48,30 @@ __all__ = [
 ]
 
 
+#: Makes a run into what can be launched again, as the run that is measured is launched: a CUDA graph's replay, say.
+Record = Callable[[Callable[[], object]], Callable[[], object]]
+
+
 @dataclass(frozen=True)
-class Verification:
-    """An observed pass held against an unobserved one on a real device.
+class EagerRun:
+    """What an eagerly launched pass is, where it runs something else than the one that is measured.
+
+    The counters are those of `Observed`.
+    """
+
+    capture: Capture
+    unobserved: Counter[str]
+    unobserved_times_us: Counter[str]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """An observed pass held against an unobserved one on a real device, both launched as in the run that is measured.
 
     The counters hold the innermost aten operators with their input shapes on the CPU, and the kernels' names on
     CUDA. ``differences`` is empty when observing changed nothing. ``unobserved_times_us`` is how long the card ran
-    each kernel in the unobserved pass, all launches summed; empty on the CPU.
+    each kernel in the unobserved pass, all launches summed; empty on the CPU. ``eager`` is None where an eager pass runs
+    the same.
     """
 
     capture: Capture
@@ -60,6 +79,7 @@ class Verification:
     observed: Counter[str]
     differences: list[str]
     unobserved_times_us: Counter[str]
+    eager: EagerRun | None = None
 
 
 def capture(
@@ -107,6 +127,7 @@ def predict(
     *,
     device_type: str = "cpu",
     grad_enabled: bool = False,
+    watch: Watch | None = None,
 ) -> Capture:
     """The capture that a pass would give, computed on fake tensors: no memory, no arithmetic.
 
@@ -114,7 +135,7 @@ def predict(
 
     ``model`` and its arguments are typically on meta; they are left as they were. Fake CUDA tensors open a CUDA
     context, so they are used only where this process already has one; elsewhere the prediction is the CPU's, and
-    ``Capture.device_type`` says so.
+    ``Capture.device_type`` says so. ``watch`` is shown the model's own tensors as they are, and fake ones else.
     """
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
@@ -124,7 +145,7 @@ def predict(
     with fakes.swapped(model):
         fake_args, fake_kwargs = fakes.tree(args), fakes.tree(kwargs or {})
         with mode:
-            recorder = Recorder(model, device_type, repeats=Repeats(fakes))
+            recorder = Recorder(model, device_type, watch and fakes.unmasked(watch), Repeats(fakes))
             return _watched(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
 
@@ -135,26 +156,53 @@ def verify_on_device(
     kwargs: dict[str, Any] | None = None,
     *,
     grad_enabled: bool = False,
-) -> Verification:
+    record: Record | None = None,
+) -> Observed:
     """Captures ``model``, which is on ``device`` already, and holds the pass against an unobserved one.
 
-    Both passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS does not count.
+    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS does not count.
+
+    Args:
+        record: how the run that is measured is made, where that is not a plain pass. The operators are then those that
+            are called while it is made, and what is counted is what runs when it is launched; an eager pass is held against it.
     """
     device = torch.device(device)
     grad = torch.enable_grad if grad_enabled else torch.no_grad
+    found: list[Capture] = []
+
+    def plainly() -> object:
+        return model(*args, **(kwargs or {}))
+
+    def observed() -> None:
+        found.append(capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled))
+
     with grad():
-        model(*args, **(kwargs or {}))
+        plainly()
     Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
     with grad(), Profiled(device) as plain:
-        model(*args, **(kwargs or {}))
-    with Profiled(device) as watched:
-        seen = capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled)
+        plainly()
+    eager = plain
+    if record is None:
+        with Profiled(device) as watched:
+            observed()
+    else:
+        with grad():
+            unobserved, launched = record(plainly), record(observed)
+            with Profiled(device) as plain:
+                unobserved()
+            with Profiled(device) as watched:
+                launched()
+    seen = found[0]
+    otherwise = None
+    if eager.counts != plain.counts:
+        eagerly = capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled)
+        otherwise = EagerRun(eagerly, eager.counts, eager.times_us)
     differences = [
         f"{name}: {plain.counts[name]} unobserved, {watched.counts[name]} observed"
         for name in sorted(plain.counts.keys() | watched.counts.keys())
         if plain.counts[name] != watched.counts[name]
     ]
-    return Verification(seen, plain.counts, watched.counts, differences, plain.times_us)
+    return Observed(seen, plain.counts, watched.counts, differences, plain.times_us, otherwise)
 
 
 def run_with_owners(

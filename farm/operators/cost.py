@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.words.tuple import OperatorTuple, plain
+from farm.words.tuple import OperatorTuple, plain, tensor_references
 
 #: What gives the host a value: on meta there is none, and it moves no more than it reads.
 READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
@@ -33,7 +33,8 @@ class Cost:
 
     ``flops`` counts 2 per multiply-add and, as PyTorch's counter does, only matrix products, convolutions and
     attention. ``bytes`` is what must be read and written at least once: inputs, parameters and outputs, each distinct
-    element once (an expanded tensor by what it holds), what is written in place twice.
+    element once (an expanded tensor by what it holds), what is written in place twice; of a tensor of which only a part is
+    touched (a row of a cache, the rows of a table), that part.
     """
 
     flops: int
@@ -65,9 +66,49 @@ def cost_of_run(
         if key not in inputs:
             size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
             produced[key] = max(produced.get(key, 0), size)
-    read = _storage_bytes_touched(spec)
+    part = _part(spec, sum(produced.values()))
+    read = _storage_bytes_touched(spec, part)
     written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
+    if part is not None and _name(spec) in _PLACING_ANEW:  # what was there before is not read
+        read.pop(spec.tensors[part[0]].storage, None)
     return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
+
+
+# Take a part of their first tensor, as much as they return; place what their last tensor holds in a part of their first.
+_TAKING = frozenset(
+    {"gather", "index_select", "take", "take_along_dim", "select_copy", "slice_copy", "__getitem__", "masked_select"}
+)
+_PLACING_ANEW = frozenset({"index_copy_", "scatter_", "index_put_", "put_", "__setitem__", "index_fill_"})
+_PLACING = _PLACING_ANEW | {"index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"}
+
+
+def _name(spec: OperatorTuple) -> str:
+    return spec.operator.rsplit(".", 1)[-1]
+
+
+def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
+    """The tensor that an operator touches a part of, and the bytes of that part; None where it touches all.
+
+    An embedding is as much of its weight as rows are asked for, at most all of it. Where a boolean mask says which part, that is not
+    known, and it counts as all.
+    """
+    name = _name(spec)
+    first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
+    if first is None or any(one.dtype == "bool" for one in spec.tensors[1:]):
+        return None
+    target = spec.tensors[first]
+    if name == "embedding":
+        table = max(range(len(spec.tensors)), key=lambda index: len(spec.tensors[index].shape))
+        return table, min(produced_bytes, spec.tensors[table].distinct_bytes)
+    if name in _TAKING:
+        return first, min(produced_bytes, target.distinct_bytes)
+    if name in _PLACING:
+        given = [tensor for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
+        if not given and name != "index_fill_":
+            return first, target.itemsize_bytes  # a number, in a place that is not known
+        placed = max((tensor.numel for tensor in given), default=target.numel) * target.itemsize_bytes
+        return first, min(placed, target.distinct_bytes)
+    return None
 
 
 def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:
@@ -87,14 +128,14 @@ def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] 
     return counter.get_total_flops()
 
 
-def _storage_bytes_touched(spec: OperatorTuple) -> dict[int, int]:
+def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
     """Bytes that the inputs touch, per storage; tensors that overlap count once, as far as their extent tells."""
     touched: dict[int, int] = {}
     begin: dict[int, int] = {}
     end: dict[int, int] = {}
     for index, tensor in enumerate(spec.tensors):
         key = tensor.storage
-        touched[key] = touched.get(key, 0) + _touched(spec, index)
+        touched[key] = touched.get(key, 0) + (part[1] if part and part[0] == index else _touched(spec, index))
         first = tensor.offset * tensor.itemsize_bytes
         begin[key] = min(begin.get(key, first), first)
         end[key] = max(end.get(key, 0), first + tensor.extent * tensor.itemsize_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,15 @@ class Fakes:
         if isinstance(tree, dict):
             return {key: self.tree(value) for key, value in tree.items()}
         return copy.copy(tree)
+
+    def unmasked(self, watch: Callable[..., None]) -> Callable[..., None]:
+        """A watch that is shown the tensors behind the fakes that stand in for them."""
+
+        def look(path: str, operator: str, *shown: Sequence[tuple[torch.Tensor, bool]]) -> None:
+            behind = {id(fake): original for original, fake in self.known.values()}
+            watch(path, operator, *([(behind.get(id(one), one), written) for one, written in each] for each in shown))
+
+        return look
 
     @contextlib.contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+MARK = "spin_kernel"  # of `torch.cuda._sleep`, which no model calls
 RANGE = "farm.call "  # how a range begins that names an operator call to the profiler
 
 
@@ -54,6 +55,24 @@ def is_kernel(event: Any) -> bool:
         and not event.name.startswith(("Mem", RANGE))
         and not getattr(event, "is_user_annotation", False)
     )
+
+
+def mark(device: torch.device) -> None:
+    """Launch what stands between kernels that are to be told apart: a graph that is replayed names no ranges."""
+    if device.type == "cuda":
+        torch.cuda._sleep(1)
+
+
+def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
+    """The kernels after each mark and before the next, in the order in which they ran; the last list is behind the last
+    mark."""
+    between: list[list[Any]] = []
+    for event in sorted(filter(is_kernel, events), key=lambda event: event.time_range.start):
+        if MARK in event.name:
+            between.append([])
+        elif between:
+            between[-1].append(event)
+    return between
 
 
 def launched_kernels(run: Callable[[], object], device: torch.device) -> Counter[str]:

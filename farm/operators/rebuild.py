@@ -62,6 +62,11 @@ class Rebuilt:
         """Calls the operator on another tensor in the place of its first argument: for chains of equal layers."""
         return self._target(activation, *self._arguments[1:], **self._keywords)
 
+    @property
+    def storages(self) -> tuple[torch.Tensor, ...]:
+        """The memory behind the tensors, by the number that ``spec`` gives each storage."""
+        return tuple(self._storages)
+
     def memory(self, index: int) -> torch.Tensor:
         """The memory behind a tensor: what holds all of its elements once, whatever its strides."""
         return self._storages[self.spec.tensors[index].storage]

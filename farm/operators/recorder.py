@@ -28,8 +28,9 @@ from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
 from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
 
-#: Called with a call's module path, its operator, and its activations, each with whether the call wrote to it.
-Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]]], None]
+#: Called with a call's module path, its operator, its activations, each with whether the call wrote to it, and in the same
+#: way the buffers and parameters that it was given as arguments: no leaf module's own, such as caches.
+Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
 
 UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
 
@@ -335,9 +336,10 @@ class Recorder:
             if _storage_key(tensor) not in given.storages:
                 writes.add(self._storage(tensor, "activation"))
         if self.watch is not None:
-            shown = zip(given.tensors, given.storages, roles, strict=True)
-            activations = [(tensor, key in call.written) for tensor, key, role in shown if role == "activation"]
-            self.watch(call.path, spec.operator, activations)
+            shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
+            activations = [(tensor, key in call.written) for tensor, key, one in shown if one.role == "activation"]
+            held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
+            self.watch(call.path, spec.operator, activations, held)
         self.owned[call.number] = len(self.calls)
         self.calls.append(Call(len(self.calls), call.path, spec.id, tuple(reads), tuple(sorted(writes))))
 

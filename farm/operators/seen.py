@@ -1,5 +1,8 @@
 """What stands in the tensors when a model really runs: mean, spread, zeros and signs, call by call.
 
+Of buffers and parameters that a call is given as arguments, caches above all, the share of zeros, the part that is used and
+whether they hold one value: where they are not as the random weights that a tuple is read with.
+
 One pass of the model on the CPU, with the same seeded weights that it has on the card and two samples of its input. Only what is cheap: very large models are not run at submit time, and their calls go by standard normal data.
 """
 
@@ -18,17 +21,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError
 from farm.models import catalog
-from farm.operators.capture import capture
+from farm.operators.capture import capture, predict
 from farm.operators.values import channel_dimension
+from farm.words.data_classes import NORMAL, class_of
 from farm.words.protocol import Variant
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
 SAMPLE = 250_000  # values looked at per tensor
 
-#: Per call, an entry per activation: {"mean", "spread", "zeros", "least", "channels"}, or None where nothing can be said.
+HELD_SHARE = 1 / 8  # of the bytes that a call is given: smaller buffers are not looked at
+#: Per call, an entry per activation: {"mean", "spread", "zeros", "least", "channels"}, or None where nothing can be said;
+#: then, unless all are as random weights are, one per buffer or parameter it was given, see `describe_held`.
 Seen = list[dict[str, float] | None]
 #: (module path, operator) -> what each call there saw, in order.
+Shown = Sequence[tuple[torch.Tensor, bool]]  # tensors, each with whether the call wrote to it
 SeenCalls = dict[tuple[str, str], list[Seen]]
 
 
@@ -39,30 +46,86 @@ def seen_values(variant: Variant, flops: int = 0) -> SeenCalls | None:
         flops: of one pass of the variant, as far as known.
     """
     batch = 2  # so that what is common to all samples can be told
-    if flops * batch / variant.batch > MOST_FLOPS:
-        return None
     with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
-        if sum(tensor.numel() for tensor in catalog.build(variant.model).parameters()) > MOST_PARAMETERS:
-            return None
+        on_meta = catalog.build(variant.model, mode=variant.mode, real_buffers=True)
+        large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
+        if large or flops * batch / variant.batch > MOST_FLOPS:
+            return _held_alone(on_meta, variant)
         # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
         model = catalog.build(variant.model, device="cpu", mode=variant.mode)
         arguments = catalog.example_inputs(variant.model, batch, variant.input_size, device="cpu")
         try:
             return watch(model, arguments)
-        except FarmError:
-            return None
+        except FarmError:  # a model with a cache takes the batch that the cache is for
+            return _held_alone(on_meta, variant)
+
+
+def _held_alone(model: nn.Module, variant: Variant) -> SeenCalls | None:
+    """Of a model that is not run: what its buffers hold as they are made. None where that tells nothing."""
+    found: SeenCalls = defaultdict(list)
+
+    def look(path: str, operator: str, activations: Shown, held: Shown) -> None:
+        with _disable_current_modes(), torch.no_grad():
+            known = _held_entries(activations, held)
+        unknown: Seen = [None] * len(activations)
+        found[path, operator].append(unknown + known if known else [])
+
+    try:
+        predict(model, catalog.example_inputs(variant.model, variant.batch, variant.input_size), watch=look)
+    except FarmError:
+        return None
+    return dict(found) if any(entry for calls in found.values() for entry in calls) else None
 
 
 def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:
     """Run the model once and look at the activations of every call."""
     found: SeenCalls = defaultdict(list)
 
-    def look(path: str, operator: str, activations: Sequence[tuple[torch.Tensor, bool]]) -> None:
+    def look(path: str, operator: str, activations: Shown, held: Shown) -> None:
         with _disable_current_modes(), torch.no_grad():
-            found[path, operator].append([None if written else describe(tensor) for tensor, written in activations])
+            entries = [None if written else describe(tensor) for tensor, written in activations]
+            found[path, operator].append(entries + _held_entries(activations, held))
 
     capture(model, arguments, watch=look)
     return dict(found)
+
+
+def _held_entries(activations: Shown, held: Shown) -> Seen:
+    """One entry for each that is held; none at all where all are as random weights are, or too small to matter."""
+    read_bytes = sum(tensor.nbytes for tensor, _ in (*activations, *held))
+    entries = [
+        {"held": 1.0}
+        if written or tensor.is_meta or tensor.nbytes < HELD_SHARE * read_bytes
+        else {"held": 1.0, **describe_held(tensor)}
+        for tensor, written in held
+    ]
+    return list(entries) if class_of(list(entries)) != NORMAL else []
+
+
+def describe_held(tensor: torch.Tensor) -> dict[str, float]:
+    """Of a buffer or a parameter: `zeros`, `same` (it holds one value), and `used` of `used_dimension` where all values lie in a
+    first part along that dimension; {} for integers and nothing."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return {}
+    flat = tensor.detach().reshape(-1)
+    values = flat[:: max(1, flat.numel() // SAMPLE) | 1].double()
+    found = {"zeros": float(f"{(values == 0).double().mean().item():.4g}")}
+    if 0 < found["zeros"] < 1:
+        found |= _used(tensor.detach())
+    elif not found["zeros"] and bool((values == values[0]).all()):
+        found["same"] = 1.0
+    return found
+
+
+def _used(tensor: torch.Tensor) -> dict[str, float]:
+    """The part of some dimension but the first (the samples) behind which all is zero, if most of what is before is not."""
+    there = tensor[:1] != 0
+    for dimension in range(1, tensor.dim()):
+        positions = there.any(tuple(index for index in range(tensor.dim()) if index != dimension)).nonzero()
+        end = int(positions.max()) + 1 if len(positions) else 0
+        if 0 < end < tensor.shape[dimension] and there.narrow(dimension, 0, end).double().mean() > 0.5:
+            return {"used": end / tensor.shape[dimension], "used_dimension": dimension}
+    return {}
 
 
 def _between_channels(tensor: torch.Tensor, spread: float) -> float:

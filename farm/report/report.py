@@ -23,8 +23,8 @@ from farm.store.batches import fetch
 from farm.store.tables import ItemState, JobState
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
-from farm.verdict.composing import compose, evidence_of
-from farm.verdict.figures import Chosen, Part, Whole
+from farm.verdict.composing import Evidence, compose, evidence_of
+from farm.verdict.figures import Chosen, Part, ReadingView, Whole
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 from farm.words.protocol import Protocol
 from farm.words.reading import inside_s
@@ -82,6 +82,18 @@ class TypeRow:
     estimated_us: float
     estimated_share: float
     in_model_us: float | None = None  # all its calls where they stand in the running model, a second opinion
+
+
+@dataclass(frozen=True)
+class EagerRow:
+    """An operator that an eagerly launched pass calls more or less often than the one that is measured."""
+
+    operator_id: str
+    label: str
+    launched: int  # calls in the run that is measured
+    eager: int
+    time_us: float | None  # of one call; None where nobody has read it for this job
+    energy_mj: float | None
 
 
 @dataclass(frozen=True)
@@ -153,11 +165,12 @@ class Report:
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
     verification: Verification  # of the capture; without what is told by tuple
+    eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("cards", "types", "rounds"):
+        for name in ("cards", "types", "rounds", "eagerly"):
             data[name] = [vars(entry) for entry in data[name]]
         data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
         return {
@@ -230,7 +243,29 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         readings=_counts(items, evidence.readings),
         capture_origin=capture.origin if capture else "",
         verification=_without_calls(seen),
+        eagerly=_eagerly(evidence),
     )
+
+
+def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
+    """What an eager pass runs otherwise, with what a call takes: what was predicted was read in an earlier round."""
+    wholes = [whole.reading for whole in evidence.wholes if whole.reading]
+    read = {
+        item.subject_id: row
+        for item in evidence.items
+        if item.role == "tuple" and (row := evidence.readings.get(item.reading_id or "")) is not None
+    }
+    found = []
+    for entry in evidence.seen.eagerly.operators if evidence.seen.eagerly else ():
+        row = read.get(entry.operator_id)
+        taken = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
+        energy = taken.energy if taken else None
+        found.append(
+            EagerRow(
+                **vars(entry), time_us=taken.time.value if taken else None, energy_mj=energy.value if energy else None
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
 
 
 def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | None:
@@ -248,7 +283,7 @@ def _cancelled(verdict: Verdict, items: Sequence[Any]) -> Verdict:
 
 def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[tuple[str, str], Chosen]:
     own = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
-    return {part.key: choose(part.reading, own) for part in parts if part.reading}
+    return {part.key: choose(part.reading, own, part.operator_id) for part in parts if part.reading}
 
 
 def _without_calls(seen: Verification) -> Verification:

@@ -40,8 +40,11 @@ def store_values(
         there = seen.get(key, ())
         data = list(there[met[key]]) if met[key] < len(there) else []
         met[key] += 1
-        activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors", ()))
-        rows.append({"capture_id": capture_id, "call_index": index, "data": data if len(data) == activations else []})
+        tensors = spec.get("tensors", ())
+        activations = sum(tensor["role"] == "activation" for tensor in tensors)
+        held = sum(tensor["role"] != "activation" and not tensor.get("name") for tensor in tensors)
+        fits = len(data) in (activations, activations + held)
+        rows.append({"capture_id": capture_id, "call_index": index, "data": data if fits else []})
     if rows:
         session.execute(update(call), rows)
 
@@ -127,6 +130,7 @@ def store_observed(
             device_type=predicted.device_type,
             grad=predicted.grad,
             torch=predicted.torch,
+            launch=predicted.launch,
             origin="observed",
             card_id=card_id,
             verification=verification,

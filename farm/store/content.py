@@ -130,7 +130,9 @@ def store_variant(
     return variant.id
 
 
-def find_capture(session: Session, variant_id: str, device_type: str, grad: bool, torch: str) -> tables.Capture | None:
+def find_capture(
+    session: Session, variant_id: str, device_type: str, grad: bool, torch: str, launch: str
+) -> tables.Capture | None:
     """The capture to go by: what was observed on a card before what was predicted."""
     query = (
         select(tables.Capture)
@@ -139,6 +141,7 @@ def find_capture(session: Session, variant_id: str, device_type: str, grad: bool
             tables.Capture.device_type == device_type,
             tables.Capture.grad == grad,
             tables.Capture.torch == torch,
+            tables.Capture.launch == launch,
         )
         .order_by(col(tables.Capture.origin))  # "observed" < "predicted"
     )
@@ -153,6 +156,7 @@ def store_capture(
     device_type: str,
     grad: bool,
     torch: str,
+    launch: str,
     origin: str,
     card_id: str | None = None,
     verification: Verification | None = None,
@@ -163,6 +167,7 @@ def store_capture(
         tables.Capture.device_type == device_type,
         tables.Capture.grad == grad,
         tables.Capture.torch == torch,
+        tables.Capture.launch == launch,
         tables.Capture.origin == origin,
     )
     if (known := session.exec(query).first()) is not None:
@@ -173,6 +178,7 @@ def store_capture(
         device_type=device_type,
         grad=grad,
         torch=torch,
+        launch=launch,
         origin=origin,
         card_id=card_id,
         verification=verification.to_json() if verification else {},

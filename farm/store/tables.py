@@ -132,16 +132,18 @@ class ModelVariant(SQLModel, table=True):
 class Capture(SQLModel, table=True):
     """One taking-apart of a variant: predicted at submit time, or observed on a card.
 
-    ``torch`` is the version that took it apart: another version may run other operators.
+    ``torch`` is the version that took it apart: another version may run other operators. So may another ``launch``: a
+    model can ask whether a CUDA graph is being captured.
     """
 
     __tablename__ = "capture"
-    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "origin"),)
+    __table_args__ = (UniqueConstraint("variant_id", "device_type", "grad", "torch", "launch", "origin"),)
     id: int | None = Field(default=None, primary_key=True)
     variant_id: str = Field(foreign_key="model_variant.id", index=True)
     device_type: str
     grad: bool = False
     torch: str = ""
+    launch: str = "eager"
     origin: str = "predicted"  # predicted | observed
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))

@@ -72,7 +72,7 @@ def aggregate(
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
-    measured = [(part, choose(part.reading, readings)) for part in parts if part.reading]
+    measured = [(part, choose(part.reading, readings, part.operator_id)) for part in parts if part.reading]
     weights = _weights(measured, readings)
     systematic_time, systematic_energy, note = _systematic(measured, readings, canaries)
 

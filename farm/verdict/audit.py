@@ -37,7 +37,7 @@ class KernelAudit:
     """
 
     explained: float
-    time_us: float  # of all kernels of one unobserved, eagerly launched pass
+    time_us: float  # of all kernels of one unobserved pass
     launches: int
     unknown_tuples: int  # of the model's tuples, those whose kernels nobody has seen
     only_whole: tuple[Kernel, ...] = ()
@@ -46,6 +46,7 @@ class KernelAudit:
     only_whole_count: int = 0
     only_tuples_count: int = 0
     other_counts_count: int = 0
+    launch: str = "eager"  # of the pass that was looked at
 
     @property
     def same(self) -> bool:
@@ -92,4 +93,5 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
         only_whole_count=len(only_whole),
         only_tuples_count=len(only_tuples),
         other_counts_count=len(other_counts),
+        launch=seen.launch or "eager",
     )

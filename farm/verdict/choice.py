@@ -14,14 +14,25 @@ from collections.abc import Sequence
 from farm.verdict.figures import Chosen, Figure, ReadingView
 from farm.words.reading import Burst
 
+PLACE_UNSURE_US = 0.05  # of what a place adds, to each call: an event keeps the kernel behind it from starting early
+PLACE_UNSURE = 0.1  # of what it adds
 BURST_THROTTLED_SHARE = 0.05  # of a burst reading's samples: from there on its clocks are not full
 
 
-def choose(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
-    """The figures of one call for the sum, given how the card ran the whole."""
+def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str = "") -> Chosen:
+    """The figures of one call for the sum, given how the card ran the whole.
+
+    Args:
+        operator_id: of the tuple that the reading is of: what its place in the model adds stands with the whole.
+    """
     same_card = [whole for whole in wholes if whole.card_id == reading.card_id]
     wholes = same_card or wholes
-    return _among_others(_at_its_clocks(reading, wholes), reading, weights_in_cache(wholes) or 0.0)
+    chosen = _at_its_clocks(reading, wholes)
+    place = _place(wholes, operator_id)
+    if place is not None:
+        # Its weights are as cold there as in the model: what fetching them costs is in the effect, not in the loop's rest.
+        return _among_others(chosen, reading, 1.0, _bounded(place, reading, weights_in_cache(wholes) or 0.0))
+    return _among_others(chosen, reading, weights_in_cache(wholes) or 0.0)
 
 
 def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
@@ -75,29 +86,50 @@ def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chos
     )
 
 
-def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chosen:
+def _place(wholes: Sequence[ReadingView], operator_id: str) -> Figure | None:
+    """What the place of a tuple's calls in the model adds to one of them; None where no whole tells."""
+    found = [place for whole in wholes if (place := (whole.details.places or {}).get(operator_id)) is not None]
+    if not found:
+        return None
+    return Figure(sum(place.effect_us for place in found) / len(found), max(place.half_width_us for place in found))
+
+
+def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
+    """What a place adds where the cache holds all that a pass touches: no more than strangers do.
+
+    They leave of the operator's code nothing, and its inputs newly written. Played between events, a pass is longer and
+    some weights are not found again that the model's own pass finds; which ones differs from process to process.
+    """
+    context = reading.details.context
+    beyond = max(0.0, place.value - max(0.0, context.effect_us)) if context else 0.0
+    return Figure(place.value - in_cache * beyond, place.half_width)
+
+
+def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: Figure | None = None) -> Chosen:
     """With what the neighbours in a model add, and without the fetching of weights that are in the cache there.
 
     While a kernel waits for its code or its data the card draws more than with nothing to do and less than the
     operator's own power: the middle is taken, and half of the difference is unsure. How much like the model's own the
-    others are that it was timed among is not known: as much as the effect is unsure. Both are common to all tuples.
+    others are that it was timed among is not known: as much as the effect is unsure, unless it was timed in the place that
+    it has in the model. Both are common to all tuples.
     """
     context, burst = reading.details.context, reading.details.burst
     if context is None:
         return chosen
-    effect = Figure(context.effect_us, context.effect_half_width_us or 0.0)
+    effect = place or Figure(context.effect_us, context.effect_half_width_us or 0.0)
     fetching_us = 0.0
     if (reading.details.copies or 1) > 1:  # else the loop fetched no weights either
         looped_us = (burst.time_us if burst else None) or reading.time_us
         fetching_us = looped_us - context.alone_us
     shift = Figure(effect.value - in_cache * fetching_us, effect.half_width)
+    unsure_us = abs(effect.value) if place is None else PLACE_UNSURE_US + PLACE_UNSURE * abs(shift.value)
     time = Figure(chosen.time.value + shift.value, math.hypot(chosen.time.half_width, shift.half_width))
     energy, added_mj, unsure_mj = chosen.energy, 0.0, 0.0
     if energy is not None and chosen.time.value:
         own_w = energy.value / chosen.time.value * 1e3
         waiting_w = min(own_w, reading.base_power_w or reading.idle_power_w or own_w)
         added_mj = shift.value * (own_w + waiting_w) / 2 * 1e-3
-        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + abs(effect.value) * own_w) * 1e-3
+        unsure_mj = (abs(shift.value) * (own_w - waiting_w) / 2 + unsure_us * own_w) * 1e-3
         noise_mj = shift.half_width * (own_w + waiting_w) / 2 * 1e-3
         energy = Figure(energy.value + added_mj, math.hypot(energy.half_width, noise_mj))
     return dataclasses.replace(
@@ -106,7 +138,7 @@ def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float) -> Chos
         energy=energy,
         context_us=shift.value,
         context_mj=added_mj,
-        unsure_us=chosen.unsure_us + abs(effect.value),
+        unsure_us=chosen.unsure_us + unsure_us,
         unsure_mj=chosen.unsure_mj + unsure_mj,
     )
 

@@ -19,7 +19,7 @@ from farm.verdict.figures import NOT_IN_SCOPE, Figure, ReadingView, Used, Whole
 
 Outcome = Literal["pass", "fail", "none"]
 
-VERDICT_SCHEMA = 3
+VERDICT_SCHEMA = 4
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, cast
 
-METHOD = 4  # raised when a change of the code changes what a reading says; readings of another are not reused
+METHOD = 5  # raised when a change of the code changes what a reading says; readings of another are not reused
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
 INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
 
@@ -81,6 +81,16 @@ class InContext:
     effect_us: float  # what the others add
     effect_half_width_us: float | None = None  # of the 95 % interval
     passes: int | None = None  # timed among others; 0: too long for the effect to matter, and not looked at
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the place of a tuple's calls in a model adds to one of them, against the operator looped with everything warm
+    (`farm.benchmark.places`). The mean over the calls."""
+
+    effect_us: float
+    half_width_us: float  # of the 95 % interval
+    calls: int
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,8 @@ class Details:
     eager_time_us: float | None = None  # of a replayed whole: one pass launched eagerly, the median
     eager_time_half_width_us: float | None = None
     eager_time_missing: str | None = None  # why there is none
+    places: Mapping[str, Place] | None = None  # of a whole that is replayed: by tuple id
+    places_missing: str | None = None  # why there are none
     canary: CanaryNote | None = None
     unverified: str | None = None  # why a whole could not be verified on its card
     study: Mapping[str, Any] | None = None  # the study that it was read for: id, name, circumstances
@@ -171,6 +183,8 @@ class Details:
         found = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
         if self.activation_peak_bytes is not None:
             found["found_again"] = self.found_again  # looked at: null says that it could not be told
+        if self.places is not None:
+            found["places"] = {tuple_id: dataclasses.asdict(place) for tuple_id, place in self.places.items()}
         return {**self.other, **found, **{name: dataclasses.asdict(found[name]) for name in _PARTS if name in found}}
 
     @classmethod
@@ -181,6 +195,8 @@ class Details:
         for name, kind in _PARTS.items():
             if name in values:
                 values[name] = _part(kind, values[name])
+        if places := values.get("places"):
+            values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
         return cls(**values, other={name: data[name] for name in data.keys() - _fields(Details)})
 
 

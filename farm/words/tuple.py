@@ -125,6 +125,11 @@ class TensorSpec:
             object.__setattr__(self, "stride", canonical_stride(self.shape, self.stride))
 
     @property
+    def held(self) -> bool:
+        """Whether it is a buffer or parameter of the model that was given as an argument, and no leaf module's own."""
+        return self.role != "activation" and not self.name
+
+    @property
     def strides(self) -> tuple[int, ...]:
         return contiguous_stride(self.shape) if self.stride is None else self.stride
 

@@ -41,10 +41,38 @@ class InModelTimes:
 
 
 @dataclass(frozen=True)
+class OtherCalls:
+    """A tuple that an eager pass calls more or less often than the run that is measured."""
+
+    operator_id: str
+    label: str
+    launched: int  # calls in the run that is measured
+    eager: int
+
+
+@dataclass(frozen=True)
+class Eagerly:
+    """What an eagerly launched pass runs otherwise than the run that is measured.
+
+    Attributes:
+        kernels: name -> launches in the run that is measured, and in the eager pass, where they differ.
+        kernel_time_us, eager_kernel_time_us: of all kernels of a pass.
+    """
+
+    operators: tuple[OtherCalls, ...] = ()
+    kernels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    kernel_time_us: float | None = None
+    eager_kernel_time_us: float | None = None
+
+
+@dataclass(frozen=True)
 class Verification:
     """A capture held against the pass of the model on a card.
 
     Attributes:
+        launch: of the run that was looked at, ``graph`` or ``eager``; None of old, when it was eager.
+        not_captured: why that is an eager one where a graph was asked for.
+        eagerly: what an eager pass runs otherwise; None where it runs the same.
         matches: prediction and observation agree, and observing changed nothing.
         observer_effect: what ran only observed, or only unobserved, in words.
         missing: tuple id -> calls that were predicted and did not come.
@@ -62,6 +90,9 @@ class Verification:
         other: what this version does not know, as it was written.
     """
 
+    launch: str | None = None
+    not_captured: str | None = None
+    eagerly: Eagerly | None = None
     matches: bool | None = None
     observer_effect: tuple[str, ...] | None = None
     missing: Mapping[str, int] | None = None
@@ -82,13 +113,15 @@ class Verification:
 
     def without_the_card(self) -> Self:
         """What holds on any card: kernels and times are a matter of its model, and of the numeric flags."""
-        return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None)
+        return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON under the fields' names; what was not looked at is not there."""
         data = {**self.other, **_found(self)}
         if self.kernels is not None:
             data["kernels"] = {name: dataclasses.asdict(launches) for name, launches in self.kernels.items()}
+        if self.eagerly is not None:
+            data["eagerly"] = dataclasses.asdict(self.eagerly)
         if self.in_model is not None:
             data["in_model"] = _found(self.in_model)
         return data
@@ -102,6 +135,10 @@ class Verification:
             values["kernels"] = {
                 name: Launches(int(one["count"]), float(one["time_us"])) for name, one in kernels.items()
             }
+        if eagerly := values.get("eagerly"):
+            operators = tuple(OtherCalls(**known(OtherCalls, one)) for one in eagerly.get("operators", ()))
+            kernels = {name: tuple(counts) for name, counts in eagerly.get("kernels", {}).items()}
+            values["eagerly"] = Eagerly(**{**known(Eagerly, eagerly), "operators": operators, "kernels": kernels})
         if "in_model" in values:
             values["in_model"] = _in_model(values["in_model"])
         return cls(**values, other={name: value for name, value in data.items() if name not in values})

@@ -45,7 +45,7 @@ def test_a_reading_has_figures_intervals_units_and_where_the_time_went(virtual_t
     assert reading.energy_half_width_mj is not None
     assert reading.idle_power_w == 80.0
     assert reading.sm_clock_mhz == 1980
-    parts = {"canary", "rebuild", "warm_up", "window", "around", "burst", "eager", "context", "close"}
+    parts = {"canary", "rebuild", "warm_up", "window", "around", "burst", "eager", "places", "context", "close"}
     assert set(reading.cost_s) == parts | {"total"}
     assert sum(reading.cost_s[part] for part in parts) == pytest.approx(reading.cost_s["total"], rel=0.05)
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))).to_json() == reading.to_json()

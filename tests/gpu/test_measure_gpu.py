@@ -74,6 +74,10 @@ def test_a_whole_model_tells_what_it_holds_and_what_of_it_stays_in_the_cache(ben
     assert details.parameter_bytes > 40e6
     assert details.activation_peak_bytes > 2 * 64 * 112 * 112 * 4
     assert 0 <= details.found_again <= 1
+    places = details.places.values()
+    assert sum(place.calls for place in places) == 68
+    assert min(place.effect_us for place in places) > -1
+    assert max(place.effect_us for place in places) > 1  # somewhere weights are fetched
 
 
 def test_a_replayed_whole_is_also_launched_eagerly_and_that_takes_longer(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
@@ -36,6 +37,32 @@ def test_the_tuples_kernels_are_the_models_kernels_and_every_kernel_finds_its_ca
     assert audit is not None
     assert audit.explained > 0.98, audit
     device.close()
+
+
+def test_a_model_that_runs_something_else_while_it_is_captured_is_taken_as_it_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"asking": "tests.benchmark.asking:model"}))
+    settings.cache_clear()
+    variant = Variant("asking", 64, 224)
+    subject = Subject("variant", variant.id, variant.to_json())
+    with BenchmarkProcess(discover(settings())[0].id) as process:
+        answer = process.measure(subject, Protocol(), Stopping(), predicted={})
+    settings.cache_clear()
+    assert answer.observed is not None
+    assert answer.verification is not None
+    names = [answer.observed["tuples"][call["tuple_id"]]["operator"] for call in answer.observed["calls"]]
+    assert [name.rsplit(".", 1)[-1] for name in names] == ["Linear", "mul", "add"]
+    assert answer.verification.launch == "graph"
+    assert answer.verification.eagerly is not None
+    (apart,) = answer.verification.eagerly.operators
+    assert (apart.launched, apart.eager) == (1, 0)
+    counts = Counter(call["tuple_id"] for call in answer.observed["calls"])
+    audit = audit_kernels(answer.verification, [Part(tuple_id, "", "", count) for tuple_id, count in counts.items()])
+    assert audit is not None
+    assert audit.same, audit
+    assert audit.launch == "graph"
+    assert set(answer.reading.details.places or {}) == set(counts)
 
 
 def test_processes_agree_on_what_a_graph_with_memory_operations_takes() -> None:

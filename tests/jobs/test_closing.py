@@ -81,7 +81,14 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
             content.StoredCall(1, "", calls[1].operator_id, (), ()),
         ]
         content.store_capture(
-            session, observed, variant_id=job.variant_id, device_type="cpu", grad=False, torch="t", origin="observed"
+            session,
+            observed,
+            variant_id=job.variant_id,
+            device_type="cpu",
+            grad=False,
+            torch="t",
+            launch="eager",
+            origin="observed",
         )
     closed = close_round(any_database, job_id, 1)
     assert (closed.closing, closed.next_round) == (Closing.NEXT, 2)

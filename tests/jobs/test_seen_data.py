@@ -35,7 +35,14 @@ def capture(database: Database, origin: str = "predicted") -> int:
         content.store_variant(session, VARIANT)
         calls = [content.StoredCall(index, f"layer{index}", operator_id, (), ()) for index in range(3)]
         return content.store_capture(
-            session, calls, variant_id=VARIANT.id, device_type="cpu", grad=False, torch="t", origin=origin
+            session,
+            calls,
+            variant_id=VARIANT.id,
+            device_type="cpu",
+            grad=False,
+            torch="t",
+            launch="graph",
+            origin=origin,
         )
 
 

@@ -65,3 +65,20 @@ def test_half_precision_moves_half_the_bytes():
 def test_a_model_that_cannot_run_on_its_input_is_refused_with_what_it_said():
     with pytest.raises(CaptureError, match="on its example input: RuntimeError: "):
         model_flops(nn.Linear(4, 4, device="meta"), (torch.empty(2, 3, device="meta"),))
+
+
+@pytest.mark.parametrize(
+    ("function", "elements"),
+    [
+        (lambda cache, new, index: cache.index_copy_(0, index, new), 4 * 8 + 4 * 8),
+        (lambda cache, new, index: cache.scatter_(0, index[:, None].expand(4, 8), new), 4 * 8 + 4 * 8),
+        (lambda cache, new, index: cache.index_add_(0, index, new), 4 * 8 + 2 * 4 * 8),
+        (lambda cache, new, index: cache.index_select(0, index), 2 * 4 * 8),
+        (lambda cache, new, index: cache.gather(0, index[:, None].expand(4, 8)), 2 * 4 * 8),
+        (lambda cache, new, index: F.embedding(index, cache), 2 * 4 * 8),
+    ],
+    ids=["index_copy_", "scatter_", "index_add_", "index_select", "gather", "embedding"],
+)
+def test_of_a_large_tensor_the_part_that_is_touched_counts(function, elements):
+    counted = cost_of(function, torch.randn(1000, 8), torch.randn(4, 8), torch.tensor([3, 1, 4, 5]))
+    assert counted.bytes == elements * 4 + 4 * 8

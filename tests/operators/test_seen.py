@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from farm.benchmark.passes import set_values
 from farm.benchmark.workload import prepare
+from farm.operators import seen as seen_room
 from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
 from farm.operators.seen import describe, seen_values, watch
+from farm.settings import settings
 from farm.words.data_classes import class_of
 from farm.words.protocol import Protocol, Variant
 from tests.benchmark.operators import linear
@@ -154,3 +158,50 @@ def test_a_class_for_another_number_of_activations_is_a_reason() -> None:
     with pytest.raises(Unmeasurable) as raised:
         prepare(linear(8, 8, 8), Protocol(launch="eager", data="zeros-50+,normal"), torch.device("cpu"))
     assert raised.value.reason == "rejected"
+
+
+class Cached(nn.Module):
+    """Attention over caches that are buffers: empty, half used, or full."""
+
+    def __init__(self, used: int) -> None:
+        super().__init__()
+        for name in ("keys", "values"):
+            cache = torch.zeros(2, 4, 64, 16)
+            cache[:, :, :used] = torch.randn(2, 4, used, 16)
+            self.register_buffer(name, cache)
+
+    def forward(self, query: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(query, self.keys, self.values)
+
+
+@pytest.mark.parametrize(
+    ("used", "word"), [(0, "normal/zeros-100"), (32, "normal/used-50d2"), (64, "normal")], ids=["empty", "half", "full"]
+)
+def test_what_a_cache_holds_is_part_of_the_class_and_the_tuple_gets_the_like(used: int, word: str) -> None:
+    model, query = Cached(used), torch.randn(2, 4, 1, 16)
+    ((seen,),) = watch(model, (query,)).values()
+    assert class_of(seen) == word
+    (spec,) = capture(model, (query,)).tuples.values()
+    rebuilt = rebuild(spec, "cpu")
+    set_values(rebuilt, word)
+    caches = [tensor for tensor, one in zip(rebuilt.tensors, spec.tensors, strict=True) if one.held]
+    assert len(caches) == 2
+    for cache in caches:
+        assert bool((cache[:, :, :used] != 0).all())
+        assert bool((cache[:, :, used:] == 0).all())
+
+
+def empty_cache() -> tuple[nn.Module, torch.Tensor]:
+    return Cached(0), torch.randn(2, 4, 1, 16)
+
+
+def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"cached": "tests.operators.test_seen:empty_cache"}))
+    settings.cache_clear()
+    try:
+        monkeypatch.setattr(seen_room, "MOST_PARAMETERS", -1)
+        ((seen,),) = seen_values(Variant("cached", 2, 224)).values()
+    finally:
+        settings.cache_clear()
+    assert seen[0] is None
+    assert class_of(seen) == "normal/zeros-100"

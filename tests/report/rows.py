@@ -118,9 +118,10 @@ def capture(session: Any, operators: list[str]) -> int:
         variant_id=VARIANT.id,
         device_type="cuda",
         torch="2.11.0",
+        launch="graph",
         origin="observed",
         card_id=CARD,
-        verification={"matches": True, "differences": []},
+        verification={"launch": "graph", "matches": True, "differences": []},
     )
     session.add(row)
     session.flush()

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from farm.verdict.aggregate import aggregate
-from farm.verdict.choice import choose, weights_in_cache
+from farm.verdict.choice import PLACE_UNSURE, PLACE_UNSURE_US, choose, weights_in_cache
 from farm.verdict.figures import Part, ReadingView, Whole
-from farm.words.reading import Burst, Details, InContext
+from farm.words.reading import Burst, Details, InContext, Place
 
 CONTEXT = InContext(alone_us=80.0, effect_us=5.0, effect_half_width_us=0.5, passes=144)
 
@@ -109,3 +109,23 @@ def test_a_sum_of_both_kinds_of_readings_says_so():
     assert any("1 of 2 tuples were read in loops alone" in reason for reason in verdict.reasons)
     verdict = aggregate(parts[:1], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
     assert not any("in loops alone" in reason for reason in verdict.reasons)
+
+
+def test_in_its_place_in_the_model_a_tuple_takes_what_it_takes_warm_and_what_the_place_adds():
+    placed = reading(details=Details(found_again=0.0, places={"conv": Place(12.0, 0.3, calls=2)}))
+    copied = reading(details=Details(context=CONTEXT, copies=9))
+    chosen = choose(copied, [placed], "conv")
+    assert chosen.time.value == pytest.approx(80 + 12)  # the place's own weights were fetched
+    assert chosen.context_us == pytest.approx(12 - 20)
+    assert chosen.unsure_us == pytest.approx(PLACE_UNSURE_US + PLACE_UNSURE * 8)
+    assert choose(copied, [placed], "other").time.value == pytest.approx(105)
+
+
+def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
+    places = {"conv": Place(12.0, 0.3, calls=2), "relu": Place(2.0, 0.1, calls=1)}
+    copied = reading(details=Details(context=CONTEXT, copies=9))
+    times = [
+        choose(copied, [reading(details=Details(found_again=share, places=places))], name).time.value
+        for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
+    ]
+    assert times == pytest.approx([80 + 5, 80 + 8.5, 80 + 2])

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UsageError
-from farm.words.data_classes import Filling, class_of, fillings, is_class
+from farm.words.data_classes import (
+    Filling,
+    HeldFilling,
+    class_of,
+    fillings,
+    held_fillings,
+    holds_nothing,
+    is_class,
+)
 from farm.words.protocol import Protocol
 
 
@@ -46,7 +54,7 @@ def test_a_class_says_how_each_activation_is_filled() -> None:
     assert fillings("zeros-50+", 2) == [Filling(0.5, True)] * 2
     assert fillings("zeros-50+,normal", 2) == [Filling(0.5, True), Filling()]
     assert fillings("zeros-50+c90,normal-c50", 2) == [Filling(0.5, True, 0.9), Filling(channels=0.5)]
-    with pytest.raises(ValueError, match="2 activations"):
+    with pytest.raises(ValueError, match="2 tensors"):
         fillings("zeros-50+,normal", 3)
 
 
@@ -65,3 +73,19 @@ def test_a_class_is_part_of_the_protocol_and_a_whole_has_none() -> None:
     assert seen_data.with_data("zeros-50+").id != seen_data.with_data("normal").id == Protocol().id
     assert seen_data.of_whole == Protocol()
     assert Protocol(data="zeros").of_whole.data == "zeros"
+
+
+def test_what_a_call_was_given_of_the_model_stands_behind_a_stroke():
+    empty, plain = {"held": 1.0, "zeros": 1.0}, {"held": 1.0, "zeros": 0.0}
+    half = {"held": 1.0, "zeros": 0.6, "used": 0.5, "used_dimension": 2}
+    assert class_of([None, plain, plain]) == "normal"
+    assert class_of([None, empty, empty]) == "normal/zeros-100"
+    assert class_of([None, plain, half]) == "normal/normal,used-50d2"
+    assert class_of([None, {"held": 1.0, "zeros": 0.0, "same": 1.0}]) == "normal/same"
+    assert is_class("zeros-50+,normal/used-50d2")
+    assert not is_class("normal/used-10d2")
+    assert held_fillings("normal", 2) == [HeldFilling()] * 2
+    assert held_fillings("normal/zeros-100", 2) == [HeldFilling(1.0)] * 2
+    assert held_fillings("normal/normal,used-25d1", 2) == [HeldFilling(), HeldFilling(0.75, 1)]
+    assert holds_nothing("normal/normal,zeros-100")
+    assert not holds_nothing("zeros-100")

@@ -1,0 +1,155 @@
+"""What each tuple of a model takes where it stands: between the calls that really surround it, in the order of the model.
+
+How much of an operator's code and data is still in the caches when it is called depends on what ran since the last
+time: a net of few kernels finds most of their code again, one of many finds nothing. So beside the window of a whole
+its calls are played again from the tuples, each rebuilt, in one graph: in the order of the model, with weights of their
+own where the model has weights of its own, and each on the memory that the calls before it wrote, which lives as long as
+it does in the model. Each call runs twice there, between events of the graph: the first finds what its neighbours left,
+the second what it left itself. The difference is what the place adds to the tuple looped with everything warm; what an
+event adds is in both.
+
+Nothing of the model but the order of its calls and the lives of its storages goes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from farm.benchmark import intervals
+from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.passes import MEMORY_SHARE, free_bytes
+from farm.words.reading import Place
+
+if TYPE_CHECKING:
+    from farm.operators.capture import Call, Capture
+
+BUDGET_S = 0.25  # of all replays together
+REPLAYS = (6, 24)  # least and most, each after one that is not counted
+
+#: Runs a call once or more and returns what the first run returned.
+Step = Callable[["Call", Callable[[], object]], object]
+
+
+def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
+    """Time the tuples of a capture in the order of its calls: tuple id -> what its place adds.
+
+    Args:
+        pass_s: about what one pass of the model takes.
+
+    Raises:
+        FarmError: a tuple cannot be built.
+        torch.OutOfMemoryError: the tuples do not fit beside the model.
+    """
+    player = Player(capture, device)
+    player.play(lambda _, run: run())  # libraries load, and choose what they run
+    torch.cuda.synchronize(device)
+    events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
+
+    def timed(call: Call, run: Callable[[], object]) -> object:
+        first, second, third = events[call.index]
+        first.record()
+        out = run()
+        second.record()
+        run()
+        third.record()
+        return out
+
+    graph = capture_graph([lambda: player.play(timed)], device)
+    least, most = REPLAYS
+    samples: dict[str, list[float]] = defaultdict(list)
+    for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
+        graph.replay()
+        graph.replay()  # this one is read: it finds the caches as a pass leaves them to the next
+        torch.cuda.synchronize(device)
+        for call, (first, second, third) in zip(capture.calls, events, strict=True):
+            added_ms = first.elapsed_time(second) - second.elapsed_time(third)
+            samples[call.tuple_id].append(added_ms * 1e3)
+    counts = capture.counts
+    return {
+        tuple_id: Place(
+            round(intervals.midmean(values), 4),
+            round(intervals.batch_half_width(values, intervals.midmean), 4),
+            counts[tuple_id],
+        )
+        for tuple_id, values in samples.items()
+    }
+
+
+class Player:
+    """Plays the calls of a capture from its tuples: what one returns is what others are given, as in the model."""
+
+    def __init__(self, capture: Capture, device: torch.device) -> None:
+        from farm.operators.rebuild import rebuild
+
+        self._capture, self._device = capture, device
+        self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
+        self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
+        self._given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
+        made: set[int] = set()
+        outside: set[int] = set()
+        wanted: dict[str, list[Call]] = defaultdict(list)
+        for call in capture.calls:
+            if new := {storage for storage in call.reads if storage not in made}:
+                wanted[call.tuple_id].append(call)
+            outside |= new
+            made.update(new, call.writes)
+        size_bytes = sum(capture.storages[storage].size_bytes for storage in outside)
+        if size_bytes > MEMORY_SHARE * free_bytes(device):
+            raise torch.OutOfMemoryError("The tuples do not fit beside the model.")
+        for tuple_id, calls in wanted.items():
+            pristine = rebuild(capture.tuples[tuple_id], device)
+            for call in calls:
+                for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
+                    if storage in outside and storage not in self._given:
+                        self._given[storage] = base.clone().untyped_storage()
+
+    def play(self, step: Step) -> None:
+        """Go through all calls. Memory that a call makes is let go of behind the last that reads it."""
+        from farm.operators.rebuild import Rebuilt
+
+        memory = dict(self._given)
+        for call in self._capture.calls:
+            shapes = self._shapes[call.tuple_id]
+            storages = [
+                _on(memory.get(storage), base, self._device)
+                for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
+            ]
+            operator = Rebuilt(shapes.spec, self._device, storages)
+            out = step(call, operator.run)
+            held = {tensor.untyped_storage()._cdata for tensor in storages}
+            fresh = {
+                one._cdata: one for one in map(torch.Tensor.untyped_storage, _tensors_in(out)) if one._cdata not in held
+            }
+            new = [storage for storage in call.writes if storage not in call.reads]
+            memory.update(zip(new, fresh.values(), strict=False))
+            for storage in (*call.reads, *call.writes):
+                if self._last[storage] == call.index and storage not in self._given:
+                    memory.pop(storage, None)
+
+    def _numbers(self, call: Call) -> list[int]:
+        """The capture's storages behind those of a call's tuple, in the tuple's order."""
+        spec = self._capture.tuples[call.tuple_id]
+        behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
+        return [behind[number] for number in range(len(behind))]
+
+
+def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the shape of one on meta, on memory that is there, or else on new memory."""
+    if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
+        return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)
+    return torch.empty(0, dtype=base.dtype, device=device).set_(memory, 0, base.shape, base.stride())
+
+
+def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for entry in tree:
+            yield from _tensors_in(entry)
+    elif isinstance(tree, dict):
+        yield from _tensors_in(list(tree.values()))

@@ -1,0 +1,64 @@
+"""The calls of a model played again from its tuples: each on the memory that the calls before it wrote."""
+
+import pytest
+import torch
+from torch import nn
+
+from farm.benchmark.places import Player
+from farm.models import catalog
+from farm.operators.capture import capture
+
+CPU = torch.device("cpu")
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        out = torch.relu(self.first(x))
+        return self.second(out) + x
+
+
+def played(seen):
+    """What each call was given, as addresses, and where what it made lies."""
+    steps = []
+
+    def step(call, run):
+        out = run()
+        operator = run.__self__
+        addresses = [tensor.untyped_storage().data_ptr() for tensor in operator.tensors]
+        made = out.untyped_storage().data_ptr() if isinstance(out, torch.Tensor) else None
+        steps.append((call, addresses, out, made))
+        return out
+
+    with torch.no_grad():
+        Player(seen, CPU).play(step)
+    return steps
+
+
+def test_a_call_is_given_what_the_calls_before_it_made_and_weights_of_its_own():
+    seen = capture(Residual().eval(), (torch.randn(2, 8, 16, 16),))
+    (first, *_), (relu, *_), (second, *_), (add, *_) = steps = played(seen)
+    assert [call.tuple_id for call in seen.calls] == [one.tuple_id for one in (first, relu, second, add)]
+    given = [dict(zip(step[0].reads, dict.fromkeys(step[1]), strict=True)) for step in steps]
+    made = {storage: step[3] for step in steps for storage in step[0].writes}
+    for call, addresses in zip(seen.calls, given, strict=True):
+        assert all(addresses[storage] == made[storage] for storage in call.reads if storage in made)
+    assert first.tuple_id == second.tuple_id
+    weights = [
+        {address for storage, address in one.items() if seen.storages[storage].role != "activation"} for one in given
+    ]
+    assert not weights[0] & weights[2]
+    (image,) = set(first.reads) & set(add.reads)
+    assert given[0][image] == given[3][image]
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "swin_t"])
+def test_what_is_played_makes_what_the_model_makes(name):
+    model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, 1, 64, device="cpu")
+    seen = capture(model, image)
+    for call, _, out, _ in played(seen):
+        shapes = seen.traces[call.tuple_id].outputs
+        assert not isinstance(out, torch.Tensor) or shapes[0].startswith(str(tuple(out.shape)))
