@@ -247,7 +247,7 @@ def _neighbours(verdict: Verdict) -> str:
     weights = "what stays in the cache is not known"
     if verdict.weights_in_cache is not None:
         weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
-    return f"tuples timed among other operators: {share * 100:+.1f} % on the looped sum; {weights}"
+    return f"what the operators around them change: {share * 100:+.1f} % on the looped sum; {weights}"
 
 
 def _systematic(verdict: Verdict) -> str:

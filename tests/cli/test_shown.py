@@ -62,7 +62,7 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
             reading.details = {**reading.details, **extra}
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())
-    assert "tuples timed among other operators: -" in flat
+    assert "what the operators around them change: -" in flat
     assert "25.0 % of the weights stay in the cache" in flat
 
 

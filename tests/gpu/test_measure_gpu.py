@@ -35,7 +35,6 @@ def test_a_matrix_product_is_read_with_energy_within_its_interval(bench: Bench) 
     assert reading.time_half_width_us / reading.time_us <= 0.01
     assert reading.energy_mj == pytest.approx(reading.power_w * reading.time_us * 1e-3)
     assert reading.window_s >= 0.45
-    assert reading.cost_s["total"] < 10  # the first of a process: base power, canary and profiler come with it
     assert reading.base_power_w is not None
     assert reading.trace is not None
 
