@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from farm.settings import Settings
+from farm.store import tables
 from tasks.app import CHORD_EXPIRES_S, app, configure, hard_time_limit_s
 
 
@@ -86,6 +87,8 @@ def test_a_running_item_never_looks_abandoned():
 
 def test_a_publisher_killed_half_way_is_continued(hurt):
     job_id = hurt.submit([""] * 9, publish=False)
+    with hurt.farm.database.write() as session:  # not overdue yet, however slowly the publisher starts
+        session.get_one(tables.Round, (job_id, 1)).progress_at_s += 60
     assert hurt.farm.publish_and_die(job_id).wait() == -9
     assert hurt.settled(job_id) == {"done": 9}
 
