@@ -36,13 +36,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import psutil
 import redis
-from sqlmodel import col, func, select
+from sqlmodel import select
 
+from benchmarks.accounts import NEVER, all_ended, judge, open_items, release_all
 from farm.errors import CardBusy, FarmError
 from farm.jobs import cards, jobs
 from farm.settings import Settings
 from farm.store import tables
-from farm.store.tables import ItemState
 from tasks.app import configure
 from tasks.queues import publish_round
 from tasks.servers import BrokerServer
@@ -105,13 +105,7 @@ class Soak:
     def tend(self, *, all_of_it: bool = False) -> None:
         """Do what is due: thaw, start again, put cards back."""
         with contextlib.suppress(FarmError):
-            with self.farm.database.read() as session:
-                query = select(tables.Card).where(tables.Card.state == tables.CardState.QUARANTINED)
-                sick = [(card.id, card.state_reason) for card in session.exec(query)]
-            for card_id, reason in sick:
-                if cards.resume(self.farm.database, card_id, quarantined=True):
-                    print(f"{card_id} is released from quarantine: {reason}", file=sys.stderr)
-                    self.released += 1
+            self.released += release_all(self.farm.database)
         now_s = time.monotonic()
         for due_s, act in [*self.later]:
             if all_of_it or due_s <= now_s:
@@ -125,7 +119,7 @@ class Soak:
         return self._kill("farm.benchmark.process")
 
     def _pool(self) -> bool | None:
-        found = self._processes("farm.benchmark.process")
+        found = self.farm.processes("farm.benchmark.process")
         return self.chance.choice(found).parent().kill() if found else False
 
     def _worker(self) -> bool | None:
@@ -135,7 +129,7 @@ class Soak:
         return self._kill("tasks.worker", "control")
 
     def _tree(self) -> bool | None:
-        found = self._processes("tasks.worker", "card")
+        found = self.farm.processes("tasks.worker", "card")
         if not found:
             return False
         victim = self.chance.choice(found)
@@ -145,18 +139,18 @@ class Soak:
         return None
 
     def _supervisor(self) -> bool | None:
-        found = self._processes("cli", "worker")
+        found = self.farm.processes("cli", "worker")
         if not found:
             return False
         found[0].send_signal(self.chance.choice([signal.SIGTERM, signal.SIGKILL]))
         return None
 
     def start_supervisor_if_none(self) -> None:
-        if not self._processes("cli", "worker"):
+        if not self.farm.processes("cli", "worker"):
             self.supervisors.append(self.farm.start("worker"))
 
     def _freeze(self) -> bool | None:
-        found = self._processes("tasks.worker", "card")
+        found = self.farm.processes("tasks.worker", "card")
         if not found:
             return False
         victim = self.chance.choice(found)
@@ -174,7 +168,7 @@ class Soak:
 
     def _stopped_in_an_item(self) -> bool | None:
         """Only Celery's hard limit ends it; should it have been idle, it goes on after that."""
-        found = self._processes("farm.benchmark.process")
+        found = self.farm.processes("farm.benchmark.process")
         if not found:
             return False
         pool = self.chance.choice(found).parent()
@@ -188,7 +182,7 @@ class Soak:
         return None
 
     def _second_worker(self) -> bool | None:
-        if not self._processes("cli", "worker"):
+        if not self.farm.processes("cli", "worker"):
             return False
         self.seconds.append(self.farm.start("worker"))
         return None
@@ -242,25 +236,11 @@ class Soak:
     # -------------------------------------------------------------------------------------------- processes
 
     def _kill(self, *words: str) -> bool | None:
-        found = self._processes(*words)
+        found = self.farm.processes(*words)
         if not found:
             return False
         self.chance.choice(found).kill()
         return None
-
-    def _processes(self, *words: str) -> list[psutil.Process]:
-        """In a fixed order, so that a seed means the same."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if (
-                    all(word in line for word in words)
-                    and process.status() != psutil.STATUS_ZOMBIE
-                    and process.environ().get("FARM_STATE_DIR") == self.farm.environment["FARM_STATE_DIR"]
-                ):
-                    found.append((line, process))
-        return [process for _, process in sorted(found, key=lambda one: one[0])]
 
 
 def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
@@ -274,48 +254,6 @@ def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
         with contextlib.suppress(FarmError):  # the broker is away: the reconciler publishes it
             publish_round(soak.farm.database, job_id, 1)
     return job_id
-
-
-def open_items(farm: Farm, job_ids: list[str]) -> int:
-    with farm.database.read() as session:
-        wanted = col(tables.Item.job_id).in_(job_ids), col(tables.Item.state).in_(tables.OPEN)
-        return session.exec(select(func.count()).select_from(tables.Item).where(*wanted)).one()
-
-
-def all_ended(farm: Farm, job_ids: list[str]) -> bool:
-    with farm.database.read() as session:
-        states = session.exec(select(tables.Job.state).where(col(tables.Job.id).in_(job_ids))).all()
-    return all(state != tables.JobState.OPEN for state in states)
-
-
-def judge(farm: Farm, job_ids: list[str]) -> dict[str, int]:
-    found = Counter[str]()
-    with farm.database.read() as session:
-        operators = session.exec(select(tables.Operator)).all()
-        for job_id in job_ids:
-            items = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).all()
-            subjects = {item.subject_id for item in items}
-            read = Counter(
-                reading for reading in session.exec(select(tables.Reading.subject_id)).all() if reading in subjects
-            )
-            verdicts = session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
-            cancelled = session.get_one(tables.Job, job_id).state == tables.JobState.CANCELLED
-            bad = {operator.id for operator in operators if operator.id in subjects and operator.parameters["simulate"]}
-            good = [item for item in items if item.subject_id not in bad]
-            ends = {ItemState.DONE, ItemState.CANCELLED} if cancelled else {ItemState.DONE}
-            found["items"] += len(items)
-            found["lost"] += sum(item.state not in ends for item in good)
-            found["two_readings"] += sum(number > 1 for number in read.values())
-            found["without_reading"] += sum(item.state == ItemState.DONE and not item.reading_id for item in items)
-            found["verdicts_missing"] += not cancelled and len(verdicts) != 1
-            found["bad_items"] += len(items) - len(good)
-            found["bad_but_not_failed"] += sum(
-                item.state != ItemState.FAILED for item in items if item.subject_id in bad
-            )
-            found["begun_again"] += sum(max(0, item.attempts - 1) for item in good)
-            found["repeated_and_fenced_out"] += sum(item.repeated for item in items)
-    names = ("items", "bad_items", "lost", "two_readings", "without_reading", "verdicts_missing", "bad_but_not_failed")
-    return {name: found[name] for name in (*names, "begun_again", "repeated_and_fenced_out")}
 
 
 def main() -> int:
@@ -353,9 +291,9 @@ def main() -> int:
             soak.start_supervisor_if_none()
             with contextlib.suppress(FarmError):
                 late = time.monotonic() - began_s > options.limit
-                still_open = open_items(farm, soak.jobs)
+                still_open = open_items(farm.database, soak.jobs)
                 if sum(soak.done.values()) >= options.faults or late:
-                    if not still_open and all_ended(farm, soak.jobs):
+                    if not still_open and all_ended(farm.database, soak.jobs):
                         break
                 elif still_open < 3 * options.cards:  # before the last are done: cards that wait cannot be hurt
                     submit(soak, options.items)
@@ -377,7 +315,7 @@ def main() -> int:
             "faults": sum(soak.done.values()),
             "by_kind": dict(sorted(soak.done.items())),
             "released": soak.released,
-            **judge(farm, soak.jobs),
+            **judge(farm.database, soak.jobs),
             # The others took over from a supervisor that was gone, or were the next fault's.
             "second_workers_refused": sum(second.poll() == CardBusy.exit_code for second in soak.seconds),
         }
@@ -392,8 +330,7 @@ def main() -> int:
     print(json.dumps(found, indent=2))
     if options.json:
         options.json.write_text(json.dumps(found))
-    nil = ("lost", "two_readings", "without_reading", "verdicts_missing", "bad_but_not_failed")
-    return 1 if any(found[name] for name in nil) else 0
+    return 1 if any(found[name] for name in NEVER) else 0
 
 
 if __name__ == "__main__":

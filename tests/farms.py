@@ -177,6 +177,24 @@ class Farm:
         with self.database.read() as session:
             return list(session.exec(select(tables.Item).where(tables.Item.job_id == job_id)))
 
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Those of this host (they have its state directory in their environment) whose command has all the words.
+
+        Ordered by their commands, so that a seed means the same.
+        """
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if (
+                    process.pid != os.getpid()
+                    and all(word in line for word in words)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get("FARM_STATE_DIR") == self.environment["FARM_STATE_DIR"]
+                ):
+                    found.append((line, process))
+        return [process for _, process in sorted(found, key=lambda one: one[0])]
+
 
 @contextlib.contextmanager
 def running(

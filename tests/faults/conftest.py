@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,10 +38,10 @@ class Hurt:
         """The benchmark process of a card; its parent is the pool process, whose parent is the worker."""
 
         def find() -> psutil.Process | None:
-            for process in _of_this_farm(self.farm):
+            for process in self.farm.processes("farm.benchmark.process"):
                 with contextlib.suppress(psutil.Error):
                     line = process.cmdline()
-                    if "farm.benchmark.process" in line and line[line.index("--card") + 1].endswith(f"-{card}"):
+                    if line[line.index("--card") + 1].endswith(f"-{card}"):
                         return process
             return None
 
@@ -58,7 +57,7 @@ class Hurt:
         return self.worker(card).parent()
 
     def everything(self) -> list[psutil.Process]:
-        return _of_this_farm(self.farm)
+        return self.farm.processes()
 
     def said(self) -> str:
         """What the farm has logged since the test began."""
@@ -169,20 +168,6 @@ def _task(entry: bytes) -> tuple[str, Any]:
     """The task of an entry in the broker's list of the unacknowledged, and the id that it carries."""
     message = json.loads(entry)[0]
     return message["headers"]["task"], json.loads(base64.b64decode(message["body"]))[0][0]
-
-
-def _of_this_farm(farm: Farm) -> list[psutil.Process]:
-    """All processes that have this farm's state directory in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if (
-                process.pid != os.getpid()
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get("FARM_STATE_DIR") == farm.environment["FARM_STATE_DIR"]
-            ):
-                found.append(process)
-    return found
 
 
 @pytest.fixture
