@@ -1,4 +1,5 @@
-"""All kinds of faults one after the other, as `benchmarks/soak.py` does for longer: nothing is lost."""
+"""All kinds of faults one after the other, and a few at random over three hosts, as `benchmarks/soak.py` and
+`benchmarks/soak_hosts.py` do for longer: nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,14 +13,27 @@ import pytest
 from tests.farms import ROOT
 
 
+def soaked(tmp_path, name, *words):
+    """What the benchmark of that name found; it says itself whether anything was lost."""
+    found = tmp_path / "found.json"
+    command = [sys.executable, f"benchmarks/{name}.py", *map(str, words), "--seed", "1", "--json", str(found)]
+    said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=400)
+    assert said.returncode == 0, said.stdout + said.stderr[-3000:]
+    return json.loads(found.read_text())
+
+
 @pytest.mark.parametrize(("faults", "within_s"), [(8, 8), pytest.param(40, 40, marks=pytest.mark.slow)])
 def test_a_farm_that_is_hurt_all_the_time_loses_nothing(tmp_path, faults, within_s):
-    found = tmp_path / "found.json"
-    words = ["--items", "40", "--cards", "2", "--every", "0.5", "--faults", faults, "--limit", within_s]
-    command = [sys.executable, "benchmarks/soak.py", *map(str, words), "--seed", "1", "--json", str(found)]
-    said = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280)
-    assert said.returncode == 0, said.stdout + said.stderr[-3000:]
-    told = json.loads(found.read_text())
+    words = ["--items", 40, "--cards", 2, "--every", 0.5, "--faults", faults, "--limit", within_s]
+    told = soaked(tmp_path, "soak", *words)
     assert told["faults"] >= 6
     assert len(told["by_kind"]) >= 5
     assert told["bad_items"] > 0
+
+
+@pytest.mark.slow
+def test_three_hosts_that_are_hurt_at_random_lose_nothing(tmp_path):
+    told = soaked(tmp_path, "soak_hosts", "--items", 150, "--cards", 1, "--faults", 12, "--minutes", 0.6)
+    assert (told["hosts"], told["items"]) == (3, 150)
+    assert told["faults"] >= 6
+    assert len({kind.partition(":")[0] for kind in told["by_kind"]}) >= 2
