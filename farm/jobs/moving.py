@@ -24,7 +24,7 @@ from farm.jobs.planning import bound_to, card_for_each
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.locks import lock_open_jobs, lock_with_open_jobs, locked
+from farm.store.locks import lock_items, lock_open_jobs, lock_with_open_jobs, locked
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 
@@ -239,15 +239,22 @@ def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[
 
 def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[Waiting]) -> list[int]:
     """Move items, item id -> card id; the ids of those that were, and of the wholes that this makes necessary."""
-    job_of = {item.id: item.job_id for item in waiting if item.id in moves}
+    planned = [item for item in waiting if item.id in moves]
     with database.write() as session:
-        still_open = lock_open_jobs(session, job_of.values())
-        moved = []
-        for item_id, card_id in sorted(moves.items()):
-            # Only what still waits: the card it is taken from goes on working meanwhile.
-            move = life.MOVE.update(col(Item.id) == item_id, col(Item.state) == ItemState.WAITING, card_id=card_id)
-            if job_of[item_id] in still_open and session.exec(move).rowcount:
-                moved.append(item_id)
+        still_open = lock_open_jobs(session, {item.job_id for item in planned})
+        ways: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for item in planned:
+            if item.job_id in still_open:
+                ways[item.card_id, moves[item.id]].append(item.id)
+        for batch in in_batches(sorted(item_id for ids in ways.values() for item_id in ids)):
+            lock_items(session, col(Item.id).in_(batch))
+        moved: list[int] = []
+        for (giver, taker), ids in ways.items():
+            for batch in in_batches(ids):
+                # Only what still waits there: the card goes on working meanwhile, and another host may have moved the same.
+                its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
+                moving = life.MOVE.update(*its, card_id=taker).returning(col(Item.id))
+                moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
         items: list[Item] = []
         for batch in in_batches(moved):
             items += session.exec(select(Item).where(col(Item.id).in_(batch)))

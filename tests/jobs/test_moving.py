@@ -215,6 +215,15 @@ def test_an_idle_card_takes_half_of_what_waits_on_the_fullest(any_database):
     assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
 
 
+def test_what_two_hosts_would_move_at_the_same_time_moves_once(any_database):
+    full, idle = register(any_database, 0, 1)
+    plan(any_database, [full], number=9)
+    both = cards_of(any_database, [full, idle])
+    with meanwhile(any_database, "UPDATE item SET", partial(rebalance, any_database, both, dry_within_s=1.0)) as second:
+        first = rebalance(any_database, both, dry_within_s=1.0)
+    assert (len(first), second) == (4, [[]]), "each that is moved gets one message more"
+
+
 def pin(database, job_id):
     """As if its cards had been named by a person."""
     with database.write() as session:
