@@ -44,15 +44,13 @@ from farm.jobs import jobs
 from farm.store import tables
 from tasks.app import CONTROL_QUEUE
 from tasks.servers import BrokerServer
-from tests.farms import Farm, running, store_operators
+from tests.farms import QUICK, Farm, running, store_operators
 from tests.planned import sweep
 from tests.servers import PostgresServer
 
-LEASE_S = 4.0
-QUICK = {
-    "FARM_LEASE_S": str(LEASE_S),
-    "FARM_HEARTBEAT_S": "1",
-    "FARM_RECONCILE_S": "1",
+LEASE_S = float(QUICK["FARM_LEASE_S"])
+SETTINGS = {
+    **QUICK,
     "FARM_MAX_ATTEMPTS": "15",
     # Beyond the longest stop: what is stopped is not to look hung. What a killed worker held comes back within the soak.
     "FARM_ITEM_TIMEOUT_S": "30",
@@ -134,17 +132,18 @@ class Soak:
                 how, _, what = kind.partition(": ")
                 self._hurt(kind, how, what)
 
-    def tend(self, job_id: str) -> None:
-        """Start hosts that are off, put cards back that are in quarantine, kill who publishes if that is wanted."""
+    def tend(self) -> None:
+        """Start hosts that are off, and put cards back that are in quarantine."""
         for host in self.hosts:
-            if not host.processes(*COMMANDS["host"]):
-                host.start("worker")
+            if host.worker is None or host.worker.poll() is not None:
+                host.worker = host.start("worker")
         if self.frozen:
             return
         with contextlib.suppress(FarmError):
             self.released += release_all(self.database)
 
     def kill_publisher(self, job_id: str) -> None:
+        """Kill who publishes the job just now, if that is wanted."""
         if not self._publisher_wanted or self.frozen:
             return
         with contextlib.suppress(FarmError, psutil.Error), self.database.read() as session:
@@ -207,6 +206,7 @@ class Soak:
         thaw.start()
 
     def _note(self, kind: str, for_s: float = 0.0) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr)  # beside the hosts' logs: what they answer to
         self.done[kind] += 1
         self.over_s = max(self.over_s, time.monotonic() + for_s)
 
@@ -227,20 +227,10 @@ def three_hosts(
         for number in range(1, HOSTS + 1):
             name = f"host{number}"
             (folder / name).mkdir(parents=True)
-            its_own = {"FARM_HOST": name, "FARM_HOST_ID": name, "FARM_SIMULATED_ITEM_S": str(item_s)}
-            host = running(folder / name, broker.url, url, cards=cards, fit=number * cards, **QUICK, **its_own)
+            changes = {**SETTINGS, "FARM_HOST": name, "FARM_HOST_ID": name, "FARM_SIMULATED_ITEM_S": str(item_s)}
+            host = running(folder / name, broker.url, url, cards=cards, fit=number * cards, **changes)
             hosts.append(stack.enter_context(host))
-            stack.callback(_end, hosts[-1])
         yield hosts
-
-
-def _end(host: Farm) -> None:
-    """What was started in place of a supervisor that was killed, and all below it."""
-    while found := host.processes():
-        for process in found:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, 10)
 
 
 def soak(
@@ -260,7 +250,7 @@ def soak(
     while True:
         now_s = time.monotonic()
         if now_s > tended_s + 0.5:
-            hurt.tend(job_id)
+            hurt.tend()
             tended_s = now_s
         hurt.kill_publisher(job_id)
         if not hurt.frozen:
