@@ -12,7 +12,7 @@ from cli.output import emit_json, show
 
 
 def jobs(
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many to show at most.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=2**31 - 1, help="How many to show at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""

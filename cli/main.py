@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -37,66 +38,62 @@ from cli import (
 )
 from cli.output import Left, complain
 from farm import __version__
-from farm.errors import FarmError, Unwritable, UsageError
+from farm.errors import FarmError, Unwritable
 
 INTERRUPTED = 130
 
 
 class FarmGroup(TyperGroup):
-    """Turns what a verb raises into one message and the exit code of the error."""
+    """Turns what a verb or the parser raises into one message and the exit code of the error."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _answered():  # options of `farm` itself are read here
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _answered(ctx):
             return super().invoke(ctx)
-        except FarmError as error:
-            _trace(ctx)
-            complain(error.message, error.next_step)
-            raise typer.Exit(error.exit_code) from error
-        except Left as leaving:
-            raise typer.Exit(INTERRUPTED) from leaving
-        except typer.BadParameter as error:
-            if not (wanted := _wanted(error)):
+
+
+@contextlib.contextmanager
+def _answered(ctx: Any = None) -> Iterator[None]:
+    debug = ctx is not None and bool(ctx.params.get("debug"))
+    try:
+        yield
+    except FarmError as error:
+        _complain_of(error, debug)
+        raise typer.Exit(error.exit_code) from error
+    except Left as leaving:
+        raise typer.Exit(INTERRUPTED) from leaving
+    except KeyboardInterrupt as interruption:
+        complain("interrupted.", getattr(interruption, "hint", ""))
+        raise typer.Exit(INTERRUPTED) from interruption
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith(("typer", "click")):
+            # Not the help that `farm` alone is answered with, nor an exit: these are no mistakes.
+            if not hasattr(error, "ctx") or type(error).__name__ == "NoArgsIsHelpError":
                 raise
-            complain(wanted, f"`{error.ctx.command_path if error.ctx else 'farm'} -h` tells what it takes.")
-            raise typer.Exit(UsageError.exit_code) from error
-        except KeyboardInterrupt as interruption:
-            complain("interrupted.", getattr(interruption, "hint", ""))
-            raise typer.Exit(INTERRUPTED) from interruption
-        except BrokenPipeError:
-            raise
-        except Exception as error:
-            if type(error).__module__.startswith(("typer", "click")):
-                raise
-            _trace(ctx)
-            complain(
-                f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
-                "This is a fault in farm, not in what you asked. `farm --debug ...` shows where.",
-            )
-            raise typer.Exit(1) from error
+            from cli.refused import explained
+
+            _complain_of(explained(error, ctx), debug)
+            raise typer.Exit(error.exit_code) from error  # type: ignore[attr-defined]
+        _trace(debug)
+        complain(
+            f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
+            "This is a fault in farm, not in what you asked. `farm --debug ...` shows where.",
+        )
+        raise typer.Exit(1) from error
 
 
-# What pydantic, which reads the options, finds wrong with a number -> what to say instead.
-_WANTED = {
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than_equal": "a number of at most {le}",
-}
+def _complain_of(error: FarmError, debug: bool) -> None:
+    _trace(debug)
+    complain(error.message, error.next_step)
 
 
-def _wanted(error: typer.BadParameter) -> str:
-    """What an option wants that got no such number; "" for other mistakes."""
-    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    if not errors or error.param is None or errors[0]["type"] not in _WANTED:
-        return ""
-    option = max(error.param.opts, key=len)
-    wanted = _WANTED[errors[0]["type"]].format(**errors[0].get("ctx", {}))
-    return f"{option} wants {wanted}, not '{errors[0]['input']}'."
-
-
-def _trace(ctx: Any) -> None:
-    if ctx.params.get("debug"):
+def _trace(debug: bool) -> None:
+    if debug:
         import traceback
 
         traceback.print_exc()

@@ -7,6 +7,7 @@ a `Request` only when the kind of card is known, because a sensible batch and la
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -132,8 +133,12 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
 def _stopping(default: Stopping, wish: Wish) -> Stopping:
     values = {**default.to_json(), **wish._said(_STOPPING)}
     for name, value in values.items():
-        if value < 0 or (value == 0 and name in ("maximum_s", "time_half_width", "energy_half_width")):
-            raise UsageError(f"{name} is {value}; it must be above 0.", "Give the window in seconds, e.g. --window 3.")
+        above = name in ("maximum_s", "time_half_width", "energy_half_width")
+        if not 0 <= value < math.inf or (above and value == 0):
+            raise UsageError(
+                f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite.",
+                "Give the window in seconds, e.g. --window 3.",
+            )
     if wish.minimum_s is None:
         values["minimum_s"] = min(values["minimum_s"], values["maximum_s"])
     if values["minimum_s"] > values["maximum_s"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import yaml
 
 from farm.asking.defaults import Wish, operator_names
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.words.protocol import Protocol, Stopping, Variant
+from farm.words.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
 from farm.words.request import REUSE_CHOICES, Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
 MAX_COMBINATIONS = 100_000
+LARGEST_SIZE = 2**63 - 1  # that PyTorch takes
 
 # What a key takes: the type it must have, or the words it chooses from.
 _WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or false"
@@ -166,8 +168,14 @@ class _File:
 
     def _grid_value(self, node: yaml.Node, at: str) -> Any:
         if isinstance(node, yaml.SequenceNode):  # a pair such as a kernel of 3 x 5
-            return [self._plain(child, at) for child in node.value]
-        return self._plain(node, at)
+            return [self._size(child, at) for child in node.value]
+        return self._size(node, at)
+
+    def _size(self, node: yaml.Node, at: str) -> Any:
+        value = self._plain(node, at)
+        if isinstance(value, int) and not -LARGEST_SIZE - 1 <= value <= LARGEST_SIZE:
+            raise self._error(node, at, f"is {value}; it must be from {-LARGEST_SIZE - 1} to {LARGEST_SIZE}", "")
+        return value
 
     # -- one key
 
@@ -191,8 +199,8 @@ class _File:
 
     def _value(self, key: str, node: yaml.Node, at: str, kind: Kind) -> Any:
         value = self._scalar(node, at, kind)
-        if key in ("batch", "input_size") and value < 1:
-            raise self._error(node, at, f"is {value}; it must be at least 1", "")
+        if key in ("batch", "input_size") and not 1 <= value <= LARGEST_NUMBER:
+            raise self._error(node, at, f"is {value}; it must be from 1 to {LARGEST_NUMBER}", "")
         if key == "target" and not 0 < value <= 1:
             raise self._error(node, at, f"is {value}; it must be above 0 and at most 1", "Write target: 0.95, say.")
         if key == "model" and self.check_model is not None:
@@ -279,8 +287,8 @@ class _File:
             raise self._error(node, at, f"cannot be read: {str(error).splitlines()[0]}", "") from error
         if value is not None and not isinstance(value, bool | int | float | str):
             raise self._error(node, at, f"is '{node.value}', which YAML reads as {type(value).__name__}", "Quote it.")
-        if isinstance(value, float) and not abs(value) < float("inf"):
-            raise self._error(node, at, f"is {node.value}; it must be finite", "")
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise self._error(node, at, f"is {node.value[:24]}; it must be finite", "")
         return value
 
     def _scalar(self, node: yaml.Node, at: str, kind: Kind) -> Any:

@@ -121,14 +121,16 @@ def find(session: Session, job_or_prefix: str) -> tables.Job:
     """The job of that id, or the only one whose id begins so.
 
     Raises:
-        NoSuchJob: none, or several.
+        NoSuchJob: none, or several; an empty id, as of a shell's variable that is not set, is nobody's.
     """
+    if not job_or_prefix.strip():
+        raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
     jobs = list(session.exec(select(tables.Job).where(col(tables.Job.id).startswith(job_or_prefix, autoescape=True))))
     if len(jobs) == 1:
         return jobs[0]
     if exact := [job for job in jobs if job.id == job_or_prefix]:
         return exact[0]
-    if jobs and job_or_prefix:
+    if jobs:
         raise NoSuchJob(f"Several jobs begin with '{job_or_prefix}'.", "Give more of the id; `farm jobs` lists them.")
     near = did_you_mean(job_or_prefix, session.exec(select(tables.Job.id)))
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")

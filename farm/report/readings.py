@@ -37,9 +37,13 @@ def find_traced(session: Session, beginning: str) -> Traced:
     """The one reading whose id begins so.
 
     Raises:
-        UsageError: none or several begin so, or the reading has no time series.
+        UsageError: none or several begin so, it is empty, or the reading has no time series.
     """
-    found = session.exec(select(tables.Reading).where(col(tables.Reading.id).startswith(beginning)).limit(3)).all()
+    if not beginning.strip():
+        raise UsageError("The id of a reading is empty.", "`farm report JOB --readings` lists the ids.")
+    found = session.exec(
+        select(tables.Reading).where(col(tables.Reading.id).startswith(beginning, autoescape=True)).limit(3)
+    ).all()
     where = "`farm report JOB --readings` lists the ids."
     if len(found) != 1:
         problem = "No reading has" if not found else "Several readings have"

@@ -105,9 +105,11 @@ def find_kept(beginning: str) -> Performed:
     """The one study whose id begins so.
 
     Raises:
-        UsageError: none or several begin so.
+        UsageError: none or several begin so, or it is empty.
         FarmError: its file cannot be read.
     """
+    if not beginning.strip():
+        raise UsageError("The id of a study is empty.", "`farm study show` lists those of this host.")
     found = [path for path in folder().glob("*.json") if path.stem.startswith(beginning)]
     if len(found) != 1:
         problem = "No study has" if not found else "Several studies have"

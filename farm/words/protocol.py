@@ -21,6 +21,8 @@ Residency = Literal["resident", "reuse", "stream", "chain"]
 # normal, zeros, a class of `farm.words.data_classes`; or seen, which a job resolves to a class for each call
 DataPolicy = str
 SubjectKind = Literal["operator", "variant"]
+#: What a database's column of whole numbers holds.
+LARGEST_NUMBER = 2**31 - 1
 OnPhase = Callable[[str, dict[str, Any]], None]  # told the name of each phase of a measurement as it begins
 
 
@@ -130,12 +132,12 @@ class Variant(Plain):
                 raise UsageError(
                     f"{name.replace('_', ' ')} '{value}' is unknown.", f"Choose one of {', '.join(choices)}."
                 )
-        if self.batch < 1:
-            raise UsageError(f"The batch is {self.batch}; it must be at least 1.", "Give -b 1 or more.")
-        if self.input_size < 1:
-            raise UsageError(
-                f"The input size is {self.input_size}; it must be at least 1.", "Give --input-size 224, say."
-            )
+        for what, value, step in (
+            ("batch", self.batch, "Give -b 1 or more."),
+            ("input size", self.input_size, "Give --input-size 224, say."),
+        ):
+            if not 1 <= value <= LARGEST_NUMBER:
+                raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
 
     @property
     def id(self) -> str:

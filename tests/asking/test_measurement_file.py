@@ -98,7 +98,20 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- {model: a, sweep: Conv2d}", "needs exactly one of"),
         ("- model: a\n  batsh: 1", "jobs.yml:2: entries[0].batsh is unknown"),
         ("- model: a\n  batch: [1, two]", "jobs.yml:2: entries[0].batch is 'two'; it must be a whole number"),
-        ("- model: a\n  batch: 0", "entries[0].batch is 0; it must be at least 1"),
+        ("- model: a\n  batch: 0", "entries[0].batch is 0; it must be from 1 to 2147483647"),
+        (
+            "- model: a\n  batch: 99999999999999999999999",
+            "entries[0].batch is 99999999999999999999999; it must be from 1",
+        ),
+        (
+            "- model: a\n  input_size: 2147483648",
+            "entries[0].input_size is 2147483648; it must be from 1 to 2147483647",
+        ),
+        (
+            "- sweep: Linear\n  grid: {in_features: 9223372036854775808, out_features: 1}",
+            "it must be from -9223372036854775808",
+        ),
+        ("- model: a\n  stopping: {maximum_s: 1%s}" % ("0" * 400), "0; it must be finite"),
         ("- model: a\n  batch: true", "it must be a whole number"),
         ("- model: a\n  batch: []", "is an empty list"),
         ("- model: a\n  dtype: float23", "entries[0].dtype is 'float23'"),
