@@ -70,20 +70,28 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
     from farm.asking.cards import by_model
     from farm.asking.defaults import complete
     from farm.asking.names import check_asked_operators
-    from farm.errors import MeasurementFileError, UsageError
 
     planned = []
     for wish in wishes:
         for group in by_model(cards).values():
-            try:
+            with _placed(wish):
                 request = complete(wish, group[0].kind, target=target)
-            except UsageError as error:
-                if not wish.where:
-                    raise
-                raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
             planned.append(Planned(wish, request, group))
     check_asked_operators([job.request for job in planned])
     return planned
+
+
+@contextlib.contextmanager
+def _placed(wish: Wish) -> Iterator[None]:
+    """What is wrong with a wish from a file names its file and line."""
+    from farm.errors import MeasurementFileError, UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        if not wish.where:
+            raise
+        raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
 
 
 def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
@@ -123,6 +131,7 @@ def submit_all(
     from farm.words.request import named
     from tasks.submit import submit
 
+    check_fit(planned)
     # A name that a model does not have is told before anything is started or submitted.
     taken_apart = [
         tuples_of(database, job.request, job.card_ids) if named(job.request.operators) else None for job in planned
@@ -152,6 +161,19 @@ def submit_all(
             f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
             f"{one.new} to measure, {one.reused} known already"
         )
+
+
+def check_fit(planned: Sequence[Planned]) -> None:
+    """Raises:
+    UsageError: a model that no job has measured yet cannot lie in the memory of a card that is to measure it.
+    """
+    from farm.asking.fits import check_fits
+
+    for job in planned:
+        if job.request.variant is not None and not job.done_by:
+            smallest = min(job.cards, key=lambda card: card.memory_bytes)
+            with _placed(job.wish):
+                check_fits(job.request.variant, smallest, smallest.memory_bytes)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,82 @@
+"""Whether what is asked for can lie in a card's memory at all: told before anything is started for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from farm.asking.cards import CardLike
+from farm.errors import UsageError
+from farm.models import catalog
+from farm.words.protocol import Variant
+
+# Of torchvision's models none has more parameters and buffers (regnet_y_128gf: 645 million), nor larger inputs for each
+# of a batch (16 frames of video): what is far below a card's memory by these is not built to be told.
+_MOST_PARAMETERS = 700_000_000
+_MOST_PLANES = 3 * 16
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a variant needs whatever its operators do. Unit: bytes."""
+
+    parameters: int  # and buffers
+    inputs: int  # of the whole batch
+    each: int  # of one in it
+
+
+def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
+    """
+    Args:
+        memory_bytes: of the card; 0 where nobody knows.
+
+    Raises:
+        UsageError: inputs and parameters alone are more than the card has.
+    """
+    if not memory_bytes or _surely_fits(variant, memory_bytes):
+        return
+    room = room_of(variant)
+    if room.parameters + room.inputs <= memory_bytes:
+        return
+    most = (memory_bytes - room.parameters) // room.each if room.each else 0
+    raise UsageError(
+        f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: its inputs take {_gb(room.inputs)} and its "
+        f"parameters {_gb(room.parameters)}.",
+        f"Give a smaller batch: {most} is the most that leaves room for inputs and parameters, and its operators need more."
+        if most >= 1
+        else "Choose a card with more memory, or a smaller model.",
+    )
+
+
+def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
+    if catalog.find(variant.model).origin == "user":
+        return False
+    values = _MOST_PARAMETERS + variant.batch * _MOST_PLANES * variant.input_size**2
+    return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
+
+
+def room_of(variant: Variant) -> Room:
+    """The parameters and inputs of a variant, by its module on meta. Imports torch.
+
+    Raises:
+        UsageError: the model cannot be made, see `farm.models.catalog`.
+    """
+    model = catalog.build(variant.model, dtype=variant.dtype)
+    # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit here.
+    one, two = (
+        _bytes_of(catalog.example_inputs(variant.model, batch, variant.input_size, dtype=variant.dtype))
+        for batch in (1, 2)
+    )
+    return Room(_bytes_of([*model.parameters(), *model.buffers()]), one + (variant.batch - 1) * (two - one), two - one)
+
+
+def _bytes_of(values: Any) -> int:
+    import torch
+    from torch.utils import _pytree
+
+    return sum(value.nbytes for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+def _gb(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB"
