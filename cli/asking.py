@@ -32,11 +32,15 @@ class Asked:
     """
 
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="Models by name; `farm models` lists them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists them."
+        ),
     ] = None
-    files: Annotated[list[Path] | None, _what("-f", "--file", help="A measurement file (YAML). May be repeated.")] = (
-        None
-    )
+    files: Annotated[
+        list[Path] | None,
+        _what("-f", "--file", help="A measurement file (YAML), - for standard input. May be repeated."),
+    ] = None
     batch: Annotated[int | None, _what("-b", "--batch", help="Batch size. Default: what suits the card.")] = None
     input_size: Annotated[int | None, _what(help="Height and width of the input. Default: the model's own.")] = None
     dtype: Annotated[str | None, _what(help="float32, float16 or bfloat16. Default: float32.")] = None
@@ -90,13 +94,13 @@ class Asked:
 
         Raises:
             UsageError: nothing to measure was named.
-            UnknownModel, UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
+            UnknownModel (of a pattern: it fits no name), UnsupportedModel, MeasurementFileError: see `farm.models.catalog.find` and
                 `farm.asking.measurement_file.load`.
         """
         from farm.asking import measurement_file
         from farm.asking.defaults import QUICK, Wish, operator_names
         from farm.errors import UsageError
-        from farm.models.catalog import find
+        from farm.models.catalog import find, matching
 
         wished = {f.name: getattr(self, f.name) for f in dataclasses.fields(Wish) if hasattr(self, f.name)}
         said = Wish(**{**wished, "operators": None if self.operators is None else operator_names(self.operators)})
@@ -108,9 +112,10 @@ class Asked:
             raise UsageError(
                 "Nothing to measure was named.", "Name a model, e.g. `farm run resnet18`, or a file with -f."
             )
-        for name in self.models or ():
+        models = list(dict.fromkeys(found for name in self.models or () for found in matching(name)))
+        for name in models:
             find(name)
-        named = [dataclasses.replace(said, model=name) for name in dict.fromkeys(self.models or ())]
+        named = [dataclasses.replace(said, model=name) for name in models]
         written = measurement_file.load(self.files or (), check_model=find)
         return named + [said.over(wish) for wish in written]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from typing import Annotated
 
 import typer
@@ -23,11 +22,10 @@ def models(
 
     names = catalog.names()
     if pattern:
-        wildcard = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-        found = [name for name in names if fnmatch.fnmatchcase(name.lower(), wildcard.lower())]
-        if not found:
-            raise UnknownModel.named(pattern, names)
-        names = found
+        if catalog.is_pattern(pattern):
+            names = catalog.matching(pattern)
+        elif not (names := [name for name in names if pattern.lower() in name.lower()]):
+            raise UnknownModel.named(pattern, catalog.names())
     entries = [catalog.find(name) for name in names]
     rows = [
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,20 @@ def own_cards() -> list[Card]:
     if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
         say("No GPU of this host can be measured on; its CPU is the card that is left.")
     return usable
+
+
+def kind_of_cards() -> str:
+    """The kind of card that a job would be measured on: of this host's or, where it has but a CPU, of its farm's."""
+    from farm.asking.cards import choose_cards
+    from farm.errors import FarmUnavailable
+    from farm.jobs import cards as registry
+    from farm.settings import settings
+
+    there = [card for card in all_own_cards() if not card.refusal]
+    if settings().broker_url and all(card.kind == "cpu" for card in there):
+        with contextlib.suppress(FarmUnavailable), open_database().read() as session:
+            there += [as_card(view.card) for view in registry.views(session, settings().heartbeat_s)]
+    return choose_cards(there, [])[0].kind
 
 
 def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:

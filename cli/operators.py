@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
+from cli import opening
 from cli.options import AsJson
 from cli.output import emit_json, show
+
+_KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
 def operators(
     model: Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")],
-    batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
+    batch: Annotated[
+        int | None, typer.Option("-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`.")
+    ] = None,
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
     ] = None,
@@ -22,11 +27,15 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
+    from farm.asking.defaults import defaults_for
     from farm.models.catalog import size_for
     from farm.report.operators import operators as list_operators
     from farm.words.protocol import Variant
 
     size = size_for(model, input_size)
+    kind = opening.kind_of_cards() if batch is None else ""
+    if batch is None:
+        batch = defaults_for(kind).batch
     listed = list_operators(Variant(model, batch, size, dtype, memory_format, mode))
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
@@ -35,6 +44,7 @@ def operators(
     elif listed.rows:
         from cli import lists
 
-        show(lists.operators(listed.to_json()["operators"], str(listed.variant)))
+        suits = f" (the default batch on {_KINDS[kind]})" if kind else ""
+        show(lists.operators(listed.to_json()["operators"], f"{listed.variant}{suits}"))
     if listed.refusal is not None:
         raise listed.refusal

@@ -7,6 +7,7 @@ merge keys (``<<``) work; keys twice in one mapping, which YAML loaders silently
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import sys
@@ -23,6 +24,7 @@ from farm.words.request import REUSE_CHOICES, Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
+STANDARD_INPUT = "standard input"
 MAX_COMBINATIONS = 100_000
 LARGEST_SIZE = 2**63 - 1  # that PyTorch takes
 
@@ -45,14 +47,15 @@ def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | 
     """All wishes of some measurement files, lists multiplied out, in the order written, equal ones once.
 
     Args:
+        paths: of the files; "-" is standard input.
         check_model: called with each model's name; a `FarmError` it raises is shown with file and line.
 
     Raises:
         MeasurementFileError: a file cannot be read or is malformed; the message starts with ``file:line: key``.
     """
     wishes: dict[Wish, Wish] = {}
-    for path in paths:
-        for wish in parse(_read(Path(path)), str(path), check_model=check_model):
+    for path in dict.fromkeys(map(str, paths)):
+        for wish in parse(_read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model):
             wishes.setdefault(_without_place(wish), wish)
     return list(wishes.values())
 
@@ -68,16 +71,19 @@ def _without_place(wish: Wish) -> Wish:
     return dataclasses.replace(wish, where="", sweep=sweep)  # type: ignore[arg-type]
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
+    name = STANDARD_INPUT if path == "-" else path
     step = "Give the path of a measurement file; docs/measurement-files.md shows one."
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise MeasurementFileError(f"{path}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split it.")
-        return path.read_text(encoding="utf-8")
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            written = file.read(MAX_FILE_BYTES + 1)
+        if len(written) > MAX_FILE_BYTES:
+            raise MeasurementFileError(f"{name}: the file is larger than {MAX_FILE_BYTES} bytes.", "Split it.")
+        return written.decode()
     except OSError as error:
-        raise MeasurementFileError(f"{path}: {error.strerror or error}.", step) from error
+        raise MeasurementFileError(f"{name}: {error.strerror or error}.", step) from error
     except UnicodeDecodeError as error:
-        raise MeasurementFileError(f"{path}: the file is not UTF-8 text.", step) from error
+        raise MeasurementFileError(f"{name}: the file is not UTF-8 text.", step) from error
 
 
 class _File:

@@ -7,6 +7,7 @@ seeded, and equal wherever the same torch builds them.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 import sys
@@ -120,6 +121,24 @@ def names(task: str | None = None) -> list[str]:
     """All models that can be measured, sorted; needs no torch. ``task`` narrows them."""
     entries = [*_TORCHVISION.values(), *(own.entry(name) for name in _own())]
     return sorted(entry.name for entry in entries if task in (None, entry.task))
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for several, as in a shell: none of a model holds these marks."""
+    return any(mark in name for mark in "*?[")
+
+
+def matching(name: str) -> list[str]:
+    """The models that a pattern such as ``resnet*`` means, whatever the case; what is no pattern means itself.
+
+    Raises:
+        UnknownModel: no model's name fits the pattern.
+    """
+    if not is_pattern(name):
+        return [name]
+    if found := [known for known in names() if fnmatch.fnmatchcase(known.lower(), name.lower())]:
+        return found
+    raise UnknownModel(f"No model's name fits '{name}'.", "List the models with `farm models`.")
 
 
 def find(name: str) -> ModelEntry:

@@ -1,5 +1,8 @@
 """Measurement files: what they may say, and how mistakes are named."""
 
+import contextlib
+import io
+
 import pytest
 
 from farm.asking.defaults import complete
@@ -164,6 +167,14 @@ def test_a_file_that_multiplies_without_bound_is_refused():
     ten = ", ".join(str(number) for number in range(1, 101))
     with pytest.raises(MeasurementFileError, match="more than 10000 jobs"):
         parse(f"- {{model: a, batch: [{ten}], input_size: [{ten}, 101]}}", "jobs.yml")
+
+
+def test_a_dash_is_standard_input_read_once(monkeypatch):
+    for text, told in ((b"- model: resnet18\n", ""), (b"- {}\n", "standard input:1: entries"), (b"\xff", "not UTF-8")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        with pytest.raises(MeasurementFileError, match=told) if told else contextlib.nullcontext():
+            (wish,) = load(["-", "-"])
+            assert (wish.model, wish.where) == ("resnet18", "standard input:1")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cli import following, opening, submit
+from cli.asking import Asked
 from cli.trace import sparkline
 from farm.devices.device import Card
 from farm.jobs import jobs, owner
@@ -47,6 +48,27 @@ def test_operators_takes_a_model_apart_without_a_farm(farm):
     assert sum(row["estimated_cost_share"] for row in listed["operators"]) == pytest.approx(1)
     assert not settings().state_dir.exists()
     assert "Conv2d 3->64 k7 s2 p3 | 4x3x224x224 fp32" in farm("operators", "resnet18", "-b", "4").stdout
+
+
+def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "resnet18 4x224 float32 (the default batch on a CPU)" in farm("operators", "resnet18").stdout
+    assert "default batch" not in farm("operators", "resnet18", "-b", "4").stdout
+    # A host without a GPU, of a farm that has one.
+    monkeypatch.setenv("FARM_BROKER_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    assert json.loads(farm("operators", "resnet18", "--json").stdout)["variant"]["batch"] == 4
+    with database.write() as session:
+        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+    assert "resnet18 32x224 float32 (the default batch on a GPU)" in farm("operators", "resnet18").stdout
+
+
+@pytest.mark.parametrize(("name", "meant"), [("resnet?8", ["resnet18"]), ("ViT_L_*", ["vit_l_16", "vit_l_32"])])
+def test_a_pattern_means_every_model_that_fits(name, meant):
+    assert [wish.model for wish in Asked(models=[name, "resnet18"]).wishes()] == list(
+        dict.fromkeys([*meant, "resnet18"])
+    )
 
 
 def test_the_database_is_made_and_checked(farm):
