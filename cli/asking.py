@@ -86,6 +86,10 @@ class Asked:
         ),
     ] = None
     target: Annotated[float | None, _where(help="Accuracy and coverage that the verdict needs. Default: 0.95.")] = None
+    dry_run: Annotated[
+        bool,
+        _where("--dry-run", help="Say what would be measured, how much is known and how long it takes; begin nothing."),
+    ] = False
     check: Annotated[bool, _where("--check", help="Exit with 5 unless every verdict passes.")] = False
     as_json: Annotated[bool, _where("--json", help="Print only JSON on stdout.")] = False
 

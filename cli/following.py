@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cli.output import console, emit_json, say, show
+from cli.output import console, emit, emit_json, say, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,6 +109,40 @@ def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome
         else:
             left.append(dataclasses.replace(job, done_by=done_by))
     return left
+
+
+def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked, *, own: Sequence[Card] = ()) -> None:
+    """Say on stdout what the jobs would come to; writes and starts nothing.
+
+    Args:
+        database: None where there is none yet.
+        own: see `farm.jobs.rehearsal.rehearsing`.
+    """
+    from cli.figures import plural, span
+    from farm.jobs.rehearsal import rehearsing
+
+    outcome = Outcome()
+    left = list(planned) if database is None else still_to_do(database, planned, outcome)
+    check_fit(left)
+    with rehearsing(database, own) as rehearsal:
+        foreseen = [rehearsal.foresee(job.request, job.card_ids) for job in left]
+    expected_s = sum(one.expected_s for one in foreseen)
+    if asked.as_json:
+        jobs = [one.to_json() for one in foreseen]
+        emit_json({"jobs": jobs, "skipped": outcome.skipped, "expected_s": expected_s})
+        return
+    for job, one in zip(left, foreseen, strict=True):
+        cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
+        emit(
+            f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator {plural('tuple', one.tuples)}; {one.new} "
+            f"to measure, {one.reused} known already" + (f"; {span(one.expected_s)} or more" if one.new else "")
+        )
+    new = sum(one.new for one in foreseen)
+    emit(
+        f"In all {new} to measure"
+        + (f", {span(expected_s)} or more." if new else ".")
+        + " Nothing was begun (--dry-run)."
+    )
 
 
 def submit_all(

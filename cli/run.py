@@ -95,11 +95,15 @@ class _Ending:
 
 def _run(asked: Asked, ending: _Ending) -> None:
     from farm.settings import settings
-    from farm.store.database import Database
+    from farm.store.database import Database, is_there
 
     wishes = asked.wishes()
     cards: list[Card] = opening.chosen_own_cards(asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
+    if asked.dry_run:
+        there = is_there(settings().database)
+        following.rehearse(opening.open_database() if there else None, planned, asked, own=cards)
+        return
     database = Database(settings().database)
     outcome = following.Outcome()
     try:

@@ -27,13 +27,16 @@ def submit(
     from farm.settings import settings
     from tasks.app import check_broker
 
-    if asked.check and not wait:
+    if asked.check and not wait and not asked.dry_run:
         raise UsageError("--check needs the verdicts, which are not there yet.", "Add --wait.")
     wishes = asked.wishes()
     check_broker(settings())
     database = opening.open_database()
     cards = choose_cards(listening_cards(database, asked.card or []), asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
+    if asked.dry_run:
+        following.rehearse(database, planned, asked)
+        return
     outcome = following.Outcome()
     try:
         left = following.still_to_do(database, planned, outcome)

@@ -123,7 +123,7 @@ class Database:
     @property
     def missing(self) -> bool:
         """Whether it is a file that is not there; SQLite would make an empty one for whoever only wanted to look."""
-        return self.engine.dialect.name == "sqlite" and bool(file := self.url.database) and not Path(file).exists()
+        return _is_missing(self.url)
 
     def schema_version(self) -> str | None:
         """The migration the database is at, None where it is empty."""
@@ -211,6 +211,19 @@ class Database:
 
     def __str__(self) -> str:
         return masked(self.url.render_as_string(hide_password=False))
+
+
+def is_there(url: str) -> bool:
+    """Whether there is something at a URL to be opened: anything but a file of SQLite that nobody has made yet.
+
+    Raises:
+        SettingsError: see `make_url_or_explain`.
+    """
+    return not _is_missing(make_url_or_explain(url))
+
+
+def _is_missing(url: Any) -> bool:
+    return url.get_backend_name() == "sqlite" and bool(url.database) and not Path(url.database).exists()
 
 
 def make_url_or_explain(url: str) -> Any:

@@ -71,6 +71,20 @@ def test_a_pattern_means_every_model_that_fits(name, meant):
     )
 
 
+def test_a_dry_run_says_what_it_would_measure_and_begins_nothing(farm, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said = farm("run", "alexnet", "squeezenet1_?", "--dry-run")
+    assert said.code == 0, said.stderr
+    first, *_, last = said.stdout.splitlines()
+    assert first.startswith("alexnet 4x224 float32 on 1 card (")
+    assert "to measure, 0 known already; " in first
+    assert "Nothing was begun (--dry-run)." in last
+    foreseen = json.loads(farm("run", "alexnet", "--dry-run", "--json").stdout)
+    assert foreseen["jobs"][0]["items_new"] == foreseen["jobs"][0]["tuples"] + 1, "the tuples and the whole"
+    assert foreseen["expected_s"] == foreseen["jobs"][0]["expected_s"] > 0
+    assert not settings().state_dir.exists()
+
+
 def test_the_database_is_made_and_checked(farm):
     assert farm("db", "check").code == 3
     assert "(was empty)" in farm("db", "upgrade").stdout

@@ -1,0 +1,70 @@
+"""What a job would come to, told before there is one."""
+
+from __future__ import annotations
+
+import sqlalchemy
+from sqlmodel import SQLModel, select
+
+from farm.devices.device import Card
+from farm.jobs.opening import open_job
+from farm.jobs.rehearsal import rehearsing
+from farm.store import tables
+from farm.words.protocol import Protocol, Variant
+from farm.words.request import Request, Sweep
+from tests.planned import claim, complete, items_of, register
+
+MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager"))
+SWEEP = Request(
+    sweep=Sweep("Linear", {"in_features": (16, 32), "out_features": (16,)}, "a test"), protocol=Protocol(launch="eager")
+)
+
+
+def rows_of(database):
+    with database.read() as session:
+        return {
+            name: session.execute(sqlalchemy.select(table)).all() for name, table in SQLModel.metadata.tables.items()
+        }
+
+
+def test_what_is_foreseen_is_what_comes_and_nothing_is_written(any_database):
+    cards = register(any_database, 0, 1)
+    for request in (MODEL, SWEEP):
+        for _ in range(2):  # with nothing known, then with one reading
+            before = rows_of(any_database)
+            with rehearsing(any_database) as rehearsal:
+                foreseen = rehearsal.foresee(request, cards)
+                again = rehearsal.foresee(request, cards)
+            assert rows_of(any_database) == before
+            opened = open_job(any_database, request, cards)
+            assert (foreseen.tuples, foreseen.calls, foreseen.new, foreseen.reused) == (
+                opened.tuples,
+                opened.calls,
+                opened.new,
+                opened.reused,
+            )
+            assert (again.new, again.reused, again.expected_s) == (0, opened.new + opened.reused, 0.0)
+            item = next(item for item in items_of(any_database, opened.job_id, "tuple") if item.state == "waiting")
+            complete(any_database, claim(any_database, item), item.card_id)
+        assert foreseen.reused > 0
+        assert foreseen.expected_s > 0
+
+
+def test_before_there_is_a_database_everything_is_new():
+    card = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=1, host="here")
+    with rehearsing(None, [card]) as rehearsal:
+        foreseen = rehearsal.foresee(SWEEP, [card.id])
+    assert (foreseen.tuples, foreseen.new, foreseen.reused) == (2, 2, 0)
+
+
+def test_readings_of_another_software_than_is_installed_do_not_serve(database):
+    cards = register(database, 0)
+    opened = open_job(database, SWEEP, cards)
+    for item in items_of(database, opened.job_id, "tuple"):
+        complete(database, claim(database, item), item.card_id)
+    with database.read() as session:
+        row = session.exec(select(tables.Card)).one()
+    own = Card(id=row.id, kind="simulated", model=row.model, memory_bytes=0, host="here")
+    with rehearsing(database, [own]) as rehearsal:
+        assert rehearsal.foresee(SWEEP, cards).new == 2
+    with rehearsing(database) as rehearsal:
+        assert rehearsal.foresee(SWEEP, cards).new == 0
