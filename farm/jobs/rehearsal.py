@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from sqlmodel import Session, SQLModel, col, select
 from farm.devices.device import Card
 from farm.devices.installed import is_installed
 from farm.jobs.opening import open_job, tuples_of
+from farm.jobs.time_left import together_s
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import Database
@@ -38,7 +39,7 @@ class Foreseen:
     calls: int
     new: int  # items to measure
     reused: int  # items that a reading serves
-    expected_s: float  # with nothing else to do, on the card that is at it longest
+    expected_s: float  # with nothing else to do, as the cards lived up to expectations lately
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -111,9 +112,13 @@ class Rehearsal:
                     left_s[item.card_id] += item.expected_s
                     self.met.add(subject)
         known = opened.new + opened.reused - new
-        return Foreseen(
-            opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, max(left_s.values(), default=0.0)
-        )
+        return Foreseen(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, self._takes_s(left_s))
+
+    def _takes_s(self, left_s: Mapping[str, float]) -> float:
+        if not left_s:
+            return 0.0
+        with (self.database or self.scratch).read() as session:
+            return together_s(session, left_s)
 
     def _copy_captures(self, variant: Variant) -> None:
         captures = select(tables.Capture.id).where(tables.Capture.variant_id == variant.id)

@@ -30,10 +30,20 @@ def time_left_s(session: Session, job: tables.Job, open_s: Mapping[str, float]) 
     if not open_s:
         return 0.0
     ahead_s = _of_earlier_jobs(session, job)
-    before_s = sum(expected_s + ahead_s.get(card_id, 0.0) for card_id, expected_s in open_s.items())
-    slowness = _slowness(session, list(open_s))
+    return together_s(
+        session, {card_id: expected_s + ahead_s.get(card_id, 0.0) for card_id, expected_s in open_s.items()}
+    )
+
+
+def together_s(session: Session, before_s: Mapping[str, float]) -> float:
+    """Seconds until cards end that take work from each other, if they go on as they did lately.
+
+    Args:
+        before_s: card id -> expected seconds of what it has before it; not empty.
+    """
+    slowness = _slowness(session, list(before_s))
     usual = statistics.mean(slowness.values()) if slowness else 1.0
-    return before_s / sum(1 / slowness.get(card_id, usual) for card_id in open_s)
+    return sum(before_s.values()) / sum(1 / slowness.get(card_id, usual) for card_id in before_s)
 
 
 def _slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
