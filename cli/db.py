@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
 import typer
 
 from cli.output import emit
@@ -29,3 +32,34 @@ def check() -> None:
 
     database = opening.open_database()
     emit(f"{database}: schema {database.schema_version()}, as this program needs it")
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="DAYS", min=0, max=36500, help="Only what is so many days old.")
+    ] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
+    from cli import opening
+    from cli.figures import count_of, plural
+    from farm.errors import UsageError
+    from farm.store import pruning
+
+    database = opening.open_database()
+    found = pruning.prunable(database, older_than * 86400)
+
+    def told(what: pruning.Prunable) -> str:
+        series = f"{what.traces} time series of readings ({count_of(what.traces_bytes, 'B')})"
+        return f"{series} and {len(what.jobs)} {plural('job', len(what.jobs))} without a reading"
+
+    if dry_run or not (found.traces or found.jobs):
+        emit(f"{database}: {told(found)} to delete." + (" Nothing was deleted (--dry-run)." if dry_run else ""))
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"This would delete {told(found)}.", "Give --yes, or look first with --dry-run.")
+        typer.confirm(f"Delete {told(found)} from {database}?", abort=True, err=True)
+    emit(f"{database}: {told(pruning.prune(database, older_than * 86400))} deleted.")

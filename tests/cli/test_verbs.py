@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from sqlmodel import select
 
 from cli import following, opening, submit
 from cli.asking import Asked
@@ -90,6 +91,26 @@ def test_the_database_is_made_and_checked(farm):
     assert "(was empty)" in farm("db", "upgrade").stdout
     assert "already" in farm("db", "upgrade").stdout
     assert farm("db", "check").code == 0
+
+
+def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch):
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        job = session.get_one(tables.Job, job_id)
+        more = {"id": "empty", "state": "cancelled", "created_at_s": 1.0, "ended_at_s": 1.0}
+        session.add(tables.Job(**{**job.model_dump(), **more}))
+        session.add(tables.Trace(reading_id=session.exec(select(tables.Reading.id)).first(), packed=b"12345678"))
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    what = "1 time series of readings (8 B) and 1 job without a reading"
+    assert what in farm("db", "prune", "--dry-run").stdout
+    refused = farm("db", "prune")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert f"error: This would delete {what}.\n→ Give --yes" in refused.stderr
+    assert f"{what} deleted." in farm("db", "prune", "--yes").stdout
+    assert "0 time series of readings (0 B) and 0 jobs without a reading to delete." in farm("db", "prune").stdout
+    with database.read() as session:
+        assert session.exec(select(tables.Job.id)).all() == [job_id]
 
 
 def test_empty_lists_say_what_to_do(farm):

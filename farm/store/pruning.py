@@ -1,0 +1,80 @@
+"""Giving room back: what nobody needs once it is old. Readings are never deleted, and what leads to one neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete
+from sqlmodel import Session, col, func, select
+
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.database import Database, database_now
+from farm.store.locks import locked
+from farm.store.tables import Item, JobState
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """What is old enough to go: time series of readings, and ended jobs none of whose items has a reading."""
+
+    traces: int
+    traces_bytes: int
+    jobs: tuple[str, ...]  # ids
+
+
+def prunable(database: Database, older_than_s: float) -> Prunable:
+    """What `prune` would delete now.
+
+    Args:
+        older_than_s: how long ago a reading was made, or a job ended, at least.
+    """
+    with database.read() as session:
+        series = select(func.count(), func.coalesce(func.sum(func.length(tables.Trace.packed)), 0)).where(
+            col(tables.Trace.reading_id).in_(_old_readings(older_than_s))
+        )
+        traces, traces_bytes = session.exec(series).one()
+        jobs = session.exec(select(tables.Job.id).where(*_without_reading(older_than_s)).order_by(col(tables.Job.id)))
+        return Prunable(traces, int(traces_bytes), tuple(jobs))
+
+
+def prune(database: Database, older_than_s: float) -> Prunable:
+    """Delete what is old enough, a little at a time, so that nobody waits long for the database; what that was."""
+    found = prunable(database, older_than_s)
+    with database.read() as session:
+        ids = session.exec(
+            select(tables.Trace.reading_id).where(col(tables.Trace.reading_id).in_(_old_readings(older_than_s)))
+        ).all()
+    for reading_ids in in_batches(ids):
+        with database.write() as session:
+            session.execute(delete(tables.Trace).where(col(tables.Trace.reading_id).in_(reading_ids)))
+    gone = [job_id for job_id in found.jobs if _delete_job(database, job_id, older_than_s)]
+    return Prunable(len(ids), found.traces_bytes, tuple(gone))
+
+
+def _delete_job(database: Database, job_id: str, older_than_s: float) -> bool:
+    with database.write() as session:
+        # It may have been opened again meanwhile.
+        if locked(session, tables.Job, job_id) is None or not _still_without(session, job_id, older_than_s):
+            return False
+        session.execute(delete(tables.Job).where(col(tables.Job.id) == job_id))  # rounds, items, verdicts with it
+        return True
+
+
+def _still_without(session: Session, job_id: str, older_than_s: float) -> bool:
+    query = select(tables.Job.id).where(tables.Job.id == job_id, *_without_reading(older_than_s))
+    return session.exec(query).first() is not None
+
+
+def _old_readings(older_than_s: float) -> Any:
+    return select(tables.Reading.id).where(col(tables.Reading.created_at_s) <= database_now() - older_than_s)
+
+
+def _without_reading(older_than_s: float) -> tuple[Any, ...]:
+    read = select(Item.job_id).where(col(Item.job_id) == col(tables.Job.id), col(Item.reading_id).is_not(None))
+    return (
+        tables.Job.state != JobState.OPEN,
+        col(tables.Job.ended_at_s) <= database_now() - older_than_s,
+        ~read.exists(),
+    )
