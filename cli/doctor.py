@@ -38,6 +38,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
+    from cli import tables
     from cli.tables import Text
 
     out = console()
@@ -45,8 +46,10 @@ def _print(checks: Sequence[Check], counts: Mapping[str, int]) -> None:
     marks = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
     for check in checks:
         word, style = marks[check.level]
-        out.print(Text.assemble((word, style), f"  {check.name:{width}}  {check.message}"), soft_wrap=True)
+        line = tables.grid(3)
+        tables.row(line, Text(word, style), Text(f" {check.name:{width}} "), check.message)
         if check.next_step and check.level != "ok":
-            out.print(Text(f"{'':{9 + width}}  → {check.next_step}"), soft_wrap=True)
+            tables.row(line, "", "", f"→ {check.next_step}")
+        out.print(line)
     told = [f"{counts[level]} {plural(level, counts[level])}" for level in ("warning", "problem")]
     out.print(Text(f"{counts['ok']} ok, " + ", ".join(told)))

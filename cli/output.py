@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from farm.masking import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_ENDLESS = 100_000  # columns; no line is as long
 
 
 class Left(KeyboardInterrupt):
@@ -91,8 +95,9 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # A pipe has no width; 100 columns are what the tables are made for.
-    return Console(file=stream, width=None if stream.isatty() else 100, soft_wrap=False, highlight=False)
+    # A pipe has no width, and what reads it wants each line whole; COLUMNS, which Rich reads, gives it one.
+    whole = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
+    return Console(file=stream, width=_ENDLESS if whole else None, soft_wrap=False, highlight=False)
 
 
 def complain(message: str, next_step: str = "") -> None:

@@ -370,4 +370,4 @@ def _verdict(report: Report) -> RenderableType:
         line.append(f"  accuracy {', '.join(accuracies)}; coverage {percent(verdict.coverage)}", style="not bold")
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.kind == "sweep" and report.state != "cancelled" else verdict.reasons
-    return Group(line, *(Text(f"  {reason}") for reason in reasons))
+    return Group(line, *map(tables.hanging, reasons))

@@ -35,19 +35,19 @@ def table(made: Performed) -> RenderableType:
     versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
     parts: list[RenderableType] = [
         Text(made.title, style="bold"),
-        Text(f"  {made.study.question}", style="dim"),
-        Text(f"  {made.card.id}; {', '.join(versions)}", style="dim"),
+        tables.hanging(made.study.question, "dim"),
+        tables.hanging(f"{made.card.id}; {', '.join(versions)}", "dim"),
         Text(),
         found,
         Text(),
-        *(Text(f"  {note}") for note in made.findings.notes),
+        *map(tables.hanging, made.findings.notes),
     ]
     for subject, reason in list(made.failures.items())[:_MOST_FAILURES]:
-        parts.append(Text(f"  not measured: {subject}: {reason}", style="yellow"))
+        parts.append(tables.hanging(f"not measured: {subject}: {reason}", "yellow"))
     if (left := len(made.failures) - _MOST_FAILURES) > 0:
         parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
-    kept = f"  {len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
-    return Group(*parts, Text(kept, style="dim"))
+    kept = f"{len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
+    return Group(*parts, tables.hanging(kept, "dim"))
 
 
 def kept(studies: Sequence[Performed]) -> RenderableType:

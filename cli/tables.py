@@ -1,10 +1,11 @@
 """How every table of this program looks: its lines, its cells, and the words and colours of states and outcomes.
 
-Made for 100 columns; whole in a narrower terminal too, and readable in a pipe without colour.
+Made for 100 columns; whole in a narrower terminal too, and in a pipe without colour and with every line as long as it is.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -98,8 +99,18 @@ def cell(values: Row, key: str) -> str:
     return NOTHING if value is None or value == "" else str(value)
 
 
+def hanging(told: str | RichText, style: str = "") -> Table:
+    """A note, set in, whose further lines stand under its first."""
+    table = Table.grid(padding=0)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("  ", Text(told, style) if isinstance(told, str) else told)
+    return table
+
+
 def clipped(text: str, most: int) -> Text:
-    """One line: cut at `most` characters, and further where the table is narrow."""
+    """One line: in a terminal cut at `most` characters, and further where the table is narrow; whole in a pipe."""
+    most = most if sys.stdout.isatty() else len(text)
     return Text(text if len(text) <= most else text[: most - 1] + "…", no_wrap=True, overflow="ellipsis")
 
 

@@ -190,6 +190,33 @@ def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, widt
     assert ("  no room for: estimate" in found) == (width <= 72)
 
 
+def test_the_reasons_of_a_verdict_hang_under_their_beginning(database):
+    job_id = rows.model_job(database)
+    with database.read() as session:
+        built = report.build(session, job_id)
+    verdict = dataclasses.replace(built.verdict, reasons=("word " * 40,))
+    lines = text(report_tables.report(dataclasses.replace(built, verdict=verdict)), 60).splitlines()
+    told = [line for line in lines if "word" in line]
+    assert len(told) == 4
+    assert all(line.startswith("  word") for line in told)
+
+
+def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    job_id = rows.model_job(database)
+    title = "a title " * 40
+    with database.write() as session:
+        session.get_one(tables.Job, job_id).title = title
+        session.exec(select(tables.Card)).first().model = "A very long name of a card with 24 cores and more"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert title.strip() in farm("report", job_id).stdout
+    assert title.strip() in farm("jobs").stdout
+    assert "A very long name of a card with 24 cores and more" in farm("cards").stdout
+    monkeypatch.setenv("COLUMNS", "70")
+    assert max(map(len, farm("report", job_id).stdout.splitlines())) <= 70
+
+
 JOBS = [
     {"id": "bubtgyg3", "title": "resnet18 32x224 float32", "state": "cancelled", "items": 107, "closed": 2},
     {

@@ -98,12 +98,12 @@ def test_what_cannot_be_read_is_left_out_of_the_list_and_said_when_asked_for():
 
 
 def test_an_id_must_name_one_study():
-    made()
-    with pytest.raises(UsageError, match="No study"):
-        performed.find_kept("no such id")
-    made()
-    with pytest.raises(UsageError, match="Several studies"):
-        performed.find_kept("")
+    performed.folder().mkdir(parents=True)
+    for name in ("twin-1", "twin-2"):
+        (performed.folder() / f"{name}.json").write_text("{}")
+    for given, told in (("no such id", "No study"), ("twin", "Several studies"), ("", "is empty")):
+        with pytest.raises(UsageError, match=told):
+            performed.find_kept(given)
     assert farm("show", "--png", "found.png").exit_code == 2
 
 
