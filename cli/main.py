@@ -21,6 +21,7 @@ from cli import (
     db,
     doctor,
     flower,
+    glossary,
     jobs,
     models,
     operators,
@@ -144,6 +145,7 @@ app.command("trace")(trace.trace)
 app.command("flower")(flower.flower)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
+app.command("help")(glossary.glossary)
 app.add_typer(significant.app, name="significant")
 app.add_typer(study.app, name="study")
 app.add_typer(db.app, name="db")

@@ -44,7 +44,7 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         parts += [Text(), _rounds(report)]
     if report.kind == "model" and report.verdict.unmeasured:
         parts += [Text(), _unmeasured(report.verdict)]
-    parts += [Text(), _verdict(report)]
+    parts += [Text(), _verdict(report), Text("  `farm help WORD` says what a word here means.", style="dim")]
     return Group(*parts)
 
 

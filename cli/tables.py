@@ -77,7 +77,7 @@ def grid(columns: int) -> Table:
     """So many columns, without a head or lines."""
     table = Table.grid(padding=(0, 1))
     for _ in range(columns):
-        table.add_column()
+        table.add_column(overflow="fold")  # an id is longer than a narrow terminal
     return table
 
 

@@ -194,11 +194,11 @@ def test_the_reasons_of_a_verdict_hang_under_their_beginning(database):
     job_id = rows.model_job(database)
     with database.read() as session:
         built = report.build(session, job_id)
-    verdict = dataclasses.replace(built.verdict, reasons=("word " * 40,))
+    verdict = dataclasses.replace(built.verdict, reasons=("reason " * 30,))
     lines = text(report_tables.report(dataclasses.replace(built, verdict=verdict)), 60).splitlines()
-    told = [line for line in lines if "word" in line]
+    told = [line for line in lines if "reason " in line]
     assert len(told) == 4
-    assert all(line.startswith("  word") for line in told)
+    assert all(line.startswith("  reason") for line in told)
 
 
 def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monkeypatch):

@@ -1,0 +1,55 @@
+"""``farm help``: what the words of reports and messages mean. The entries stand in ``cli/glossary.md``."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import show
+
+Entry = tuple[str, str]  # names, and what they mean
+
+GLOSSARY = Path(__file__).with_name("glossary.md")
+
+
+def glossary(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD]...", help="A word of a report, or a flag. Default: list all.")
+    ] = None,
+) -> None:
+    """Say what a word of a report means: accuracy, coverage, a flag, a state."""
+    from rich.console import Group
+
+    from cli import tables
+    from farm.errors import UsageError, did_you_mean
+
+    known = entries()
+    if not words:
+        show(Group(tables.Text(", ".join(known)), tables.hanging("`farm help WORD` says what one means.", "dim")))
+        return
+    asked = " ".join(words).lower()
+    found: dict[Entry, None] = {}
+    for word in [asked] if asked in known else asked.split():
+        if word not in known:
+            step = did_you_mean(word, known) or "`farm help` lists its words; `farm COMMAND -h` tells about a command."
+            raise UsageError(f"The glossary has no '{word}'.", step)
+        found |= dict.fromkeys(known[word])
+    for names, text in found:
+        show(Group(tables.Text(names, style="bold"), tables.hanging(text)))
+
+
+def entries() -> dict[str, list[Entry]]:
+    """Word -> what it means; a word may mean several things."""
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for entry in re.findall(
+        r"^- (.+?)(?=\n\n|\n- |\Z)", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        head, _, text = " ".join(entry.split()).partition(": ")
+        names = re.findall(r"\*\*(.+?)\*\*", head)
+        for name in [*names, *re.findall(r"\*\*(.+?)\*\*", text)]:
+            found[name].append((", ".join(names), text.replace("**", "")))
+    return dict(found)
