@@ -37,7 +37,7 @@ from cli import (
     trace,
     worker,
 )
-from cli.output import Left, complain
+from cli.output import Left, complain, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable
 
@@ -72,14 +72,15 @@ def _answered(ctx: Any = None) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if type(error).__module__.startswith(("typer", "click")):
-            # Not the help that `farm` alone is answered with, nor an exit: these are no mistakes.
-            if not hasattr(error, "ctx") or type(error).__name__ == "NoArgsIsHelpError":
-                raise
+        parsers = type(error).__module__.startswith(("typer", "click"))
+        # What `farm` alone is answered with is help, and an exit is one: neither is a mistake.
+        if parsers and hasattr(error, "ctx") and type(error).__name__ != "NoArgsIsHelpError":
             from cli.refused import explained
 
             _complain_of(explained(error, ctx), debug)
             raise typer.Exit(error.exit_code) from error  # type: ignore[attr-defined]
+        if parsers or ctx is None:
+            raise
         _trace(debug)
         complain(
             f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
@@ -118,6 +119,9 @@ def _version(value: bool) -> None:
 @app.callback()
 def farm(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Tell results and errors only: no notes, no progress.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -126,6 +130,7 @@ def farm(
 
     Start with `farm run resnet18`.
     """
+    set_quiet(quiet)
 
 
 # In the order in which a person meets them.

@@ -69,11 +69,25 @@ def show(renderable: Any) -> None:
         console().print(renderable)
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Whether results and errors alone are told: no notes, no progress."""
+    global _quiet
+    _quiet = quiet
+
+
 _instead: Callable[[str], object] | None = None
 
 
 def say(line: str) -> None:
     """A line for the person, on stderr: never mixed into what a program reads. One that goes on below is set in there."""
+    if not _quiet:
+        _tell(line)
+
+
+def _tell(line: str) -> None:
     if _instead is not None:
         _instead(line)
     else:
@@ -97,11 +111,13 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # A pipe has no width, and what reads it wants each line whole; COLUMNS, which Rich reads, gives it one.
     whole = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
-    return Console(file=stream, width=_ENDLESS if whole else None, soft_wrap=False, highlight=False)
+    return Console(
+        file=stream, width=_ENDLESS if whole else None, soft_wrap=False, highlight=False, quiet=stderr and _quiet
+    )
 
 
 def complain(message: str, next_step: str = "") -> None:
     """An error, and what to do about it."""
-    say(f"error: {message}")
+    _tell(f"error: {message}")
     if next_step:
-        say(f"→ {next_step}")
+        _tell(f"→ {next_step}")

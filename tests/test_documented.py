@@ -57,7 +57,7 @@ def test_every_documented_command_is_there():
 
 def test_the_options_of_farm_itself_are_documented():
     text = (DOCS / "commands.md").read_text()
-    for option in ("--debug", "--version", "--install-completion", "--show-completion"):
+    for option in ("--debug", "--quiet", "--version", "--install-completion", "--show-completion"):
         assert option in text
 
 

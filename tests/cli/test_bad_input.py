@@ -61,7 +61,7 @@ def _on_the_cpu(monkeypatch):
         ("run resnet18 --launch graph --card cpu", 2, "no CUDA graphs", "--launch eager"),
         ("run resnet18 --residency hot", 2, "residency 'hot' is unknown", "resident"),
         ("run resnet18 --window 0", 2, "maximum_s is 0.0", "--window 3"),
-        ("run resnet18 -b 2147483647 --card cpu", 2, "its inputs take 1,293,025.7 GB", "-b"),
+        ("run resnet18 -b 2147483647 --card cpu", 2, "its inputs take 1,293,025.7 GB", "a smaller batch"),
         ("run resnet18 --card h100", 2, "There is no card 'h100'", "There is: "),
         ("run -f none.yml", 2, "none.yml: No such file", "docs/measurement-files.md"),
         ("submit resnet18", 3, "No broker is configured.", "farm run"),

@@ -1,6 +1,8 @@
 """Verbs that measure nothing."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -111,6 +113,29 @@ def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch)
     assert "0 time series of readings (0 B) and 0 jobs without a reading to delete." in farm("db", "prune").stdout
     with database.read() as session:
         assert session.exec(select(tables.Job.id)).all() == [job_id]
+
+
+def test_quiet_leaves_results_and_errors(farm):
+    farm("db", "upgrade")
+    assert farm("status").stderr
+    assert farm("--quiet", "status").stderr == ""
+    assert farm("-q", "jobs").stdout
+    assert farm("-q", "report", "nothing").stderr.startswith("error: There is no job 'nothing'.\n→ ")
+    assert farm("status").stderr
+
+
+@pytest.mark.parametrize("command", ["models resnet18", "--help", "doctor"])
+def test_no_color_is_honoured(command):
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "CUDA_VISIBLE_DEVICES": ""}
+    colour = re.compile(r"\x1b\[[0-9;]*(3[0-7]|38;)")
+
+    def said(**more):
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", *command.split()], env=environment | more, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    assert not colour.search(said(NO_COLOR="1"))
 
 
 def test_empty_lists_say_what_to_do(farm):
