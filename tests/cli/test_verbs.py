@@ -320,6 +320,6 @@ def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
 
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m cli models | head -1", shell=True, capture_output=True, text=True, check=True
+        f"{sys.executable} -m cli -q models | head -1", shell=True, capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
