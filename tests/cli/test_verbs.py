@@ -19,6 +19,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.words.reading import Trace
 from tasks import app
+from tests.planned import register
 from tests.report import rows
 
 
@@ -93,6 +94,21 @@ def test_the_database_is_made_and_checked(farm):
     assert "(was empty)" in farm("db", "upgrade").stdout
     assert "already" in farm("db", "upgrade").stdout
     assert farm("db", "check").code == 0
+
+
+def test_a_dry_run_of_submit_plans_for_the_farms_cards_and_makes_no_job(farm, database, broker, monkeypatch):
+    (card,) = register(database, 0)
+    with database.write() as session:
+        session.get_one(tables.Card, card).state = "idle"
+    monkeypatch.setenv("FARM_BROKER_URL", broker.url)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
+    settings.cache_clear()
+    app.configure(settings())
+    said = farm("submit", "alexnet", "--dry-run", "--check")
+    assert said.code == 0, said.stderr
+    assert said.stdout.startswith("alexnet 32x224 float32 on 1 card (a card): ")
+    with database.read() as session:
+        assert session.exec(select(tables.Job)).all() == []
 
 
 def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch):
