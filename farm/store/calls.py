@@ -63,18 +63,33 @@ def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], li
     return found
 
 
-def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """(tuple id, class of data) -> calls of a capture, in the order of first call.
+@dataclass(frozen=True)
+class PlacedCall:
+    """One call of a capture where it stands in the model, with the class of data that it is read with."""
+
+    index: int
+    module_path: str
+    operator_id: str
+    data: str
+
+
+def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCall]:
+    """The calls of a capture in their order.
 
     Args:
         data: a protocol's data policy. Any but `seen` is the class of every call.
     """
     call = tables.Call
-    query = select(call.operator_id, call.data).where(call.capture_id == capture_id).order_by(col(call.call_index))
-    number: Counter[tuple[str, str]] = Counter()
-    for operator_id, seen in session.exec(query):
-        number[operator_id, class_of(seen) if data == "seen" else data] += 1
-    return dict(number)
+    query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
+    return [
+        PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
+        for index, path, operator_id, seen in session.exec(query.order_by(col(call.call_index)))
+    ]
+
+
+def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
+    """(tuple id, class of data) -> calls of a capture, in the order of first call. `data`: as in `placed_calls`."""
+    return dict(Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data)))
 
 
 def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:

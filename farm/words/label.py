@@ -39,6 +39,12 @@ def label_of(spec: OperatorTuple) -> str:
     return f"{head} {called[:room]}… {mark}{tail}" if room >= _LEAST else f"{head} {mark}{tail}"
 
 
+def call_of(spec: OperatorTuple) -> str:
+    """The operator and what it is called with, without the inputs: 'Conv2d 64->128 k3 s2'."""
+    text = " ".join([spec.short_name, *_parameter_words(spec), *_call_words(spec)])
+    return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
+
+
 def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
     """Id -> label as a list shows it: with the beginning of the id where tuples have their label in common."""
     number = Counter(labels.values())

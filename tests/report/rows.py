@@ -103,7 +103,7 @@ def job(session: Any, request: Request, job_id: str = "job1", **more: Any) -> ta
         id=job_id,
         kind="model" if request.variant else "sweep",
         title=request.title,
-        variant_id=VARIANT.id if request.variant else None,
+        variant_id=request.variant.id if request.variant else None,
         protocol_id=request.protocol.id,
         request=request.to_json(),
         **{"state": "done", "round": 1, "created_at_s": 1000.0, "ended_at_s": 1042.0} | more,
