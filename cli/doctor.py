@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cli.figures import plural
 from cli.options import AsJson
 from cli.output import console, emit_json, writing
+from farm.words.written import plural
 
 if TYPE_CHECKING:
     from farm.doctor import Check

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 
 from cli import tables
-from cli.figures import NOTHING, count_of, part_of, percent, plural, span
 from cli.tables import Row, Text
+from farm.words.written import NOTHING, count_of, part_of, percent, plural, span
 
 
 def jobs(rows: Sequence[Row]) -> RenderableType:

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 
 from cli import tables
-from cli.figures import span
 from cli.tables import Text
+from farm.words.written import span
 
 if TYPE_CHECKING:
     from farm.jobs.jobs import Progress

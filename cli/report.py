@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli import following, opening
 from cli.options import AsJson
-from cli.output import emit, emit_json, show
+from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def report(
     readings: Annotated[
         bool, typer.Option("--readings", help="List the readings with their ids, for `farm trace`.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one page with figures, which needs no network."),
+    ] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print only CSV on stdout: the rows of --by, else by type.")
     ] = False,
@@ -40,12 +45,18 @@ def report(
 ) -> None:
     """Show jobs' figures: per operator type, sum against whole, coverage and verdict; or layer by layer."""
     from farm.jobs import jobs as rows_of
+    from farm.report import page
     from farm.report import report as reports
 
     _check_together(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
+    if html is not None:
+        page.check_page(html)
     with opening.open_database().read() as session:
         ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs))
         built = [reports.build(session, job_id) for job_id in ids]
+        if html is not None:
+            page.write_page(html, [page.job_page(session, job_id) for job_id in ids])
+            say(f"Written to {html}")
         outputs = as_csv or as_json or by != "module"  # that table does not show them
         grouped = _layers(session, built, by or "type", depth, outputs) if by or as_csv else []
     if as_csv:
@@ -56,7 +67,7 @@ def report(
     elif as_json:
         documents = [one.to_json() for one in (grouped or built)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
-    else:
+    elif html is None or readings or by:
         _show(built, grouped, readings)
     if check:
         following.check(built)

@@ -13,9 +13,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from cli import tables
-from cli.figures import ENERGY, NOTHING, POWER, TIME, count_of, gap, interval, part_of, percent, plural, quantity, span
 from cli.tables import Text
 from farm.words.data_classes import holds_nothing
+from farm.words.written import (
+    ENERGY,
+    NOTHING,
+    POWER,
+    TIME,
+    count_of,
+    gap,
+    interval,
+    part_of,
+    percent,
+    plural,
+    quantity,
+    span,
+)
 
 if TYPE_CHECKING:
     from farm.report import Report, TypeRow

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from cli import following, opening
-from cli.figures import plural
 from cli.options import Follow, Job
 from cli.output import say
+from farm.words.written import plural
 
 
 def resume(

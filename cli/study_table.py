@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 
 from cli import tables
-from cli.figures import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 from cli.tables import Text
+from farm.words.written import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
 if TYPE_CHECKING:
     from farm.study.findings import Column

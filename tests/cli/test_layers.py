@@ -65,3 +65,14 @@ def test_what_does_not_go_together_is_said(farm, job, options, message):
     said = farm("report", job, *options)
     assert said.code == 2
     assert message in said.stderr
+
+
+def test_a_page_is_written_beside_what_is_printed(farm, job, tmp_path):
+    path = tmp_path / "page.html"
+    said = farm("report", job, "--html", path, "--json")
+    assert json.loads(said.stdout)["job_id"] == job
+    assert said.stderr == f"Written to {path}\n"
+    assert path.read_text().startswith("<!doctype html>")
+    assert farm("report", job, "--html", path).stdout == ""
+    lost = farm("report", job, "--html", tmp_path / "none" / "page.html")
+    assert (lost.code, lost.stderr.count("\n")) == (2, 2)

@@ -1,7 +1,7 @@
 import pytest
 
-from cli.figures import ENERGY, TIME, count_of, gap, interval, percent, quantity, span
 from farm.verdict.figures import Figure
+from farm.words.written import ENERGY, TIME, count_of, gap, interval, percent, quantity, span
 
 
 @pytest.mark.parametrize(

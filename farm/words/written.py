@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from farm.verdict.figures import Figure
+
+class Figure(Protocol):
+    """A value and the half-width of its interval; `farm.verdict.figures.Figure` is one."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def half_width(self) -> float: ...
+
 
 Units = Sequence[tuple[str, float]]  # falling; the factor turns the unit into the base unit
 

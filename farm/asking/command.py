@@ -1,0 +1,36 @@
+"""From a request back to the command line that asks for it: what a report says to repeat it."""
+
+from __future__ import annotations
+
+import shlex
+
+from farm.asking.defaults import QUICK
+from farm.words.protocol import Protocol, Stopping, Variant
+from farm.words.request import Request
+
+
+def command_of(request: Request) -> str:
+    """``farm run resnet50 --batch 32 --input-size 224 ... --reuse none``; "" for a sweep, which stands in a measurement file.
+
+    What differs between kinds of cards is named even where it is the default. Readings are taken anew.
+    """
+    if request.variant is None:
+        return ""
+    variant, protocol, usual = request.variant, request.protocol, Protocol()
+    words = ["farm", "run", variant.model, "--batch", str(variant.batch), "--input-size", str(variant.input_size)]
+    for option, value, default in (
+        ("--dtype", variant.dtype, Variant.dtype),
+        ("--memory-format", variant.memory_format, Variant.memory_format),
+        ("--mode", variant.mode, Variant.mode),
+        ("--operators", ",".join(request.operators), "all"),
+        ("--residency", protocol.residency, usual.residency),
+    ):
+        if value != default:
+            words += [option, value]
+    words += ["--launch", protocol.launch, "--data", protocol.data]
+    words += ["--tf32"] * protocol.tf32 + ["--cudnn-benchmark"] * protocol.cudnn_benchmark
+    if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
+        words.append("--quick")
+    elif request.stopping.maximum_s != Stopping.maximum_s:
+        words += ["--window", f"{request.stopping.maximum_s:g}"]
+    return shlex.join([*words, "--reuse", "none"])

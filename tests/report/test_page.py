@@ -1,0 +1,166 @@
+"""A page holds what the report holds, needs nothing from outside, and runs nothing that others wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from farm.errors import UsageError
+from farm.report import charts, page
+from farm.store import tables
+from farm.store.database import Database
+from farm.words.flags import FLAGS
+from farm.words.protocol import Variant
+from tests import browser
+from tests.report import rows
+from tests.report.measured import measured
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
+
+
+@pytest.fixture(scope="module")
+def two_jobs(tmp_path_factory):
+    """The pages of resnet18 at two batches."""
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('two') / 'farm.db'}")
+    database.upgrade()
+    measured(database)
+    measured(database, Variant("resnet18", 1, 224), "job2")
+    with database.read() as session:
+        yield [page.job_page(session, job_id) for job_id in ("job1", "job2")]
+    database.close()
+
+
+def figures(text):
+    return [json.loads(found) for found in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+
+
+def check(figure):
+    """Hold a figure against plotly's schema, and its axes against ours: each has a title with a unit."""
+    from plotly.graph_objects import Figure
+
+    Figure(figure)  # raises where plotly does not know something
+    for name in ("xaxis", "yaxis"):
+        title = figure["layout"].get(name, {}).get("title", {}).get("text")
+        if title:
+            assert re.search(r", (µs|ms|s|mJ|J|kJ|W|MHz|%|FLOP/B|TFLOP/s)$", title), title
+    kind = figure["data"][0]["type"]
+    assert kind == "treemap" or figure["layout"]["xaxis"]["title"]["text"]
+
+
+def test_a_page_holds_the_report_and_its_figures(two_jobs, tmp_path):
+    page.write_page(tmp_path / "page.html", two_jobs[:1])
+    text = (tmp_path / "page.html").read_text()
+    found = figures(text)
+    kinds = [figure["data"][0]["type"] for figure in found]
+    assert kinds == ["bar", "bar", "treemap", "scatter", "histogram", "histogram"]
+    for figure in found:
+        check(figure)
+    for words in ("resnet18 32x224 float32", "sum of the parts", "Roofline", "Nothing is missing", "NVIDIA H200"):
+        assert words in text
+    assert "farm run resnet18 --batch 32 --input-size 224 --launch graph --data normal --reuse none" in text
+    assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
+
+
+def test_figures_add_up(two_jobs):
+    (first, _) = two_jobs
+    time, energy = first.sums
+    in_sum = sum(trace["x"][0] for trace in time["data"][:-1])
+    assert in_sum == pytest.approx(first.report.verdict.time.total.value / 1e3)
+    assert energy["data"][-1]["x"] == [pytest.approx(first.report.verdict.energy.whole.value / 1e3)]
+    tree = first.tree["data"][0]
+    under = [value for value, parent in zip(tree["values"], tree["parents"], strict=True) if parent == "model"]
+    assert sum(under) == pytest.approx(tree["values"][0])
+    power, clock = first.distributions
+    assert sum(power["data"][0]["y"]) == pytest.approx(100)
+    assert set(clock["data"][0]["x"]) <= {1980.0, 1755.0}
+
+
+def test_several_jobs_have_the_scatter_of_sum_against_whole(two_jobs, tmp_path):
+    page.write_page(tmp_path / "page.html", two_jobs)
+    time, energy, *_ = figures((tmp_path / "page.html").read_text())
+    assert [len(trace["x"]) for trace in time["data"] if trace["mode"] == "markers"] == [2]
+    assert time["layout"]["xaxis"]["title"]["text"] == "time of the whole model, ms"
+    assert energy["layout"]["yaxis"]["title"]["text"] == "energy as the sum of the parts, J"
+
+
+def test_what_others_wrote_is_text(database, tmp_path):
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        for table, columns in (
+            (tables.Job, ("title",)),
+            (tables.Operator, ("label", "short_name")),
+            (tables.Card, ("host", "model", "driver")),
+            (tables.Item, ("reason", "message")),
+            (tables.Call, ("module_path",)),
+            (tables.Software, ("torch",)),
+        ):
+            session.execute(update(table).values({name: HOSTILE for name in columns}))
+    with database.read() as session:
+        page.write_page(tmp_path / "page.html", [page.job_page(session, job_id)])
+    text = (tmp_path / "page.html").read_text()
+    without_plotly = text.replace(page.plotly_js(), "")
+    assert "<img" not in without_plotly
+    assert "alert(1)</script>" not in without_plotly
+    assert "\x1b" not in without_plotly
+    assert "&lt;img src=x" in without_plotly
+    for figure in figures(text):
+        check(figure)
+        assert "<img" not in json.dumps(figure)  # plotly reads HTML in its texts
+
+
+@pytest.mark.parametrize("make", [rows.model_job, rows.sweep_job])
+def test_a_page_bears_what_is_missing(database, tmp_path, make):
+    job_id = make(database)
+    with database.read() as session:
+        page.write_page(tmp_path / "page.html", [page.job_page(session, job_id)])
+    text = (tmp_path / "page.html").read_text()
+    assert "tuples measured" in text or "raised: an illegal [memory] access" in text
+    for figure in figures(text):
+        check(figure)
+
+
+def test_what_cannot_be_written_is_said_in_a_line(two_jobs, tmp_path):
+    for path, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "page.html", "does not exist"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            page.check_page(path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        page.write_page(Path("/proc/page.html"), two_jobs)
+
+
+def test_without_plotly_it_is_said_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(UsageError, match="plotly") as raised:
+        page.check_page(tmp_path / "page.html")
+    assert "operator-farm[plot]" in raised.value.next_step
+
+
+def test_flags_are_explained_as_in_the_documentation():
+    method = (Path(__file__).parents[2] / "docs" / "method.md").read_text()
+    section = method.partition("\n## Flags\n")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", section, re.MULTILINE))
+    assert {name: text.replace("`", "") for name, text in told.items()} == FLAGS
+
+
+@pytest.mark.skipif(not browser.BROWSER, reason="no Chromium here")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_path, dark):
+    path = tmp_path / "page.html"
+    page.write_page(path, two_jobs)
+    document, console = browser.opened(path, tmp_path / "profile", dark=dark)
+    assert console == []
+    assert document.count('class="main-svg"') >= len(figures(path.read_text()))
+    for title in ("time of the whole model, ms", "arithmetic intensity, FLOP/B", "share of the sum's time, %"):
+        assert title in document
+
+
+def test_colours_stand_for_the_costliest_types(two_jobs):
+    colours = charts.colours_of(two_jobs[0].report.types)
+    assert list(colours.values())[: len(colours)] == list(charts.COLOURS[: len(colours)])
