@@ -25,6 +25,7 @@ from cli import (
     jobs,
     models,
     operators,
+    publish,
     report,
     resume,
     retry,
@@ -139,6 +140,7 @@ app.command("submit")(submit.submit)
 app.command("worker")(worker.worker)
 app.command("status")(status.status)
 app.command("report")(report.report)
+app.command("publish")(publish.publish)
 app.command("jobs")(jobs.jobs)
 app.command("resume")(resume.resume)
 app.command("retry")(retry.retry)

@@ -1,8 +1,9 @@
 """The figures of a page, as plain values that plotly draws in the browser.
 
-Each is ``{"data": [...], "layout": {...}}`` as plotly's schema has it; a test holds them against it. Axis titles name
+Each is ``{"data": [...], "layout": {...}}`` as plotly's schema has it; a test holds them against it. Beside these may
+stand ``legend``, names with their colours, which the page shows: plotly's own scrolls where it is narrow. Axis titles name
 their unit. Colours of text, lines and background come from the page, which is light or dark. What others wrote (labels,
-types, paths) is escaped, because plotly reads some HTML in its texts.
+types, paths) is escaped in data and layout, because plotly reads some HTML in its texts.
 """
 
 from __future__ import annotations
@@ -73,27 +74,28 @@ def _stacked(
     colours = colours_of(report.types)
     named = [name for name, colour in colours.items() if colour != OTHERS]
     rest = [name for name, colour in colours.items() if colour == OTHERS]
-    data = []
+    data, legend = [], []
     for names, label, colour in [
-        *(([name], _text(name), colours[name]) for name in named),
+        *(([name], name, colours[name]) for name in named),
         (rest, f"{len(rest)} others", OTHERS),
     ]:
         if names:
             x = [sum(values.get(name) or 0.0 for name in names) / factor for _, values in bars]
-            hover = f"{label}: %{{x:.4g}} {unit}<extra></extra>"
-            data.append(_bar([name for name, _ in bars], x, label, colour, hover))
+            hover = f"{_text(label)}: %{{x:.4g}} {unit}<extra></extra>"
+            data.append(_bar([name for name, _ in bars], x, _text(label), colour, hover))
+            legend.append((label, colour))
     if whole is not None:
         hover = f"whole model: %{{x:.4g}} {unit}<extra></extra>"
         data.append(_bar(["whole<br>model"], [whole / factor], "whole model", "#5f6b7a", hover))
     layout = {
         "barmode": "stack",
-        "height": 150 + 45 * len(bars) + 20 * -(-len(data) // 2),
+        "height": 120 + 45 * len(bars),
         "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "automargin": True, "title": {"text": ""}},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "showlegend": False,
         "margin": {"l": 80, "r": 15, "t": 10, "b": 45},
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "legend": legend}
 
 
 def _bar(y: list[str], x: list[float], name: str, colour: str, hover: str) -> dict[str, Any]:
@@ -151,13 +153,15 @@ def roofline(report: Report, peaks: Roofline) -> Chart | None:
             }
         )
     layout = {
-        "height": 430 + 22 * -(-len(data) // 3),
+        "height": 430,
         "xaxis": {**_LOG, "title": {"text": "arithmetic intensity, FLOP/B"}},
         "yaxis": {**_LOG, "title": {"text": "arithmetic rate, TFLOP/s"}, "automargin": True},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "itemsizing": "constant"},
+        "showlegend": False,
         "margin": {"l": 65, "r": 15, "t": 10, "b": 55},
     }
-    return {"data": data, "layout": layout}
+    legend = [("what the card reaches", OTHERS), *((name, colours[name]) for name in groups if colours[name] != OTHERS)]
+    legend += [("others", OTHERS)] * (OTHERS in map(colours.get, groups))
+    return {"data": data, "layout": layout, "legend": legend}
 
 
 _LOG = {"type": "log", "exponentformat": "power", "dtick": 1, "minor": {"ticks": "outside", "nticks": 9}}
@@ -287,21 +291,17 @@ def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | N
         {
             "type": "scatter",
             "mode": "lines",
-            "name": name,
             "x": ends,
             "y": [end * factor for end in ends],
             "line": {"color": OTHERS, "width": width, "dash": dash},
             "hoverinfo": "skip",
-            "showlegend": bool(name),
         }
-        for name, factor, width, dash in (
-            ("sum = whole", 1.0, 2, "solid"),
-            ("5 % off", 1.05, 1, "dot"),
-            ("", 0.95, 1, "dot"),
-        )
+        for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
+    legend = [("sum = whole, and 5 % off", OTHERS)]
     for number, group in enumerate(dict.fromkeys(point.group for point in shown)):
         members = [point for point in shown if point.group == group]
+        legend.append((group, COLOURS[number % len(COLOURS)]))
         data.append(
             {
                 "type": "scatter",
@@ -317,13 +317,13 @@ def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | N
             }
         )
     layout = {
-        "height": 430 + 22 * -(-len(data) // 3),
+        "height": 430,
         "xaxis": {**_LOG, "title": {"text": f"{quantity_name} of the whole model, {unit}"}},
         "yaxis": {**_LOG, "title": {"text": f"{quantity_name} as the sum of the parts, {unit}"}, "automargin": True},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "showlegend": False,
         "margin": {"l": 65, "r": 15, "t": 10, "b": 55},
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "legend": legend}
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlmodel import Session, select
 
 from farm.asking.command import command_of
-from farm.errors import FarmError, Unreadable, UsageError
+from farm.errors import Unreadable, UsageError
 from farm.masking import printable
 from farm.prediction.roofline import Roofline
 from farm.report import charts
@@ -195,7 +195,4 @@ def render(template: str, **values: Any) -> str:
         plural=written.plural,
         day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else written.NOTHING,
     )
-    try:
-        return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)
-    except jinja2.TemplateError as error:
-        raise FarmError(f"The page cannot be made: {error}.", "This is a fault in farm.") from error
+    return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)
