@@ -1,6 +1,7 @@
-"""A table that a narrow terminal does not cut: what is least important drops out, and numbers and ids stay whole.
+"""A table that a narrow terminal does not cut: what is least important drops out, and numbers, ids and names stay whole.
 
-In a pipe it is an ordinary table: what reads it may count on every column.
+No word is broken: what folds, folds between words. In a pipe every column is there, and the table is wider than the rest
+where its words ask for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 _SENSIBLE = 16  # labels are folded to this width before a column drops out
-_WORD = 24  # longer words end in an ellipsis where it is narrow
+_WORD = 24  # longer words end in an ellipsis in columns that may drop out, and where even the others have no room
 _CLIPPED = 10  # the least of what is cut anyway
 
 
@@ -25,23 +26,29 @@ class FittedTable(Table):
     drops: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if not options.is_terminal or self._fits([_natural(column) for column in self.columns], options):
+        if self._fits([_natural(column) for column in self.columns], options):
             yield from super().__rich_console__(console, options)
             return
         shown, dropped = list(self.columns), []
-        rest = list(self.drops)
-        while not self._fits([_least(column, _SENSIBLE) for column in shown], options) and rest:
+        rest = list(self.drops) if options.is_terminal else []
+        if not options.is_terminal:
+            widths = [_least(column, _SENSIBLE, None) for column in shown]
+            options = options.update_width(max(options.max_width, options.max_width - self._room(widths, options)))
+        while not self._fits(self._leasts(shown), options) and rest:
             dropped.append(rest.pop(0))
             shown = [column for column in shown if _head(column) != dropped[-1]]
-        least = [_least(column, _SENSIBLE) for column in shown]
-        if not self._fits(least, options):
-            least = [_least(column, 0) for column in shown]
-        if not self._fits(least, options):
+        ways = (self._leasts(shown), *([_least(column, width, _WORD) for column in shown] for width in (_SENSIBLE, 0)))
+        least = next((widths for widths in ways if self._fits(widths, options)), None)
+        if least is None:
             yield self._listed()
             return
         yield from Table.__rich_console__(self._narrowed(shown, least, options), console, options)
         if named := ", ".join(dict.fromkeys(head for head in dropped if head)):
             yield Text(f"  no room for: {named}", style="dim")
+
+    def _leasts(self, shown: Sequence[Column]) -> list[int]:
+        """As narrow as each may become without a cut in what matters: the columns that never drop out."""
+        return [_least(column, _SENSIBLE, _WORD if _head(column) in self.drops else None) for column in shown]
 
     def _fits(self, widths: Sequence[int], options: ConsoleOptions) -> bool:
         return self._room(widths, options) >= 0
@@ -96,16 +103,22 @@ def _natural(column: Column) -> int:
     return max(cell_len(line) for cell in (str(column.header), *column.cells) for line in _lines(cell))
 
 
-def _least(column: Column, sensible: int) -> int:
-    """As narrow as it may become: its longest word, a number with its unit, or an id."""
-    return max(_word(str(column.header)), *(_least_of(cell, column, sensible) for cell in column.cells), 1)
+def _least(column: Column, sensible: int, word: int | None) -> int:
+    """As narrow as it may become: its longest word, a number with its unit, or an id.
+
+    Args:
+        sensible: what folds keeps this width.
+        word: longer words may be cut to it; None: none may.
+    """
+    return max(_word(str(column.header)), *(_least_of(cell, column, sensible, word) for cell in column.cells), 1)
 
 
-def _least_of(cell: RenderableType, column: Column, sensible: int) -> int:
+def _least_of(cell: RenderableType, column: Column, sensible: int, word: int | None) -> int:
     width = max(cell_len(line) for line in _lines(cell))
     if isinstance(cell, Text) and cell.overflow == "ellipsis":
         return min(width, _CLIPPED)
-    return width if column.no_wrap else min(width, max(sensible, min(_word(str(cell)), _WORD)))
+    longest = _word(str(cell))
+    return width if column.no_wrap else min(width, max(sensible, longest if word is None else min(longest, word)))
 
 
 def _word(text: str) -> int:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from farm.report.layers import LayerRow, Layers
 
 _MOST_ROWS = 2000
+_LONGEST_PATH = 34  # shown of a module's; CSV and JSON have all of it
 # First the one that is missed least.
-_DROPS = ("bytes", "weights", "calls", "output", "share of energy", "FLOP", "input", "energy", "module")
+_DROPS = ("bytes", "weights", "calls", "output", "share of energy", "FLOP", "input", "energy")
 
 
 def layer_table(layers: Layers) -> RenderableType:
@@ -34,7 +35,7 @@ def layer_table(layers: Layers) -> RenderableType:
         drops=_DROPS,
     )
     for row in layers.rows[:_MOST_ROWS]:
-        cells = [row.module_path or NOTHING] if places else []
+        cells = [_path(row.module_path)] if places else []
         cells.append(_name(row, layers))
         cells += [part_of(row.measured_calls, row.calls)] * counted
         cells += [sizes_text(row.input_sizes) or NOTHING, sizes_text(row.output_sizes) or NOTHING] * sizes
@@ -47,6 +48,14 @@ def layer_table(layers: Layers) -> RenderableType:
     if (left := len(layers.rows) - _MOST_ROWS) > 0:
         parts.append(Text(f"  and {left} more; --csv and --json list all", style="dim"))
     return Group(*parts)
+
+
+def _path(path: str) -> str:
+    """The place of a call; of a long one its end, which tells it from its neighbours."""
+    steps = path.split(".")
+    while len(".".join(steps)) > _LONGEST_PATH and len(steps) > 1:
+        steps = ["…", *steps[2 if steps[0] == "…" else 1 :]]
+    return ".".join(steps).replace("….", "…") or NOTHING
 
 
 def _name(row: LayerRow, layers: Layers) -> str:

@@ -105,4 +105,4 @@ def _show(built: list[Report], grouped: list[Layers], readings: bool) -> None:
 
         told = [report_tables.readings(one) if readings else report_tables.report(one) for one in built]
     for number, one in enumerate(told):
-        show(Group("", one) if number else one, wide=bool(grouped))
+        show(Group("", one) if number else one)

@@ -247,6 +247,26 @@ def test_where_no_column_has_room_each_row_is_a_list():
     assert "94.3 %" in found
 
 
+LONG = ["fasterrcnn_mobilenet_v3_large_320_fpn", "scaled_dot_product_attention", "convnext_base"]
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(72, True), (80, True), (100, True), (60, False), (100, False)])
+def test_no_title_and_no_name_of_an_operator_is_broken(database, width, terminal):
+    jobs = [{**JOBS[1], "title": f"{name} 32x224 bfloat16", "items": 1234, "closed": 1234} for name in LONG]
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    console.print(lists.jobs(jobs), crop=terminal)
+    found = console.file.getvalue()
+    for name in LONG:
+        assert f" {name}" in found
+    job_id = rows.model_job(database)
+    with database.write() as session:
+        session.execute(update(tables.Operator).values(short_name=LONG[1], label=f"{LONG[1]} 32x12x197x64"))
+    with database.read() as session:
+        console.print(report_tables.report(report.build(session, job_id), tuples=3), crop=terminal)
+    # By type, by tuple, and what is not measured.
+    assert sum(line.startswith(LONG[1]) for line in console.file.getvalue().splitlines()) >= 5
+
+
 def test_a_pipe_gets_every_column_however_narrow():
     head = text(lists.jobs(JOBS), 100).splitlines()[1]
     assert head.split() == ["job", "title", "state", "items", "time", "energy", "coverage", "verdict", "age"]
