@@ -28,7 +28,7 @@ def operators(
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.asking.defaults import defaults_for
-    from farm.models.catalog import size_for
+    from farm.models.catalog import size_for, title_of
     from farm.report.operators import operators as list_operators
     from farm.words.protocol import Variant
 
@@ -45,6 +45,6 @@ def operators(
         from cli import lists
 
         suits = f" (the default batch on {_KINDS[kind]})" if kind else ""
-        show(lists.operators(listed.to_json()["operators"], f"{listed.variant}{suits}"))
+        show(lists.operators(listed.to_json()["operators"], f"{title_of(listed.variant)}{suits}"))
     if listed.refusal is not None:
         raise listed.refusal

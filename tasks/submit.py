@@ -45,7 +45,7 @@ def submit(
     """
     ready = functools.cache(ready)  # a worker that dies later is started anew, and not waited for
     if request.variant is not None:
-        told(f"Taking {request.title} apart", 0, 0)
+        told(f"Taking {request.variant.model} apart", 0, 0)
     opened = open_job(
         database,
         request,
@@ -59,7 +59,7 @@ def submit(
     try:
         if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
             ready()
-            told(f"Publishing {request.title}", 0, 0)
+            told(f"Publishing {opened.title}", 0, 0)
             publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
         jobs.cancel(database, opened.job_id)  # nobody has been told of it yet

@@ -86,6 +86,7 @@ def create(
     farm: str = "",
     pinned: bool = False,
     whole: bool = True,
+    title: str = "",
 ) -> Planned:
     """Write a job with its first round.
 
@@ -93,6 +94,7 @@ def create(
         scope, capture_id, operator_ids, whole: see `planning.add_round`.
         farm: the embedded farm that owns the job, "" for one that any control worker may continue.
         pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
+        title: what people call it, where the request alone does not know (`catalog.title_of`).
 
     Raises:
         NoSuchCard, UsageError: see `planning.chosen_cards`.
@@ -102,7 +104,7 @@ def create(
         job = tables.Job(
             id=_new_id(session),
             kind="model" if request.variant else "sweep",
-            title=request.title,
+            title=title or request.title,
             variant_id=request.variant.id if request.variant else None,
             protocol_id=store_protocol(session, request.protocol),
             request={**request.to_json(), "cards": [card.id for card in cards], "pinned": pinned},

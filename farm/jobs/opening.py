@@ -18,6 +18,7 @@ from farm.errors import NoSuchJob, UnknownOperator, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
 from farm.jobs.planning import Planned, add_tuples, note_planning
+from farm.models.catalog import title_of
 from farm.prediction.roofline import roofline_of
 from farm.store import tables
 from farm.store.batches import fetch
@@ -106,13 +107,15 @@ def open_job(
     ready()
     with database.read() as session:
         scope = _first_scope(session, request, tuples.capture_id, card_ids)
+    assert request.variant is not None
+    title = title_of(request.variant)
     planned = jobs.create(
-        database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned
+        database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
     )
     return Opened(
         planned.job_id,
         planned.round,
-        request.title,
+        title,
         len(tuples.calls),
         sum(tuples.calls.values()),
         planned.new,

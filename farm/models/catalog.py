@@ -12,6 +12,7 @@ import functools
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ from farm.models.entry import SMALLEST_OF_ALL, ModelEntry
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from farm.words.protocol import Variant
 
 _CLASSIFICATION = """
 alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
@@ -61,6 +64,7 @@ _REASONS = {
 
 _DEFAULT_SIZE = {"classification": 224, "segmentation": 520, "video": 112}
 _FRAMES = 16
+_MOST_SIZES = 2  # of a model's own inputs that stand in a title
 # Where a model needs another size than its task's default, or only one.
 _SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224}
 _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
@@ -243,15 +247,26 @@ def example_inputs(
         raise UsageError(f"The batch is {batch}; it must be at least 1.", "Give a batch of 1 or more.")
     torch_dtype, torch_format = _dtype(dtype), _memory_format(memory_format)
     if entry.origin == "user" and (given := own.inputs(name)) is not None:
-        own_batch = next((value.shape[0] for value in given if isinstance(value, torch.Tensor) and value.dim()), 0)
-        return tuple(
-            _like(_batched(value, own_batch, batch), torch_dtype, torch.device(device), seed) for value in given
-        )
+        return tuple(_like(value, torch_dtype, torch.device(device), seed) for value in _batched(given, batch))
     shape = (batch, 3, _FRAMES, size, size) if entry.task == "video" else (batch, 3, size, size)
     tensor = _random(shape, torch_dtype, torch.device(device), seed)
     if torch_format is not torch.contiguous_format and tensor.dim() == 4:
         tensor = tensor.contiguous(memory_format=torch_format)
     return (tensor,)
+
+
+def title_of(variant: Variant) -> str:
+    """What people call a variant. A user's model that brings its own inputs is titled by their sizes: 'bert 8x128 float32'.
+
+    Imports torch for a user's model alone.
+    """
+    given = own.inputs(variant.model) if find(variant.model).origin == "user" else None
+    if given is None:
+        return str(variant)
+    sizes = ["x".join(map(str, value.shape)) for value in _batched(given, variant.batch) if getattr(value, "shape", ())]
+    shown = list(dict.fromkeys(sizes))
+    more = ["…"] if len(shown) > _MOST_SIZES else []
+    return variant.titled("+".join(shown[:_MOST_SIZES] + more) or str(variant.batch))
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
@@ -263,12 +278,19 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
     return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
 
 
-def _batched(value: Any, own_batch: int, batch: int) -> Any:
+def _batched(given: Sequence[Any], batch: int) -> list[Any]:
+    """A user's own example inputs: tensors whose first dimension is that of the first one are repeated or cut to the batch."""
     import torch
 
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
-        return value
-    return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
+    tensors = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
+    own_batch = tensors[0].shape[0] if tensors else 0
+
+    def fitted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
+            return value
+        return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
+
+    return [fitted(value) for value in given]
 
 
 def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:

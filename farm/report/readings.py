@@ -63,5 +63,9 @@ def label_of(session: Session, reading: tables.Reading) -> str:
     if reading.subject_kind == "operator":
         operator = session.get(tables.Operator, reading.subject_id)
         return operator.label if operator else reading.subject_id
-    variant = session.get(tables.ModelVariant, reading.subject_id)
+    job = tables.Job
+    titled = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
+    if title := session.exec(titled.limit(1)).first():
+        return title
+    variant = session.get(tables.ModelVariant, reading.subject_id)  # a study's, which has no job
     return f"{variant.model} {variant.batch}x{variant.input_size} {variant.dtype}" if variant else reading.subject_id

@@ -144,9 +144,13 @@ class Variant(Plain):
         return content_id(self.to_json())
 
     def __str__(self) -> str:
+        return self.titled(f"{self.batch}x{self.input_size}")
+
+    def titled(self, size: str) -> str:
+        """What people call it, by the size of what goes in: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
         extra = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
         extra += "" if self.mode == "eval" else f" {self.mode}"
-        return f"{self.model} {self.batch}x{self.input_size} {self.dtype}{extra}"
+        return f"{self.model} {size} {self.dtype}{extra}"
 
 
 @dataclass(frozen=True)

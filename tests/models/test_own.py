@@ -132,3 +132,9 @@ def test_a_wrong_registration_is_refused(user_models, models):
     user_models(**models)
     with pytest.raises(SettingsError):
         catalog.names()
+
+
+def test_a_model_is_titled_by_what_goes_in(text_models):
+    assert catalog.title_of(Variant("by_name", batch=4, input_size=224)) == "by_name 4x12 float32"
+    assert catalog.title_of(Variant("unmasked", 8, 224, dtype="bfloat16")) == "unmasked 8x12 bfloat16"
+    assert catalog.title_of(Variant("resnet18", batch=4, input_size=224)) == "resnet18 4x224 float32"
