@@ -81,7 +81,8 @@ class Asked:
     reuse: Annotated[
         str | None,
         _where(
-            help="Readings to take from the database: those of the same card model, of the same card, or none."
+            help="Readings to take from the database: those of the same card model (model), of the same card (card), of the same card model also"
+            " from other farms (imported), or none."
             " Default: model."
         ),
     ] = None

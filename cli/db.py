@@ -44,9 +44,9 @@ def prune(
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
     from cli import opening
-    from cli.figures import count_of, plural
     from farm.errors import UsageError
     from farm.store import pruning
+    from farm.words.written import count_of, plural
 
     database = opening.open_database()
     found = pruning.prunable(database, older_than * 86400)

@@ -118,8 +118,8 @@ def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked
         database: None where there is none yet.
         own: see `farm.jobs.rehearsal.rehearsing`.
     """
-    from cli.figures import plural, span
     from farm.jobs.rehearsal import rehearsing
+    from farm.words.written import plural, span
 
     outcome = Outcome()
     left = list(planned) if database is None else still_to_do(database, planned, outcome)

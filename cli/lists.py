@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Row, Text
-from farm.words.written import NOTHING, count_of, part_of, percent, plural, span
+from farm.words.written import ENERGY, NOTHING, POWER, TIME, count_of, part_of, percent, plural, quantity, span
 
 
 def jobs(rows: Sequence[Row]) -> RenderableType:
@@ -109,4 +109,24 @@ def models(rows: Sequence[Row]) -> RenderableType:
             count_of(row.get("flops"), "FLOP"),
             str(row.get("note") or ""),
         )
+    return table
+
+
+def readings(rows: Sequence[Row]) -> RenderableType:
+    """Keys as of `farm.report.lookup.Found`."""
+    foreign = any(row["origin"] for row in rows)
+    columns = ["reading of", ">time", ">energy", ">power", "card", "torch", ">age", *(["from"] if foreign else [])]
+    table = tables.ruled(*columns, drops=("from", "torch", "age", "power", "card"))
+    for row in rows:
+        data = "" if row["data_class"] == "normal" else f", {row['data_class']}"
+        cells: list[RenderableType] = [
+            f"{row['label']}{data}",
+            quantity(row["time_us"], TIME),
+            quantity(row["energy_mj"], ENERGY),
+            quantity(row["power_w"], POWER),
+            tables.clipped(tables.cell(row, "card_model").removeprefix("NVIDIA "), 16),
+            tables.clipped(tables.cell(row, "torch").partition("+")[0], 12),
+            span(row["age_s"]),
+        ]
+        tables.row(table, *cells, *([tables.clipped(row["origin"] or "here", 16)] if foreign else []))
     return table

@@ -18,11 +18,16 @@ from typer.core import TyperGroup
 from cli import (
     cancel,
     cards,
+    compare,
     db,
     doctor,
+    estimate,
+    export,
     flower,
     glossary,
+    importing,
     jobs,
+    lookup,
     models,
     operators,
     publish,
@@ -149,6 +154,11 @@ app.command("cards")(cards.cards)
 app.command("models")(models.models)
 app.command("operators")(operators.operators)
 app.command("trace")(trace.trace)
+app.command("compare")(compare.compare)
+app.command("lookup")(lookup.lookup)
+app.command("estimate")(estimate.estimate)
+app.command("export")(export.export)
+app.command("import")(importing.import_)
 app.command("flower")(flower.flower)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from cli.output import say
 
 if TYPE_CHECKING:
+    from sqlmodel import Session
+
     from farm.devices.device import Card
     from farm.store import tables
     from farm.store.database import Database
+
+Answer = TypeVar("Answer")
 
 
 def open_database() -> Database:
@@ -100,3 +104,43 @@ def as_card(row: tables.Card) -> Card:
         index=row.index,
         host=row.host,
     )
+
+
+def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer], bool]) -> Answer:
+    """The answer of one's own database, or of the readings that come with the package where it knows none.
+
+    Raises:
+        FarmError: as the own database's, where neither has an answer.
+    """
+    from farm.errors import FarmError, SchemaMismatch, UsageError
+    from farm.report.packaged import database_of, packaged_files
+    from farm.settings import settings
+
+    files = packaged_files()
+    problem: FarmError | None = None
+    answer: Answer | None = None
+    try:
+        with open_database().read() as session:
+            answer = ask(session)
+        if not files or knows(answer):
+            return answer
+    except (SchemaMismatch, UsageError) as error:  # there is none yet, or it has no such operator or card
+        if not files:
+            raise
+        problem = error
+    try:
+        with database_of(files, settings().state_dir / "packaged").read() as session:
+            packaged = ask(session)
+        if knows(packaged):
+            say("From the readings that come with the package.")
+            return packaged
+    except UsageError as error:
+        if problem is None or "Did you mean" not in problem.next_step:
+            problem = error
+        packaged = None
+    if answer is not None:
+        return answer
+    if packaged is not None:
+        return packaged
+    assert problem is not None
+    raise problem

@@ -9,3 +9,6 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]
+Cards = Annotated[
+    list[str] | None, typer.Option("--card", help="Part of a card's model, or of its id. May be repeated.")
+]

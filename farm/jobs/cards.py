@@ -108,6 +108,7 @@ def register(
 def _describe(row: tables.Card, card: Card) -> None:
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index
+    row.origin = ""  # readings of it may have been imported before it joined
 
 
 def written_state(database: Database, card_id: str) -> str:
@@ -203,7 +204,8 @@ def find(session: Session, name: str) -> tables.Card:
     Raises:
         NoSuchCard: none, or several.
     """
-    found = matching_cards(session.exec(select(tables.Card).order_by(col(tables.Card.id))).all(), name)
+    own = select(tables.Card).where(tables.Card.origin == "")
+    found = matching_cards(session.exec(own.order_by(col(tables.Card.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
         raise NoSuchCard(f"'{name}' means several cards: {several}.", "Give the id; `farm cards` lists them.")
@@ -230,7 +232,8 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
             .group_by(col(tables.Item.card_id))
         ).all()
     )
-    rows = session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index))).all()
+    own = select(tables.Card).where(tables.Card.origin == "")
+    rows = session.exec(own.order_by(col(tables.Card.host), col(tables.Card.index))).all()
     states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
     silent_s = silences(session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)])
     return [

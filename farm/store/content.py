@@ -142,6 +142,7 @@ def find_capture(
             tables.Capture.grad == grad,
             tables.Capture.torch == torch,
             tables.Capture.launch == launch,
+            col(tables.Capture.origin).in_(("observed", "predicted")),  # of this farm's own cards and programs
         )
         .order_by(col(tables.Capture.origin))  # "observed" < "predicted"
     )
@@ -210,6 +211,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     row["throttle_reasons"] = list(reading.throttle_reasons)
     row["flags"] = list(reading.flags)
     row["details"] = reading.details.to_json()
+    row["method"] = reading.details.method
     columns = tables.Reading.__table__.columns  # type: ignore[attr-defined]
     # A number that must be there and is none is refused: there is no reading without it.
     return {

@@ -1,7 +1,7 @@
 """Which reading that is there already serves an item: measured once, whichever job asks.
 
 The request's policy decides whose readings count (``model``: any card of that model, ``card``: the chosen cards,
-``none``: nobody's), and its stopping rule how tight they must be. Wholes and canaries are a matter of the very card.
+``imported``: those of other farms, too; ``none``: nobody's), and its stopping rule how tight they must be. Wholes and canaries are a matter of the very card.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.words.request import Request
 
 def subject_key(item: Item, reuse: str, software_id: str) -> str:
     """What two items share when one reading serves both."""
-    scope = item.card_model if item.role == "tuple" and reuse == "model" else item.card_id
+    scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
 
@@ -44,6 +44,8 @@ def find_readings(
             tables.Reading.software_id == software_id,
             col(tables.Reading.simulated).is_(False),
         )
+        if request.reuse != "imported":
+            query = query.where(tables.Reading.origin == "")
         for reading in session.exec(query):
             candidates[reading.subject_id, reading.protocol_id].append(reading)
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]

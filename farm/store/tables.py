@@ -38,6 +38,9 @@ class ItemState(StrEnum):
         return self in CLOSED
 
 
+#: What a capture's origin begins with that was imported: own jobs never go by it.
+IMPORTED = "imported "
+
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
 CLOSED = (ItemState.DONE, ItemState.FAILED, ItemState.CANCELLED)
 
@@ -91,6 +94,7 @@ class Card(SQLModel, table=True):
     worker: str = ""  # the holder name of the worker that serves it
     capabilities: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     fingerprint: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    origin: str = ""  # the farm that it serves, where readings of it were imported; "" own
     registered_at_s: float = 0.0
     last_seen_at_s: float = 0.0
 
@@ -144,7 +148,7 @@ class Capture(SQLModel, table=True):
     grad: bool = False
     torch: str = ""
     launch: str = "eager"
-    origin: str = "predicted"  # predicted | observed
+    origin: str = "predicted"  # predicted | observed, or one of these after `IMPORTED`, of another farm
     card_id: str | None = Field(default=None, foreign_key="card.id")
     verification: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     created_at_s: float = 0.0
@@ -259,11 +263,34 @@ class Item(SQLModel, table=True):
     ended_at_s: float | None = None
 
 
+#: First what sets of readings are told apart by, then what is compared of them.
+CIRCUMSTANCES = [
+    "card_model",
+    "software_id",
+    "protocol_id",
+    "subject_id",
+    "method",
+    "subject_kind",
+    "time_us",
+    "time_half_width_us",
+    "energy_mj",
+    "energy_half_width_mj",
+    "id",
+]
+
+
 class Reading(SQLModel, table=True):
     """One accepted result; fields as in `farm.words.reading.Reading`."""
 
     __tablename__ = "reading"
-    __table_args__ = (Index("ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id"),)
+    # Both hold all that deciding on readings takes: the rows are long, and what is only counted, sorted or averaged of a
+    # million of them is read from the index.
+    __table_args__ = (
+        Index(
+            "ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id", "time_us", "energy_mj", "id"
+        ),
+        Index("ix_reading_circumstances", *CIRCUMSTANCES),
+    )
     id: str = Field(primary_key=True, max_length=32)
     subject_kind: str
     subject_id: str
@@ -293,7 +320,32 @@ class Reading(SQLModel, table=True):
     flags: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     cost_s: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    method: int | None = None  # of its details: readings of two methods are not held against each other
+    origin: str = ""  # the farm that it was imported from (`Origin.name`); "" measured here
+    # Launched by one call, as it was imported; of own readings, captures tell
+    kernels: dict[str, int] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
     created_at_s: float = 0.0
+
+
+class Origin(SQLModel, table=True):
+    """Another farm whose export was imported."""
+
+    __tablename__ = "origin"
+    name: str = Field(primary_key=True, max_length=200)
+    file: str = ""
+    farm_version: str = ""
+    exported_at_s: float = 0.0  # on that farm's clock
+    imported_at_s: float = 0.0
+
+
+class ImportedVerdict(SQLModel, table=True):
+    """A verdict of another farm, as its export had it: shown and exported again, no job of this one."""
+
+    __tablename__ = "imported_verdict"
+    job_id: str = Field(primary_key=True, max_length=16)
+    round: int = Field(primary_key=True)
+    origin: str
+    row: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
 class Trace(SQLModel, table=True):

@@ -171,6 +171,7 @@ def _other_launch(session: Session, job: tables.Job, row: Any) -> Whole | None:
             reading.card_id == row.card_id,
             reading.software_id == row.software_id,
             reading.protocol_id == twin.id,
+            reading.origin == "",
         )
         .order_by(col(reading.created_at_s).desc())
     )

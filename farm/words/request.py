@@ -15,7 +15,7 @@ from farm.words.protocol import Plain, Protocol, Stopping, Variant, content_id
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Reuse = Literal["model", "card", "none"]
+Reuse = Literal["model", "card", "imported", "none"]
 REUSE_CHOICES = get_args(Reuse)
 
 

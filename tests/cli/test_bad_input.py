@@ -57,7 +57,7 @@ def _on_the_cpu(monkeypatch):
         ("run resnet18 --operators all,Conv2d", 2, "mixes 'all' with names", "Conv2d,Linear"),
         ("run resnet18 --operators ,", 2, "No operators were named", "Conv2d,Linear"),
         ("run resnet18 --target 3", 2, "The target is 3.0", "--target 0.95"),
-        ("run resnet18 --reuse maybe", 2, "--reuse 'maybe' is unknown", "model, card, none"),
+        ("run resnet18 --reuse maybe", 2, "--reuse 'maybe' is unknown", "model, card, imported, none"),
         ("run resnet18 --launch graph --card cpu", 2, "no CUDA graphs", "--launch eager"),
         ("run resnet18 --residency hot", 2, "residency 'hot' is unknown", "resident"),
         ("run resnet18 --window 0", 2, "maximum_s is 0.0", "--window 3"),

@@ -104,7 +104,7 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
         assert found.trace == sampled()
         assert found.label == "Conv2d 64->64 k3"
         assert found.levels_w == {"idle": 80.0}
-        with pytest.raises(UsageError, match="Several"):
+        with pytest.raises(UsageError, match="is empty"):
             find_traced(session, "")
         with pytest.raises(UsageError, match="No reading"):
             find_traced(session, "nothing")

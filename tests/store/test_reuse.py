@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from sqlmodel import select
 
-from farm.store import tables
-from farm.store.reuse import satisfies
+from farm.store import content, tables
+from farm.store.reuse import find_readings, satisfies
 from farm.words.protocol import Stopping
 from farm.words.reading import METHOD
+from tests.planned import READING, items_of, plan, register, sweep
 
 QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6.0))
 
@@ -50,3 +52,19 @@ def test_readings_by_another_method_are_not_mixed_in():
     old = row()
     old.details = {}
     assert not satisfies(old, USUAL)
+
+
+def test_a_reading_of_another_farm_serves_only_who_asked_for_those(database):
+    (card,) = register(database, 0)
+    job_id = plan(database, [card])
+    (item,) = items_of(database, job_id, "tuple")
+    values = content.reading_row(READING)
+    about = {"subject_kind": "operator", "subject_id": item.subject_id, "card_id": card, "card_model": item.card_model}
+    with database.write() as session:
+        software_id = session.exec(select(tables.Software.id)).one()
+        known = {"software_id": software_id, "protocol_id": item.protocol_id, "simulated": False}
+        session.add(tables.Reading(id="r", **about, **known, **values, origin="elsewhere"))
+    with database.read() as session:
+        for reuse, serves in (("model", False), ("card", False), ("imported", True), ("none", False)):
+            (found,) = find_readings(session, [item], sweep(reuse=reuse), software_id, [card])
+            assert (found is not None) == serves, reuse

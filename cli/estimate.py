@@ -1,0 +1,73 @@
+"""``farm estimate``: what a model costs from readings alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import opening
+from cli.options import AsJson
+from cli.output import emit_json, show
+
+if TYPE_CHECKING:
+    from sqlmodel import Session
+
+    from farm.report.estimate import Estimate
+
+
+def estimate(
+    model: Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")],
+    batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
+    mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
+    launch: Annotated[str | None, typer.Option(help="graph or eager. Default: graph on a GPU, eager on a CPU.")] = None,
+    tf32: Annotated[bool, typer.Option("--tf32", help="With readings that allowed TF32.")] = False,
+    torch: Annotated[
+        str, typer.Option(help="With readings of this version, e.g. 2.11. Default: what covers most.")
+    ] = "",
+    fill: Annotated[
+        str, typer.Option(help="Predict what no reading covers: roofline (a lower bound). Default: leave it out.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Estimate what a model costs on a card, from readings alone: runs nothing."""
+    from farm.errors import UsageError
+    from farm.models.catalog import find
+    from farm.words.protocol import Variant
+
+    if fill not in ("", "roofline"):
+        raise UsageError(f"There is no predictor '{fill}'.", "Give --fill roofline, or leave it out.")
+    size = find(model).check_size(input_size)
+    variant = Variant(model, batch, size, dtype, memory_format, mode)
+
+    def ask(session: Session) -> Estimate:
+        return _asked(session, variant, card, launch, tf32, torch, fill)
+
+    found = opening.first_that_knows(ask, lambda _: True)
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        from cli import estimate_table
+
+        show(estimate_table.estimate(found))
+
+
+def _asked(
+    session: Session, variant: object, card: str, launch: str | None, tf32: bool, torch: str, fill: str
+) -> Estimate:
+    from farm.prediction.predictor import RooflinePredictor
+    from farm.report import estimate as estimates
+    from farm.words.protocol import Protocol, Variant
+
+    assert isinstance(variant, Variant)
+    model = estimates.card_model_named(session, card)
+    kind, roofline = estimates.peaks_of(session, model, variant.dtype, tf32)
+    protocol = Protocol(launch=launch or ("eager" if kind == "cpu" else "graph"), tf32=tf32)  # type: ignore[arg-type]
+    predictor = RooflinePredictor(roofline) if fill else None
+    return estimates.estimate(session, variant, model, protocol=protocol, torch=torch, predictor=predictor)

@@ -1,0 +1,36 @@
+"""``farm import``: what another farm exported, beside one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.options import AsJson
+from cli.output import emit, emit_json
+
+
+def import_(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Parquet files of `farm export`, or folders of them.")
+    ],
+    origin: Annotated[
+        str, typer.Option(help="What to call the farm it comes from. Default: the name of the file.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take in what another farm exported: no duplicates, and each reading keeps where it came from."""
+    from farm.report.importing import import_export
+    from farm.settings import settings
+    from farm.store.database import Database
+
+    database = Database(settings().database)
+    database.upgrade() if database.missing else database.check_schema()
+    taken = [entry for path in paths for entry in import_export(database, path, origin=origin)]
+    if as_json:
+        rows = [{"file": str(one.path), "table": one.table, "rows": one.rows, "new": one.new} for one in taken]
+        emit_json({"imported": rows})
+        return
+    for one in taken:
+        emit(f"{one.path}  {one.rows} {one.table}, {one.new} new")

@@ -1,0 +1,106 @@
+"""A model's cost is estimated from readings of one method and one software, and says what they do not cover."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from sqlmodel import select
+
+from farm.errors import UsageError
+from farm.prediction.predictor import RooflinePredictor
+from farm.prediction.roofline import roofline_of
+from farm.report.estimate import estimate
+from farm.settings import settings
+from farm.store import tables
+from tests.cli.conftest import farm  # noqa: F401
+from tests.report import filled
+
+
+def asked(database, variant=filled.VARIANT, card="H200", **options):
+    with database.read() as session:
+        return estimate(session, variant, card, **options)
+
+
+def test_the_sum_is_of_all_calls(any_database):
+    taken = filled.fill(any_database)
+    with any_database.read() as session:
+        times = dict(session.exec(select(tables.Reading.subject_id, tables.Reading.time_us)).all())
+    found = asked(any_database)
+    looped_us = sum(number * times[id_] for id_, number in taken.capture.counts.items())
+    assert found.time.value == pytest.approx(looped_us, rel=0.06)  # power-limited tuples are taken in bursts
+    assert found.time.half_width > 0
+    assert (found.coverage, found.missing, found.covered_tuples) == (1.0, (), len(taken.capture.tuples))
+    assert found.whole_time.value == pytest.approx(looped_us)
+    assert found.energy.value > 0
+    assert (found.software.torch, found.card_model) == ("2.11.0+cu130", "NVIDIA H200")
+
+
+def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
+    filled.fill(database, whole=False)
+    everything = asked(database)
+    with database.write() as session:
+        for row in session.exec(select(tables.Reading)).all():
+            if session.get_one(tables.Operator, row.subject_id).short_name == "Linear":
+                session.exec(select(tables.Trace)).all()
+                for trace in session.exec(select(tables.Trace).where(tables.Trace.reading_id == row.id)):
+                    session.delete(trace)
+                session.flush()
+                session.delete(row)
+    found = asked(database)
+    (missing,) = found.missing
+    assert (missing.operator, missing.calls, missing.predicted_us, found.predicted_us) == ("Linear", 1, None, None)
+    assert found.coverage == pytest.approx(1 - missing.share)
+    assert found.time.value < everything.time.value
+    assert found.measuring_rest_s == pytest.approx(1.25)
+    predicted = asked(database, predictor=RooflinePredictor(roofline_of("cuda", "NVIDIA H200")))
+    assert predicted.time.value == found.time.value
+    assert predicted.predicted_us > 0
+    assert predicted.predictor == "roofline"
+
+
+def test_two_software_are_never_mixed(database):
+    older = dataclasses.replace(filled.SOFTWARE, torch="2.10.0")
+    filled.fill(
+        database, software=older, leave_out=lambda spec: spec.short_name != "Conv2d", whole=False, created_at_s=1.8e9
+    )
+    filled.fill(database, slower=2.0, whole=False)
+    found = asked(database)
+    assert (found.software.torch, found.coverage) == ("2.11.0+cu130", 1.0)
+    assert "were not mixed in" in found.notes[-1]
+    old = asked(database, torch="2.10")
+    assert old.software.torch == "2.10.0"
+    assert {entry.operator for entry in old.missing} >= {"BatchNorm2d", "Linear"}
+    assert "Conv2d" not in {entry.operator for entry in old.missing}
+
+
+def test_a_model_that_was_never_taken_apart_is_taken_apart_without_running(database):
+    filled.fill(database)
+    found = asked(database, dataclasses.replace(filled.VARIANT, model="resnet34"))
+    assert 0 < found.coverage < 1 or found.missing == ()
+    assert found.whole_time is None
+
+
+def test_what_cannot_be_estimated_is_told(database):
+    filled.fill(database)
+    filled.fill(database, card="GPU-1", model="NVIDIA H100")
+    with pytest.raises(UsageError, match="no card 'A100'"):
+        asked(database, card="A100")
+    with pytest.raises(UsageError, match="several card models"):
+        asked(database, card="NVIDIA")
+    with pytest.raises(UsageError, match="No reading"):
+        asked(database, dataclasses.replace(filled.VARIANT, dtype="float16"))
+
+
+def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    filled.fill(database, leave_out=lambda spec: spec.short_name == "Linear")
+    arguments = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
+    said = farm(*arguments, "--fill", "roofline")
+    assert said.code == 0, said.stderr
+    for words in ("resnet18 2x64 float32", "of the estimated cost", "not covered", "Linear", "predicted by roofline"):
+        assert words in said.stdout
+    assert json.loads(farm(*arguments, "--json").stdout)["missing"][0]["operator"] == "Linear"
+    assert farm(*arguments, "--fill", "guess").code == 2

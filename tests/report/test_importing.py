@@ -1,0 +1,155 @@
+"""Another farm's export is taken in without duplicates, keeps its origin, and is believed nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sqlmodel import select
+
+from farm.report.dictionary import FORMAT, TABLES
+from farm.report.export import METADATA, export
+from farm.report.importing import Refused, import_export
+from farm.store import tables
+from farm.store.content import find_capture
+from farm.store.database import Database
+from tests.report import filled
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def other_database(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    database.upgrade()
+    yield database
+    database.close()
+
+
+def exported(database, folder, **options):
+    with database.read() as session:
+        return export(session, folder, **options)
+
+
+def rows_of(folder, table):
+    rows = pq.read_table(folder / f"{table}.parquet").to_pylist()
+    return sorted(({**row, "origin": ""} for row in rows), key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def test_exported_imported_and_exported_again_is_the_same(any_database, other_database, tmp_path):
+    taken = filled.fill(other_database)
+    with other_database.write() as session:
+        session.add(tables.Job(id="job1", kind="model", title="<b>resnet18</b>", protocol_id=filled.PROTOCOL.id))
+        session.flush()
+        details = {"sum_time_us": 7.0}
+        session.add(tables.Verdict(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
+    exported(other_database, tmp_path / "h200", traces=True)
+    found = {one.table: one for one in import_export(any_database, tmp_path / "h200")}
+    assert found["readings"].new == len(taken.capture.tuples) + 1
+    assert found["calls"].new == len(taken.capture.calls)
+    exported(any_database, tmp_path / "again", traces=True)
+    for table in TABLES:
+        assert rows_of(tmp_path / "again", table) == rows_of(tmp_path / "h200", table), table
+    assert set(pq.read_table(tmp_path / "again" / "readings.parquet").column("origin").to_pylist()) == {"h200"}
+    again = import_export(any_database, tmp_path / "h200")
+    assert {one.new for one in again} == {0}
+
+
+def test_one_s_own_readings_stay_one_s_own(database, tmp_path):
+    filled.fill(database)
+    exported(database, tmp_path / "mine")
+    assert {one.new for one in import_export(database, tmp_path / "mine")} == {0}
+    with database.read() as session:
+        assert set(session.exec(select(tables.Reading.origin))) == {""}
+
+
+def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200.parquet")
+    (taken,) = import_export(database, tmp_path / "h200.parquet", origin="the lab's")
+    assert taken.new == taken.rows
+    exported(database, tmp_path / "again.parquet")
+    first, second = (pq.read_table(tmp_path / name).drop(["origin"]) for name in ("h200.parquet", "again.parquet"))
+    assert first.sort_by("reading_id").equals(second.sort_by("reading_id"))
+    with database.read() as session:
+        assert session.exec(select(tables.Origin)).one().name == "the lab's"
+
+
+def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(database, other_database, tmp_path):
+    from farm.jobs import listing
+
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200")
+    import_export(database, tmp_path / "h200")
+    with database.read() as session:
+        assert find_capture(session, filled.VARIANT.id, "cuda", False, filled.SOFTWARE.torch, "graph") is None
+        assert listing.registered_cards(session, 5.0) == []
+
+
+def mangled(folder, target, table="readings", metadata=None, **changes):
+    """The file with its first row changed."""
+    found = pq.read_table(folder / f"{table}.parquet")
+    rows = found.to_pylist()
+    rows[0] |= changes
+    schema = found.schema if metadata is None else found.schema.with_metadata(metadata)
+    pq.write_table(pa.Table.from_pylist(rows, schema), target)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"operator_spec": json.dumps({"operator": "os.system"})}, "Not an operator tuple"),
+        ({"operator_spec": "[" * 100_000}, "holds what no farm writes"),
+        ({"subject_id": "0" * 32}, "not that of its description"),
+        ({"card_model": "\x1b[31mred"}, "control characters"),
+        ({"card_model": "x" * 1000}, "no name of at most"),
+        ({"time_us": float("nan")}, "time_us is no number"),
+        ({"time_us": -1.0}, "negative"),
+        ({"flops": -1}, "flops is no count"),
+        ({"launch": "rocket"}, "rocket"),
+        ({"details": '{"method": "x"}'}, "details.method"),
+        ({"details": '{"burst": {"time_us": "fast"}}'}, "details.burst"),
+        ({"cost_s": '{"total": "much"}'}, "cost_s"),
+        ({"reading_id": "../../etc/passwd"}, "reading_id is no id"),
+    ],
+)
+def test_what_no_farm_writes_is_refused_and_nothing_taken(database, other_database, tmp_path, changes, message):
+    filled.fill(other_database, whole=False)
+    exported(other_database, tmp_path / "h200")
+    with pytest.raises(Refused) as refused:
+        import_export(database, mangled(tmp_path / "h200", tmp_path / "bad.parquet", **changes))
+    assert message in refused.value.message
+    with database.read() as session:
+        assert session.exec(select(tables.Reading)).all() == []
+
+
+def test_html_in_a_name_is_a_name(database, other_database, tmp_path):
+    filled.fill(other_database, model="<script>alert(1)</script>")
+    exported(other_database, tmp_path / "h200.parquet")
+    assert import_export(database, tmp_path / "h200.parquet")[0].new
+
+
+def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path):
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200")
+    own = tmp_path / "h200" / "readings.parquet"
+    (tmp_path / "cut.parquet").write_bytes(own.read_bytes()[:5000])
+    middle = bytearray(own.read_bytes())
+    middle[100:3000] = bytes(reversed(middle[100:3000]))
+    (tmp_path / "damaged.parquet").write_bytes(middle)
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "foreign.parquet")
+    newer = {METADATA: json.dumps({"format": FORMAT + 1, "table": "readings"})}
+    ours = {METADATA: json.dumps({"format": FORMAT, "table": "readings"})}
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata(ours), tmp_path / "lacking.parquet")
+    for path, message in (
+        (tmp_path / "nowhere.parquet", "There is no file"),
+        (tmp_path / "cut.parquet", "cut off"),
+        (tmp_path / "damaged.parquet", "damaged|no farm writes"),
+        (tmp_path / "foreign.parquet", "no export of a farm"),
+        (tmp_path / "lacking.parquet", "lacks the column reading_id"),
+        (mangled(tmp_path / "h200", tmp_path / "newer.parquet", metadata=newer), "newer than this program"),
+    ):
+        with pytest.raises(Refused, match=message):
+            import_export(database, path)
