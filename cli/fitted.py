@@ -1,7 +1,7 @@
 """A table that a narrow terminal does not cut: what is least important drops out, and numbers, ids and names stay whole.
 
-No word is broken: what folds, folds between words. In a pipe every column is there, and the table is wider than the rest
-where its words ask for it.
+No word is broken: what folds, folds between words. In a pipe it is an ordinary table: what reads it may count on every
+column.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ class FittedTable(Table):
     drops: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._fits([_natural(column) for column in self.columns], options):
+        if not options.is_terminal or self._fits([_natural(column) for column in self.columns], options):
             yield from super().__rich_console__(console, options)
             return
         shown, dropped = list(self.columns), []
-        rest = list(self.drops) if options.is_terminal else []
-        if not options.is_terminal:
-            widths = [_least(column, _SENSIBLE, None) for column in shown]
-            options = options.update_width(max(options.max_width, options.max_width - self._room(widths, options)))
+        rest = list(self.drops)
         while not self._fits(self._leasts(shown), options) and rest:
             dropped.append(rest.pop(0))
             shown = [column for column in shown if _head(column) != dropped[-1]]
