@@ -8,22 +8,54 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["Database", "FarmError", "Protocol", "Request", "Stopping", "Sweep", "Variant", "__version__"]
+__all__ = [
+    "CapturedModel",
+    "Database",
+    "FarmError",
+    "JobReport",
+    "OperatorTuple",
+    "Protocol",
+    "Request",
+    "Stopping",
+    "Sweep",
+    "TupleReading",
+    "Variant",
+    "__version__",
+    "capture_model",
+    "job_report",
+    "measure_model",
+    "measure_tuples",
+    "open_database",
+]
 
 if TYPE_CHECKING:
     from farm.errors import FarmError
+    from farm.interface.capturing import CapturedModel, capture_model
+    from farm.interface.measuring import TupleReading, measure_model, measure_tuples
+    from farm.interface.opening import open_database
+    from farm.interface.showing import JobReport, job_report
     from farm.store.database import Database
     from farm.words.protocol import Protocol, Stopping, Variant
     from farm.words.request import Request, Sweep
+    from farm.words.tuple import OperatorTuple
 else:
     _HOMES = {
+        "CapturedModel": "farm.interface.capturing",
         "Database": "farm.store.database",
         "FarmError": "farm.errors",
+        "JobReport": "farm.interface.showing",
+        "OperatorTuple": "farm.words.tuple",
         "Protocol": "farm.words.protocol",
         "Request": "farm.words.request",
         "Stopping": "farm.words.protocol",
         "Sweep": "farm.words.request",
+        "TupleReading": "farm.interface.measuring",
         "Variant": "farm.words.protocol",
+        "capture_model": "farm.interface.capturing",
+        "job_report": "farm.interface.showing",
+        "measure_model": "farm.interface.measuring",
+        "measure_tuples": "farm.interface.measuring",
+        "open_database": "farm.interface.opening",
     }
 
     def __getattr__(name):

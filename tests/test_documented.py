@@ -1,5 +1,6 @@
 """Every command, option, setting and key that a person can use is documented."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import typer
 from sqlalchemy import text
 
+import farm
 from cli.main import app
 from farm.asking.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
 from farm.operators.recipes import RECIPES
@@ -105,3 +107,18 @@ def test_the_documented_questions_to_the_database_can_be_asked(any_database):
     with any_database.read() as session:
         for question in questions:
             assert session.execute(text(question)).all() == []
+
+
+def test_every_public_name_is_documented_with_its_parameters():
+    text = (DOCS / "python.md").read_text()
+    for name in farm.__all__:
+        what = getattr(farm, name)
+        if not inspect.isfunction(what):
+            assert f"`{name}`" in text or f"`farm.{name}`" in text, name
+            assert isinstance(what, str) or what.__doc__, name
+            continue
+        signature = inspect.signature(what)
+        bare = [entry.replace(annotation=entry.empty) for entry in signature.parameters.values()]
+        written = str(signature.replace(parameters=bare, return_annotation=signature.empty)).replace("'", '"')
+        assert f"| `{name}{written}` |" in text
+        assert what.__doc__, name

@@ -16,6 +16,7 @@ FORBIDDEN = {
 }
 #: The rooms of `farm`, top to bottom: each imports only from those below it.
 ORDER = (
+    "interface",
     "study",
     "doctor",
     "report",
@@ -61,6 +62,8 @@ TORCH_FREE_AT_IMPORT = (
     "farm.benchmark.intervals",
     "farm.models.catalog",
     "farm.devices.finding",
+    "farm.interface.capturing",
+    "farm.interface.measuring",
     "farm.jobs.jobs",
     "farm.jobs.listing",
     "farm.asking.measurement_file",

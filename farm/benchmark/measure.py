@@ -125,6 +125,9 @@ class Bench:
         self.cuda = self.torch_device.type == "cuda"
         self._stream: torch.cuda.Stream | None = None
         before = device.compute_processes() or frozenset()
+        index = self.torch_device.index or 0
+        if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
+            before = frozenset()  # a program that measures in its own process is among them already
         self.levels = Levels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)

@@ -173,7 +173,8 @@ def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Detai
     )
 
 
-# One built variant on its way from the verification to the measurement that follows it, where one process does both.
+# One built variant on its way to the measurement that follows: from the verification, where one process does both, or from
+# whoever has a model in hand that no name stands for.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
@@ -208,8 +209,13 @@ def build_variant(
         memory_format=variant.memory_format,
     )
     if hand_over:
-        _handed_over[key] = (model, tuple(arguments))
+        give_variant(variant, device, model, tuple(arguments))
     return model, tuple(arguments)
+
+
+def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    """What the next `build_variant` of this variant on this device returns, once; `model` takes them by position."""
+    _handed_over[variant.id, str(device)] = (model, arguments)
 
 
 def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:

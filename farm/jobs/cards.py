@@ -105,6 +105,17 @@ def register(
     return software_id
 
 
+def write_down(session: Session, card: Card, software: Software) -> None:
+    """The card's row, if no worker ever made one: readings point to it. It is not offered to jobs."""
+    if session.get(tables.Card, card.id) is None:
+        row = tables.Card(id=card.id, kind=card.kind, model=card.model)
+        _describe(row, card)
+        row.software_id = store_software(session, software)
+        row.registered_at_s = database_now()  # type: ignore[assignment]
+        session.add(row)
+        session.flush()
+
+
 def _describe(row: tables.Card, card: Card) -> None:
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index

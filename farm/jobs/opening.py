@@ -73,6 +73,7 @@ def open_job(
     card_ids: Sequence[str],
     *,
     tuples: Tuples | None = None,
+    title: str = "",
     farm: str = "",
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
@@ -85,6 +86,7 @@ def open_job(
 
     Args:
         tuples: a model's, where `tuples_of` was asked before.
+        title: of a model that the catalog does not know.
         farm, pinned: see `jobs.create`.
         grown: told of a sweep's job after each batch, as far as it is planned, and how many combinations were tried.
         ready: called when the request is taken apart, before the cards are looked up: workers may start meanwhile.
@@ -108,7 +110,7 @@ def open_job(
     with database.read() as session:
         scope = _first_scope(session, request, tuples.capture_id, card_ids)
     assert request.variant is not None
-    title = title_of(request.variant)
+    title = title or title_of(request.variant)
     planned = jobs.create(
         database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
     )

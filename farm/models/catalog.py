@@ -263,7 +263,12 @@ def title_of(variant: Variant) -> str:
     given = own.inputs(variant.model) if find(variant.model).origin == "user" else None
     if given is None:
         return str(variant)
-    sizes = ["x".join(map(str, value.shape)) for value in _batched(given, variant.batch) if getattr(value, "shape", ())]
+    return titled_by(variant, _batched(given, variant.batch))
+
+
+def titled_by(variant: Variant, inputs: Sequence[Any]) -> str:
+    """What people call a variant that has inputs of its own: by the sizes of these."""
+    sizes = ["x".join(map(str, value.shape)) for value in inputs if getattr(value, "shape", ())]
     shown = list(dict.fromkeys(sizes))
     more = ["…"] if len(shown) > _MOST_SIZES else []
     return variant.titled("+".join(shown[:_MOST_SIZES] + more) or str(variant.batch))

@@ -73,7 +73,7 @@ def make(name: str) -> nn.Module:
         SettingsError: it could not be made, or is no module.
     """
     model, positional, keywords = _made(name)
-    return _by_name(model, len(positional or ()), tuple(keywords)) if keywords else model
+    return by_position(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 
 def inputs(name: str) -> tuple[Any, ...] | None:
@@ -135,7 +135,7 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...] | None, Mapping[str, Any]]:
     return tuple(given), {}
 
 
-def _by_name(model: nn.Module, positional: int, names: tuple[str, ...]) -> nn.Module:
+def by_position(model: nn.Module, positional: int, names: tuple[str, ...]) -> nn.Module:
     """The model behind one that takes all arguments by position, as everything that measures gives them."""
     return _by_name_class()(model, positional, names)
 

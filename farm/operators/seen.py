@@ -77,7 +77,7 @@ def _held_alone(model: nn.Module, variant: Variant) -> SeenCalls | None:
     return dict(found) if any(entry for calls in found.values() for entry in calls) else None
 
 
-def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:
+def watch(model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> SeenCalls:
     """Run the model once and look at the activations of every call."""
     found: SeenCalls = defaultdict(list)
 
@@ -86,7 +86,7 @@ def watch(model: nn.Module, arguments: tuple[Any, ...]) -> SeenCalls:
             entries = [None if written else describe(tensor) for tensor, written in activations]
             found[path, operator].append(entries + _held_entries(activations, held))
 
-    capture(model, arguments, watch=look)
+    capture(model, arguments, named, watch=look)
     return dict(found)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -218,6 +219,38 @@ def reading_row(reading: Reading) -> dict[str, Any]:
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
         for name, value in row.items()
     }
+
+
+def add_reading(
+    session: Session,
+    reading: Reading,
+    *,
+    subject: protocols.Subject,
+    protocol: protocols.Protocol,
+    software: protocols.Software,
+    card_id: str,
+    card_model: str,
+) -> tables.Reading:
+    """The row of a reading that no item waits for, with its trace. Its card must be there."""
+    values = reading_row(reading)
+    row = tables.Reading(
+        id=uuid.uuid4().hex,
+        subject_kind=subject.kind,
+        subject_id=subject.id,
+        card_id=card_id,
+        card_model=card_model,
+        software_id=store_software(session, software),
+        protocol_id=store_protocol(session, protocol),
+        simulated="simulated" in values["flags"],
+        created_at_s=database_now(),  # type: ignore[arg-type]
+        **values,
+    )
+    session.add(row)
+    session.flush()
+    if reading.trace is not None:
+        session.add(tables.Trace(reading_id=row.id, packed=reading.trace.pack()))
+    session.refresh(row)
+    return row
 
 
 def storable(value: Any) -> Any:

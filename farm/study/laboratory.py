@@ -22,13 +22,14 @@ from farm.devices.device import Card
 from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable
+from farm.jobs.cards import write_down
 from farm.jobs.opening import capture_for
 from farm.prediction.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.calls import classes
-from farm.store.content import reading_row, store_protocol, store_software
-from farm.store.database import Database, database_now
+from farm.store.content import add_reading
+from farm.store.database import Database
 from farm.words.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.words.reading import Reading
 from farm.words.request import Request
@@ -90,7 +91,8 @@ class Laboratory:
         self._process = BenchmarkProcess(self.card.id)
         try:
             self.software: Software = self._process.wait_ready()
-            self._write_down_card()
+            with self.database.write() as session:
+                write_down(session, self.card, self.software)
         except BaseException:
             self._process.kill()
             self._lock.release()
@@ -204,37 +206,18 @@ class Laboratory:
         self, sample: Sample, protocol: Protocol, reading: Reading, circumstances: dict[str, Any]
     ) -> tables.Reading:
         reading = reading.flagged(STUDY).noting(study={"id": self.id, "name": self.name, **circumstances})
-        values = reading_row(reading)
         with self.database.write() as session:
-            row = tables.Reading(
-                id=uuid.uuid4().hex,
-                subject_kind=sample.subject.kind,
-                subject_id=sample.subject.id,
+            row = add_reading(
+                session,
+                reading,
+                subject=sample.subject,
+                protocol=protocol,
+                software=self.software,
                 card_id=self.card.id,
                 card_model=self.card.model,
-                software_id=store_software(session, self.software),
-                protocol_id=store_protocol(session, protocol),
-                simulated="simulated" in values["flags"],
-                created_at_s=database_now(),  # type: ignore[arg-type]
-                **values,
             )
-            session.add(row)
-            session.flush()
-            if reading.trace is not None:
-                session.add(tables.Trace(reading_id=row.id, packed=reading.trace.pack()))
-            session.refresh(row)
         self.readings.append(row.id)
         return row
-
-    def _write_down_card(self) -> None:
-        """The card's row, if no worker ever made one: readings point to it. It is not offered to jobs."""
-        with self.database.write() as session:
-            if session.get(tables.Card, self.card.id) is None:
-                known = {name: getattr(self.card, name) for name in ("id", "kind", "model", "memory_bytes", "driver")}
-                row = tables.Card(**known, host=self.card.host, index=self.card.index)
-                row.software_id = store_software(session, self.software)
-                row.registered_at_s = database_now()  # type: ignore[assignment]
-                session.add(row)
 
 
 def _in_words(circumstance: str, value: Any) -> str:
