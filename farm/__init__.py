@@ -21,16 +21,19 @@ __all__ = [
     "TupleReading",
     "Variant",
     "__version__",
+    "calls",
     "capture_model",
     "job_report",
     "measure_model",
     "measure_tuples",
     "open_database",
+    "readings",
 ]
 
 if TYPE_CHECKING:
     from farm.errors import FarmError
     from farm.interface.capturing import CapturedModel, capture_model
+    from farm.interface.frames import calls, readings
     from farm.interface.measuring import TupleReading, measure_model, measure_tuples
     from farm.interface.opening import open_database
     from farm.interface.showing import JobReport, job_report
@@ -51,11 +54,13 @@ else:
         "Sweep": "farm.words.request",
         "TupleReading": "farm.interface.measuring",
         "Variant": "farm.words.protocol",
+        "calls": "farm.interface.frames",
         "capture_model": "farm.interface.capturing",
         "job_report": "farm.interface.showing",
         "measure_model": "farm.interface.measuring",
         "measure_tuples": "farm.interface.measuring",
         "open_database": "farm.interface.opening",
+        "readings": "farm.interface.frames",
     }
 
     def __getattr__(name):

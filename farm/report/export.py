@@ -92,6 +92,20 @@ def export(
     return Exported(files, dictionary)
 
 
+def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
+    """A table of an export, in memory.
+
+    Raises:
+        UsageError, UnknownOperator: see `select_readings`.
+    """
+    import pyarrow as pa
+
+    selection = select_readings(session, filters) if filters else Selection((), None)
+    rows = tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
+    schema = schema_of(table)
+    return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
+
+
 def _format_of(target: Path) -> Format | None:
     """By the suffix; None for a folder."""
     if target.is_dir() or target.suffix[1:].lower() not in FORMATS:

@@ -32,8 +32,9 @@ def test_the_notebook_runs_on_a_cpu_and_shows_itself(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    captured, reading, *_, report = json.loads(shown.read_text())
+    captured, reading, frame, report = json.loads(shown.read_text())
     assert "Classifier-" in captured
     assert "gelu" in captured
     assert "Linear" in reading
+    assert "time_half_width_us" in frame
     assert "sum of the parts" in report
