@@ -50,7 +50,9 @@ def explained(error: Any, outer: Any = None) -> UsageError:
 
 def _name(parameter: Any) -> str:
     option = max(parameter.opts, key=len)
-    return option if option.startswith("-") else str(parameter.metavar or option.upper())
+    return (
+        option if option.startswith("-") else str(parameter.metavar or option.upper()).rstrip(".")
+    )  # "JOB..." takes several
 
 
 def _wanted(error: Any) -> str:

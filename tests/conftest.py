@@ -28,6 +28,8 @@ from tests.servers import PostgresServer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A benchmark process on a CPU takes more of them all the same: they are not to spin where they wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# pytest loads readline, which tells its children, the workers of xdist, of a terminal of 80 columns that is not there.
+os.environ.pop("COLUMNS", None)
 
 _SLOW_TESTS = bool(os.environ.get("FARM_SLOW_TESTS"))  # now: the tests' own environment has no FARM_* in it
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep

@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
+from farm.operators.encoding import decode
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.words.tuple import OperatorTuple, plain, tensor_references
+from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
 #: What gives the host a value: on meta there is none, and it moves no more than it reads.
 READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
@@ -104,11 +105,21 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
         return first, min(produced_bytes, target.distinct_bytes)
     if name in _PLACING:
         given = [tensor for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
-        if not given and name != "index_fill_":
-            return first, target.itemsize_bytes  # a number, in a place that is not known
-        placed = max((tensor.numel for tensor in given), default=target.numel) * target.itemsize_bytes
-        return first, min(placed, target.distinct_bytes)
+        region = _region(spec, target) if name == "__setitem__" else None
+        if region is None and not given:
+            return None  # a number, in places that are not known
+        placed = region if region is not None else max(tensor.numel for tensor in given)
+        return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
     return None
+
+
+def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
+    """How many elements an index means; None where tensors in it say which."""
+    index = spec.arguments[1]
+    if any(True for _ in tensor_references(index)):
+        return None
+    meta = torch.device("meta")
+    return torch.empty(target.shape, device=meta)[decode(index, [], meta)].numel()
 
 
 def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:

@@ -82,3 +82,15 @@ def test_a_model_that_cannot_run_on_its_input_is_refused_with_what_it_said():
 def test_of_a_large_tensor_the_part_that_is_touched_counts(function, elements):
     counted = cost_of(function, torch.randn(1000, 8), torch.randn(4, 8), torch.tensor([3, 1, 4, 5]))
     assert counted.bytes == elements * 4 + 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("write", "elements"),
+    [
+        (lambda cache, new: cache.__setitem__(slice(10, 14), new), 4 * 8 + 4 * 8),
+        (lambda cache, new: cache.__setitem__((slice(10, 14), 0), 0.0), 4),
+    ],
+    ids=["rows", "a number"],
+)
+def test_what_is_written_in_place_is_what_its_slices_mean(write, elements):
+    assert cost_of(write, torch.randn(1000, 8), torch.randn(4, 8)).bytes == elements * 4
