@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import MEMORY_SHARE, free_bytes
+from farm.operators.encoding import tensors_in
 from farm.words.reading import Place
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Player:
             out = step(call, operator.run)
             held = {tensor.untyped_storage()._cdata for tensor in storages}
             fresh = {
-                one._cdata: one for one in map(torch.Tensor.untyped_storage, _tensors_in(out)) if one._cdata not in held
+                one._cdata: one for one in map(torch.Tensor.untyped_storage, tensors_in(out)) if one._cdata not in held
             }
             new = [storage for storage in call.writes if storage not in call.reads]
             memory.update(zip(new, fresh.values(), strict=False))
@@ -143,13 +144,3 @@ def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.d
     if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
         return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)
     return torch.empty(0, dtype=base.dtype, device=device).set_(memory, 0, base.shape, base.stride())
-
-
-def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for entry in tree:
-            yield from _tensors_in(entry)
-    elif isinstance(tree, dict):
-        yield from _tensors_in(list(tree.values()))

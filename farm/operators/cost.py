@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
-from farm.operators.encoding import decode
+from farm.operators.encoding import decode, tensors_in
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
@@ -60,7 +60,7 @@ def cost_of_run(
 ) -> Cost:
     """The cost of a call that has been run: what it counted, was given (``tensors``) and gave, and which it wrote."""
     inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
-    outputs = {id(tensor): tensor for tensor in _tensors(out)}
+    outputs = {id(tensor): tensor for tensor in tensors_in(out)}
     produced: dict[int, int] = {}
     for tensor in outputs.values():
         key = tensor.untyped_storage()._cdata
@@ -159,13 +159,3 @@ def _touched(spec: OperatorTuple, index: int) -> int:
         rows = sum(other.numel for other in spec.activations)
         return min(rows, tensor.shape[0]) * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
     return tensor.distinct_bytes
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, list | tuple):
-        return [tensor for entry in tree for tensor in _tensors(entry)]
-    if isinstance(tree, dict):
-        return [tensor for entry in tree.values() for tensor in _tensors(entry)]
-    return []

@@ -6,6 +6,7 @@ import enum
 import itertools
 import math
 import numbers
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,3 +193,15 @@ def dtype_of(name: str) -> torch.dtype:
         return _DTYPE_OF[name]
     except KeyError:
         raise TupleRejected(f"This torch has no dtype '{name}'.", "Use a newer torch on this host.") from None
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors of what an operator was given or gave: nested lists, tuples and dictionaries, in order."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for entry in tree:
+            yield from tensors_in(entry)
+    elif isinstance(tree, dict):
+        for entry in tree.values():
+            yield from tensors_in(entry)

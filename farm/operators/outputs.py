@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.errors import FarmError
+from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import rebuild
 from farm.words.tuple import OperatorTuple
 
@@ -21,17 +19,6 @@ def output_sizes(spec: OperatorTuple) -> list[list[int]] | None:
     try:
         with FakeTensorMode(), torch.no_grad():
             built = rebuild(spec, torch.device("cpu"), filled=False)
-            return [[int(size) for size in tensor.shape] for tensor in _tensors(built.run())]
+            return [[int(size) for size in tensor.shape] for tensor in tensors_in(built.run())]
     except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for entry in tree:
-            yield from _tensors(entry)
-    elif isinstance(tree, dict):
-        for entry in tree.values():
-            yield from _tensors(entry)

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode
+from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
 from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
@@ -112,17 +112,6 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for entry in tree:
-            yield from _tensors_in(entry)
-    elif isinstance(tree, dict):
-        for entry in tree.values():
-            yield from _tensors_in(entry)
-
-
 def _output_text(tensor: torch.Tensor) -> str:
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     return f"{tuple(shape)} {canonical_stride(shape, stride) or 'contiguous'} {tensor.dtype}"
@@ -139,12 +128,12 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     """
     if func._schema.is_mutable:
         return torch.Tag.inplace_view not in func.tags
-    outputs = list(_tensors_in(out))
+    outputs = list(tensors_in(out))
     if not outputs:
         return torch.Tag.data_dependent_output in func.tags
     if func._schema.name.removeprefix("aten::") in _NO_KERNEL:
         return False
-    inputs = {_storage_key(tensor) for tensor in _tensors_in((args, kwargs))}
+    inputs = {_storage_key(tensor) for tensor in tensors_in((args, kwargs))}
     return any(_storage_key(tensor) not in inputs for tensor in outputs)
 
 
@@ -287,7 +276,7 @@ class Recorder:
         call.costly.append(name)
         for position, argument in _written_arguments(func):
             value = args[position] if position < len(args) else kwargs.get(argument)
-            call.written.update(_storage_key(tensor) for tensor in _tensors_in(value))
+            call.written.update(_storage_key(tensor) for tensor in tensors_in(value))
 
     def _gap(self, call: OpenCall, reason: str) -> None:
         self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
@@ -328,11 +317,11 @@ class Recorder:
         spec = given.spec
         if spec.id not in self.tuples:
             self.tuples[spec.id] = spec
-            self.traces[spec.id] = Trace(tuple(call.costly), tuple(map(_output_text, _tensors_in(out))))
+            self.traces[spec.id] = Trace(tuple(call.costly), tuple(map(_output_text, tensors_in(out))))
         roles = [tensor.role for tensor in spec.tensors]
         reads = dict.fromkeys(map(self._storage, given.tensors, roles))
         writes = {self.storages[key] for key in call.written if key in given.storages}
-        for tensor in _tensors_in(out):
+        for tensor in tensors_in(out):
             if _storage_key(tensor) not in given.storages:
                 writes.add(self._storage(tensor, "activation"))
         if self.watch is not None:
