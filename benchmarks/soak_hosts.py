@@ -76,9 +76,9 @@ WEIGHTS = {
 }
 COMMANDS = {
     "benchmark": ("farm.benchmark.process",),
-    "worker": ("tasks.worker", "card"),
-    "card": ("tasks.worker", "card"),
-    "control": ("tasks.worker", "control"),
+    "worker": ("tasks", "card"),
+    "card": ("tasks", "card"),
+    "control": ("tasks", "control"),
     "host": ("cli", "worker"),
 }
 STOPPED_S = (1.5 * LEASE_S, 2.5 * LEASE_S)

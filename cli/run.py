@@ -84,6 +84,20 @@ class _Ending:
         finally:
             self.closing = True
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """What starts in this block starts whole: an end that is asked for meanwhile is raised after it.
+
+        Raises:
+            KeyboardInterrupt: it was.
+        """
+        self.closing = True
+        try:
+            yield
+        finally:
+            self.closing = False
+        self.check()
+
     def check(self) -> None:
         """Raises:
         KeyboardInterrupt: an end was asked for and the exception got lost.
@@ -133,7 +147,8 @@ def _measure(
             say(f"→ {check.next_step}")
         say(f"Starting workers for {'; '.join(str(card) for card in cards)}")
 
-    with EmbeddedFarm(settings(), database, cards, starting=starting) as farm, ending.uncut():
+    embedded = EmbeddedFarm(settings(), database, cards, starting=starting, held=ending.held)
+    with embedded as farm, ending.uncut():
 
         def tend() -> None:
             ending.check()

@@ -43,6 +43,7 @@ class EmbeddedFarm:
     Args:
         database: the one that the settings name, its schema up to date; it stays open.
         starting: called when servers and workers are about to start.
+        held: no interruption is raised inside of it: what has started half could not be ended again.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class EmbeddedFarm:
         cards: Sequence[Card],
         *,
         starting: Callable[[], None] = lambda: None,
+        held: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.settings = current
         self.database = database
         self.cards = list(cards)
         self.starting = starting
+        self.held = held
         self.id = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
@@ -98,6 +101,10 @@ class EmbeddedFarm:
                 pass  # free now; the worker takes it for good
         self.starting()
         cards.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
+        with self.held():
+            self._start()
+
+    def _start(self) -> None:
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
         # Logs and temporary files go to the broker's folder, which the next farm sweeps away if this one is killed. Not

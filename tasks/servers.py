@@ -106,9 +106,16 @@ class PrivateFolder:
         fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; a second call does nothing."""
+        """Remove the folder with all that is in it; a second call does nothing.
+
+        A process that is being killed may write another file meanwhile: it is waited for, a while.
+        """
         if self.owned_fd >= 0:
+            deadline = time.monotonic() + STOP_TIMEOUT_S
             shutil.rmtree(self.path, ignore_errors=True)
+            while self.path.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+                shutil.rmtree(self.path, ignore_errors=True)
             os.close(self.owned_fd)
             self.owned_fd = -1
 

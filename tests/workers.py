@@ -23,11 +23,9 @@ ROWS = (
     ("faults/test_hosts.py",),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
-    ("faults/test_soak.py",),
     ("security/test_secrets.py",),
     ("tasks/test_logs.py",),
     ("tasks/test_metrics.py",),
-    ("tasks/test_starting.py",),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
 )
 _ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}

@@ -13,11 +13,8 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, select, text
 from sqlalchemy.exc import (
     ArgumentError,
@@ -35,7 +32,11 @@ from sqlmodel import Session
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.masking import masked
 
+if TYPE_CHECKING:  # to ask at what schema a database is needs none of it, and every process of the farm asks
+    from alembic.config import Config
+
 MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
 # A host that is cut off must notice within a lease: without these, a statement hangs in the kernel for 15 minutes.
 POSTGRESQL_OPTIONS = {
@@ -128,12 +129,15 @@ class Database:
     def schema_version(self) -> str | None:
         """The migration the database is at, None where it is empty."""
         with self._explained(), self.engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
+            if not inspect(connection).has_table(VERSION_TABLE):
+                return None
+            version: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
+            return version
 
     def _is_foreign(self) -> bool:
         """Whether it has tables, none of which says at what schema the farm's are: they are somebody else's."""
         with self._explained(), self.engine.connect() as connection:
-            return bool(set(inspect(connection).get_table_names()) - {"alembic_version"})
+            return bool(set(inspect(connection).get_table_names()) - {VERSION_TABLE})
 
     def check_schema(self) -> None:
         """Raises:
@@ -162,15 +166,17 @@ class Database:
 
     def upgrade(self) -> None:
         """Bring the schema up to date (creates it where there is none)."""
-        from alembic import command
-
         if self.engine.dialect.name == "sqlite" and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
         version = self.schema_version()
+        if version == newest_schema():
+            return
         if version is not None and version not in known_schemas():
             self.check_schema()
         if version is None and self._is_foreign():
             raise self._of_somebody_else()
+        from alembic import command
+
         config = alembic_config()
         with self._explained(), self._alone() as connection:
             config.attributes["connection"] = connection
@@ -337,6 +343,8 @@ def _sqlite_step(problem: str) -> str:
 
 
 def alembic_config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     return config
@@ -344,14 +352,12 @@ def alembic_config() -> Config:
 
 @functools.cache
 def known_schemas() -> frozenset[str]:
-    return frozenset(script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions())
+    """The names of all migrations: what their files begin with."""
+    return frozenset(file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
-@functools.cache
 def newest_schema() -> str:
-    head = ScriptDirectory(str(MIGRATIONS)).get_current_head()
-    assert head is not None, "the package ships its migrations"
-    return head
+    return max(known_schemas())
 
 
 def first_line(error: SQLAlchemyError) -> str:

@@ -63,7 +63,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
 
 
 def submit(farm, *arguments):
-    """What ``farm submit --wait --json`` reports of one model."""
+    """What ``farm submit --wait --json`` reports of each model."""
     done = subprocess.run(
         [sys.executable, "-m", "cli", "submit", *arguments, "--quick", "--window", "0.1", "--wait", "--json"],
         cwd=ROOT,
@@ -73,12 +73,13 @@ def submit(farm, *arguments):
         timeout=240,
     )
     assert done.returncode == 0, f"{done.stderr}\n{farm.log.read_text()[-3000:]}"
-    (report,) = json.loads(done.stdout)["reports"]
-    return report
+    return json.loads(done.stdout)["reports"]
 
 
-def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm):
-    report = submit(cpu_farm, "residual", "-b", "4")
+def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_farm, tmp_path):
+    file = tmp_path / "jobs.yml"
+    file.write_text("- {model: residual}\n- {model: residual, mode: train}\n- {model: out_of_range}\n")
+    report, trained, failed = submit(cpu_farm, "-f", str(file), "-b", "4")
     assert report["state"] == "done"
     assert {row["short_name"]: row["calls"] for row in report["types"]} == {
         "Embedding": 1,
@@ -94,17 +95,15 @@ def test_a_model_of_ones_own_is_measured_once_and_one_that_fails_says_why(cpu_fa
     assert (verdict["outcome"] == "none") is (verdict["gap_time"] is None)
 
     # What is known is not measured again.
-    again = submit(cpu_farm, "residual", "-b", "4")
+    (again,) = submit(cpu_farm, "residual", "-b", "4")
     assert again["verdict"]["sum_time_us"] == verdict["sum_time_us"]
     assert {item.reused for item in cpu_farm.items(again["job_id"])} == {True}
 
     # In training, dropout is work; the rest is the same, but for modules that know which of the two it is.
-    trained = submit(cpu_farm, "residual", "-b", "4", "--mode", "train")
     assert {row["short_name"] for row in trained["types"]} == {"Embedding", "Linear", "Dropout", "add", "mul"}
 
     # One that fails on the card is a row with its reason; the job ends, and the worker goes on.
-    report = submit(cpu_farm, "out_of_range")
-    assert report["state"] == "done"
-    assert report["verdict"]["outcome"] == "none"
-    reasons = {item.role: (item.state, item.reason) for item in cpu_farm.items(report["job_id"])}
+    assert failed["state"] == "done"
+    assert failed["verdict"]["outcome"] == "none"
+    reasons = {item.role: (item.state, item.reason) for item in cpu_farm.items(failed["job_id"])}
     assert reasons == {"tuple": ("done", ""), "whole": ("failed", "raised")}

@@ -137,6 +137,7 @@ def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment
         database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "measuring"])
 def test_an_impatient_ctrl_c_ends_a_run_in_order_too(moment):
     """Pressed again and again until the command has ended, through all that it puts in order on its way."""

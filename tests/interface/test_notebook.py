@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 #: Runs the cells in order, and shows the last value of each as a notebook would.
@@ -26,6 +28,7 @@ json.dump(shown, open(sys.argv[2], "w"))
 """
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_on_a_cpu_and_shows_itself(tmp_path: Path) -> None:
     shown = tmp_path / "shown.json"
     command = [sys.executable, "-c", RUN, str(DOCS / "notebook.ipynb"), str(shown)]

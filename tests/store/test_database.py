@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel, select
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
-from farm.store.database import MIGRATIONS, Database, database_now, newest_schema
+from farm.store.database import MIGRATIONS, Database, database_now, known_schemas, newest_schema
 from farm.store.tables import Call, Capture, ModelVariant, Operator, Round, SignificantOperator
 from tests.planned import items_of, plan, register
 
@@ -34,6 +34,12 @@ def test_the_migrations_build_exactly_the_tables(any_database):
 def test_an_upgrade_of_the_newest_schema_changes_nothing(any_database):
     any_database.upgrade()
     assert any_database.schema_version() == newest_schema()
+
+
+def test_a_migration_is_named_as_its_file():
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    assert {script.revision for script in scripts.walk_revisions()} == known_schemas()
+    assert scripts.get_current_head() == newest_schema()
 
 
 def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_database_url, monkeypatch):
