@@ -37,7 +37,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def number_of_workers() -> int:
-    return len(os.sched_getaffinity(0)) + 2
+    return len(os.sched_getaffinity(0)) + 4
 
 
 class InRows(LoadScopeScheduling):

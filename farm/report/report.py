@@ -431,7 +431,7 @@ def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
     done = [item for item in items if item.state == ItemState.DONE]
     own = {item.reading_id for item in done if not item.reused}
     costs = [rows[reading_id].cost_s for reading_id in own if reading_id in rows]
-    totals = [cost.get("total", sum(cost.values())) for cost in costs]
+    totals = [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
     return ReadingCounts(
         items=len(items),
         measured=sum(not item.reused for item in done),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 from farm.words.reading import Details
@@ -49,14 +50,8 @@ class ReadingView:
     @classmethod
     def of(cls, row: Any) -> Self:
         """From a row of the table of readings."""
-        values = {name: getattr(row, name) for name in _SAME_IN_A_ROW}
-        return cls(
-            **values,
-            throttle_reasons=tuple(row.throttle_reasons),
-            flags=tuple(row.flags),
-            details=Details.from_json(row.details),
-            reading_id=row.id,
-        )
+        *figures, throttle_reasons, flags, details, card_id, reading_id = _COLUMNS(row)
+        return cls(*figures, tuple(throttle_reasons), tuple(flags), Details.from_json(details), card_id, reading_id)
 
     @property
     def time(self) -> Figure:
@@ -72,12 +67,7 @@ class ReadingView:
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
-_SAME_IN_A_ROW = {f.name for f in dataclasses.fields(ReadingView)} - {
-    "throttle_reasons",
-    "flags",
-    "details",
-    "reading_id",
-}
+_COLUMNS = attrgetter(*(field.name for field in dataclasses.fields(ReadingView)[:-1]), "id")
 
 
 @dataclass(frozen=True)

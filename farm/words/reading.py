@@ -192,12 +192,12 @@ class Details:
         """Of any version: keys that are missing are None, those that are not known stay in `other`."""
         data = data or {}
         values = known(cls, data)
-        for name, kind in _PARTS.items():
-            if name in values:
-                values[name] = _part(kind, values[name])
+        for name in values.keys() & _PARTS.keys():
+            values[name] = _part(_PARTS[name], values[name])
         if places := values.get("places"):
             values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
-        return cls(**values, other={name: data[name] for name in data.keys() - _fields(Details)})
+        other = {name: data[name] for name in data.keys() - values.keys()} if len(values) < len(data) else {}
+        return cls(**values, other=other)
 
 
 _NAMES = tuple(entry.name for entry in dataclasses.fields(Details) if entry.name != "other")
