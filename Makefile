@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS ?=
 
-.PHONY: demo test lint types format check clean
+.PHONY: demo test lint types docs format check clean
 
 demo: .venv/.installed  ## measure resnet18 on this machine, end to end
 	$(BIN)/farm run resnet18
@@ -18,13 +18,16 @@ lint: .venv/.installed-dev
 types: .venv/.installed-dev
 	$(BIN)/mypy
 
+docs: .venv/.installed-dev  ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format --quiet .
 
-check: test lint types
+check: test lint types docs
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later was found. Name one: make PYTHON=/path/to/python3"; exit 1; }

@@ -140,7 +140,10 @@ def measure_model(
     Args:
         model: what `capture_model` gave, a variant of the catalog, or a name in it.
         database: where job, calls and readings are kept. What it has of the tuples already is not read again.
-        card, protocol, stopping, quick: see `measure_tuples`.
+        card: as for `measure_tuples`.
+        protocol: as for `measure_tuples`.
+        stopping: as for `measure_tuples`.
+        quick: as for `measure_tuples`.
         operators: the types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
         target: the accuracy that makes a pass.
         reuse: "model" takes readings of any card of the model, "card" of this one, "none" none at all. A model in hand is known by its
