@@ -55,7 +55,9 @@ def options() -> str:
     command = typer.main.get_command(app)
     with command.make_context("farm", [], resilient_parsing=True) as context:
         text = get_docs_for_click(obj=command, ctx=context, name="farm", title="Options of all commands")
-    return re.sub(r"^(#+ )`(.*)`$", r"\1\2", text, flags=re.MULTILINE).replace("# Options of all commands\n", OPENING, 1)
+    text = re.sub(r"^(#+ )`(.*)`$", r"\1\2", text, flags=re.MULTILINE)
+    text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", text)  # each has a heading, and here they are cut short
+    return text.replace("# Options of all commands\n", OPENING, 1)
 
 
 OPENING = """# Options of all commands
