@@ -3,6 +3,7 @@ those whose text stands outside of docs/. It also sees to it that no page fetche
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -29,6 +30,7 @@ warnings = logging.getLogger("mkdocs.hooks.generated")
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "options.md", content=options()))
+    files.append(File.generated(config, "notebook.md", content=notebook()))
     for page, source in ELSEWHERE.items():
         text = re.sub(r"\]\((?:\.\./)?docs/", "](", (ROOT / source).read_text())
         for other, place in ELSEWHERE.items():
@@ -40,7 +42,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     for page, source in ELSEWHERE.items():
         markdown = markdown.replace(f"](../{source})", f"]({page})")
-    return markdown
+    return markdown.replace("[notebook.ipynb](notebook.ipynb)", "[A notebook](notebook.md)")
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
@@ -48,6 +50,20 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
         if 'rel="canonical"' not in tag:
             warnings.warning("%s is fetched from elsewhere: %s", page.file.src_uri, tag)
     return output
+
+
+def notebook() -> str:
+    """The notebook's cells, without what they show: a test runs them, nobody keeps their output."""
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
+    texts = (
+        "".join(cell["source"]) if cell["cell_type"] == "markdown" else fenced("".join(cell["source"]))
+        for cell in cells
+    )
+    return "\n\n".join([*texts, "[The notebook itself](notebook.ipynb), to be run."])
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
 
 
 def options() -> str:

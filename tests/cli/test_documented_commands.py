@@ -1,0 +1,195 @@
+"""What the docs and the README tell people to type: every command is run here as it stands, or says what it needs.
+
+A block of commands is indented, or fenced as `console`; everything else is fenced with its language. `<!-- needs: a card -->`
+stands before a block that cannot be run here, `<!-- this page needs: many hosts -->` before all of a page. Such commands are
+still parsed, so that no option or name is told that is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from markdown_it import MarkdownIt
+
+from cli.main import app
+from farm.settings import settings
+from farm.store.database import Database
+from farm.words.protocol import Software, Variant
+from tests.report import filled, rows
+from tests.report.measured import measured
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cli/glossary.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = re.compile(r"<!-- (this page )?needs: (.+) -->")
+#: What a command that is not run may need; a reader without it knows that it is not for them.
+REASONS = {"a card", "a network", "many hosts", "another farm's export"}
+JOB, LATER_JOB, READING = "fftvspd5", "hnf3fq8x", "9" * 32
+PLACEHOLDERS = {"JOB": JOB, "READING": READING}
+COMMAND = typer.main.get_command(app)
+
+
+@dataclass
+class Block:
+    page: str
+    line: int
+    language: str  # "" for commands
+    file: str  # the name that it is shown with: what is run after it finds it there
+    text: str
+    needs: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    whole = needs = ""
+    for token in MarkdownIt().enable("table").parse(page.read_text()):
+        if token.type == "html_block" and (found := NEEDS.fullmatch(token.content.strip())):
+            if found[1]:
+                whole = found[2]
+            else:
+                needs = found[2]
+        elif token.type in ("fence", "code_block"):
+            language = token.info.split()[0] if token.info else "text" if token.type == "fence" else ""
+            language = "" if language == "console" else language
+            title = re.search(r'title="(.+?)"', token.info)
+            where = str(page.relative_to(ROOT)), (token.map or [0])[0] + 1
+            yield Block(*where, language, title[1] if title else "", token.content, needs or whole)
+            needs = ""
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+SPANS = {
+    (str(page.relative_to(ROOT)), child.content)
+    for page in PAGES
+    for token in MarkdownIt().enable("table").parse(page.read_text())
+    for child in token.children or ()
+    if child.type == "code_inline" and child.content.startswith("farm ")
+}
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The simple commands of a block, as words."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";&|"):
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+def of_farm(words: list[str]) -> list[str] | None:
+    """The arguments of `farm`, where it is what a command calls, by whatever way."""
+    for index, word in enumerate(words):
+        if word.endswith("bin/farm") or (word == "farm" and all("=" in before for before in words[:index])):
+            return words[index + 1 :]
+    return None
+
+
+def known_options(command) -> set[str]:
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return {*options, "-h", "--help"}
+
+
+def parse(arguments: list[str], *, whole: bool) -> None:
+    """Parse as `farm` does, without calling anything; of what is not whole, only the names of verbs and options."""
+    command, path, rest = COMMAND, "farm", list(arguments)
+    while hasattr(command, "commands"):
+        while rest and rest[0].startswith("-"):
+            assert rest[0] in known_options(command), f"{path} {rest[0]}"
+            rest.pop(0)
+        if not rest or (not whole and (rest[0].isupper() or rest[0] == "...")):
+            return
+        assert rest[0] in command.commands or not command.no_args_is_help, f"there is no `{path} {rest[0]}`"
+        if rest[0] not in command.commands:
+            break
+        command, path = command.commands[rest[0]], f"{path} {rest.pop(0)}"
+    if whole:
+        command.make_context(path, rest)
+    else:
+        told = {re.split(r"[=\]]", word.lstrip("["))[0] for word in rest if re.match(r"\[?--?[a-z]", word)}
+        assert told <= known_options(command), f"{path}: {told - known_options(command)}"
+
+
+def test_what_is_not_run_says_what_it_needs():
+    for block in BLOCKS:
+        where = f"{block.page}:{block.line}"
+        assert not block.needs or block.needs in REASONS, f"{where}: {block.needs}"
+        if not block.language and not block.needs:
+            for words in commands(block.text):
+                assert of_farm(words) is not None or words[0] == "export", (
+                    f"{where}: `{words[0]}` says not what it needs"
+                )
+
+
+def test_every_command_that_is_told_can_be_parsed():
+    told = [(block, words) for block in BLOCKS if not block.language for words in commands(block.text)]
+    calls = [(block, arguments) for block, words in told if (arguments := of_farm(words)) is not None]
+    assert len(calls) > 40
+    for block, arguments in calls:
+        try:
+            parse(arguments, whole=True)
+        except Exception as error:
+            pytest.fail(f"{block.page}:{block.line}: farm {shlex.join(arguments)}: {error!r}")
+
+
+def test_every_command_in_a_sentence_is_there():
+    for page, span in sorted(SPANS):
+        try:
+            parse(shlex.split(span.replace("'", " "))[1:], whole=False)
+        except Exception as error:
+            pytest.fail(f"{page}: `{span}`: {error!r}")
+
+
+@pytest.fixture(scope="module")
+def farm_with_jobs(tmp_path_factory):
+    """The file of a database as the pages take it for given: two jobs on an H200, and readings of another software."""
+    home = tmp_path_factory.mktemp("documented")
+    database = Database(f"sqlite:///{home / 'farm.db'}")
+    database.upgrade()
+    measured(database, rows.VARIANT, JOB)
+    measured(database, rows.VARIANT, LATER_JOB)
+    newer = Software(
+        torch="2.12.0+cu130", torchvision="0.27.0", cuda="13.0", cudnn="91900", driver="580.1", python="3.12"
+    )
+    for dtype in ("float32", "bfloat16"):
+        filled.fill(database, Variant("resnet18", 32, 224, dtype=dtype), software=newer)
+    database.close()
+    return home / "farm.db"
+
+
+RUN = dict.fromkeys(block.page for block in BLOCKS if not block.needs and block.language in ("", "python"))
+SLOW = {"docs/python.md"}  # it measures
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in RUN])
+def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, tmp_path, monkeypatch):
+    shutil.copy(farm_with_jobs, tmp_path / "farm.db")
+    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for block in (block for block in BLOCKS if block.page == page and not block.needs):
+        where = f"{page}:{block.line}"
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, where, "exec"), {})
+        elif not block.language:
+            for words in commands(block.text):
+                if words[0] == "export":
+                    for name, value in (word.split("=", 1) for word in words[1:]):
+                        monkeypatch.setenv(name, os.path.expandvars(value))
+                    settings.cache_clear()
+                else:
+                    said = farm(*(PLACEHOLDERS.get(word, word) for word in of_farm(words)))
+                    assert said.code == 0, f"{where}: {shlex.join(words)}\n{said.stderr}"
