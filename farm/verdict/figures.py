@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal, Self
 
 from farm.words.reading import Details
@@ -50,8 +48,20 @@ class ReadingView:
     @classmethod
     def of(cls, row: Any) -> Self:
         """From a row of the table of readings."""
-        *figures, throttle_reasons, flags, details, card_id, reading_id = _COLUMNS(row)
-        return cls(*figures, tuple(throttle_reasons), tuple(flags), Details.from_json(details), card_id, reading_id)
+        return cls(
+            time_us=row.time_us,
+            time_half_width_us=row.time_half_width_us,
+            energy_mj=row.energy_mj,
+            energy_half_width_mj=row.energy_half_width_mj,
+            idle_power_w=row.idle_power_w,
+            base_power_w=row.base_power_w,
+            sm_clock_mhz=row.sm_clock_mhz,
+            throttle_reasons=tuple(row.throttle_reasons),
+            flags=tuple(row.flags),
+            details=Details.from_json(row.details),
+            card_id=row.card_id,
+            reading_id=row.id,
+        )
 
     @property
     def time(self) -> Figure:
@@ -65,9 +75,6 @@ class ReadingView:
     def power_throttled(self) -> bool:
         """The card held its clocks back for power (not for heat) while this was read."""
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
-
-
-_COLUMNS = attrgetter(*(field.name for field in dataclasses.fields(ReadingView)[:-1]), "id")
 
 
 @dataclass(frozen=True)
