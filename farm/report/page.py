@@ -22,6 +22,7 @@ from farm.masking import printable
 from farm.prediction.roofline import Roofline
 from farm.report import charts
 from farm.report.layers import LayerRow, layers
+from farm.report.remarks import remarks
 from farm.report.report import Report, build
 from farm.store import tables
 from farm.store.batches import fetch_values
@@ -44,6 +45,11 @@ class JobPage:
     peaks_measured: bool  # else they are the data sheet's
     states: Mapping[str, charts.State]  # by reading id
     command: str  # "" for a sweep
+
+    @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """All that a terminal shows too, but for what has a place of its own here."""
+        return [(what, told) for what, told in remarks(self.report) if what not in ("coverage", "flags")]
 
     @property
     def sums(self) -> list[charts.Chart]:
