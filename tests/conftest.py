@@ -52,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = workers.in_order(items)
 
 
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """A farm that nobody will ask for any more is ended: as long as it runs, it beats and looks every second."""
+    if nextitem is not None and not workers.starts_farms(nextitem):
+        SharedFarm.end_all()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     return workers.number_of_workers()

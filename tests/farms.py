@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import psutil
@@ -253,12 +253,21 @@ class SharedFarm:
         new_database: the URL of an empty one for each start; SQLite in the folder without it.
     """
 
+    _all: ClassVar[list[SharedFarm]] = []
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End those that run; one that is asked for again starts anew."""
+        for farm in cls._all:
+            farm.close()
+
     def __init__(
         self, new_folder: Callable[[], Path], cards: int, new_database: Callable[[], str] | None = None
     ) -> None:
         self._new_folder, self._cards, self._new_database = new_folder, cards, new_database
         self._stack = contextlib.ExitStack()
         self._running: tuple[Farm, BrokerServer] | None = None
+        self._all.append(self)
 
     def whole(self, within_s: float = 15.0) -> tuple[Farm, BrokerServer]:
         """The farm, with all its cards idle and no job open, and its broker, which is empty."""

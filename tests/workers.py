@@ -36,6 +36,10 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: _ROW_OF.get(_file_of(item.nodeid), len(ROWS)))
 
 
+def starts_farms(item: pytest.Item) -> bool:
+    return _file_of(item.nodeid) in _ROW_OF
+
+
 def number_of_workers() -> int:
     return len(os.sched_getaffinity(0)) + 4
 
