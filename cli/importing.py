@@ -13,7 +13,11 @@ from cli.output import emit, emit_json
 
 def import_(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Parquet files of `farm export`, or folders of them.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Parquet files of `farm export`, folders of them, or h200: what comes with the package.",
+        ),
     ],
     origin: Annotated[
         str, typer.Option(help="What to call the farm it comes from. Default: the name of the file.")
@@ -22,12 +26,14 @@ def import_(
 ) -> None:
     """Take in what another farm exported: no duplicates, and each reading keeps where it came from."""
     from farm.report.importing import import_export
+    from farm.report.packaged import packaged_named
     from farm.settings import settings
     from farm.store.database import Database
 
     database = Database(settings().database)
     database.upgrade() if database.missing else database.check_schema()
-    taken = [entry for path in paths for entry in import_export(database, path, origin=origin)]
+    found = [path if path.exists() else packaged_named(str(path)) or path for path in paths]
+    taken = [entry for path in found for entry in import_export(database, path, origin=origin)]
     if as_json:
         rows = [{"file": str(one.path), "table": one.table, "rows": one.rows, "new": one.new} for one in taken]
         emit_json({"imported": rows})

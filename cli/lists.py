@@ -17,7 +17,7 @@ from farm.words.written import ENERGY, NOTHING, POWER, TIME, count_of, part_of, 
 
 
 def jobs(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s."""
+    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin."""
     if not rows:
         return Text("No jobs yet. Start one with `farm run resnet18`.")
     columns = (
@@ -38,7 +38,7 @@ def jobs(rows: Sequence[Row]) -> RenderableType:
             table,
             tables.cell(row, "id"),
             tables.cell(row, "title"),
-            tables.state(row.get("state")),
+            tables.state(f"of {row['origin']}" if row.get("origin") else row.get("state")),
             part_of(row.get("closed", 0), row.get("items", 0)),
             percent(row.get("accuracy_time")),
             percent(row.get("accuracy_energy")),

@@ -60,7 +60,9 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
 def _header(report: Report) -> RenderableType:
     grid = tables.grid(3)
     grid.columns[1].style = "dim"
-    lines = [("job", f"{report.job_id}, {report.state}" + (f", round {report.round}" if report.round > 1 else ""))]
+    rounds = f", round {report.round}" if report.round > 1 else ""
+    theirs = f", imported from {report.origin}" if report.origin else ""
+    lines = [("job", f"{report.job_id}, {report.state}{rounds}{theirs}")]
     for card in report.cards[:_MOST_CARDS]:
         driver = f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
         detail = [card.id, card.host, driver]

@@ -36,6 +36,8 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
         closed[job_id] += number if state in tables.CLOSED else 0
     by_round = select(tables.Verdict).where(col(tables.Verdict.job_id).in_(ids)).order_by(col(tables.Verdict.round))
     verdicts = {verdict.job_id: verdict for verdict in session.exec(by_round)}
+    theirs = select(tables.ImportedVerdict.job_id, tables.ImportedVerdict.origin)
+    origins = dict(session.exec(theirs.where(col(tables.ImportedVerdict.job_id).in_(ids))).all())
     return [
         {
             "id": job.id,
@@ -47,6 +49,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
             "closed": closed[job.id],
             "created_at_s": job.created_at_s,
             "ended_at_s": job.ended_at_s,
+            "origin": origins.get(job.id, ""),
             # As its report says it: what was read before its end is no basis for a verdict.
             **(_judged(verdicts.get(job.id)) if job.state != tables.JobState.CANCELLED else _judged(None, "none")),
         }

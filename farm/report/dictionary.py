@@ -252,6 +252,14 @@ VERDICTS = _columns(
     ("measured", "integer", "of them, those that were read"),
     ("created_at_s", "number", "when it was given", "s since 1970"),
     ("details", "json", "the whole verdict"),
+    ("request", "json", "what the job asked for"),
+    ("capture_id", "text", "the taking-apart that calls are counted by; empty for a sweep"),
+    ("operators", "texts", "operator types in scope; all of them where it says all"),
+    (
+        "made_of",
+        "json",
+        "its readings: of each the id, its role (tuple, whole, canary), its round, and whether it was reused",
+    ),
     ("origin", "text", "the farm that it was imported from; empty: of the farm that exported it"),
 )
 
@@ -271,6 +279,9 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
     "verdicts": VERDICTS,
     "traces": TRACES,
 }
+
+#: What files of this format may lack, since it came later; nothing is known of it then.
+ADDED = {"verdicts": frozenset(["request", "capture_id", "operators", "made_of"])}
 
 _ONE_ROW_IS = {
     "readings": "one reading: a subject, a card, software and a protocol, with what came out",

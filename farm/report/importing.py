@@ -21,16 +21,20 @@ from sqlmodel import Session
 
 from farm.errors import FarmError, UsageError
 from farm.masking import printable
-from farm.report.dictionary import FIGURES, FORMAT, TABLES
+from farm.report.dictionary import ADDED, FIGURES, FORMAT, TABLES
 from farm.report.export import METADATA, schema_of
-from farm.report.tidy import ORIGIN
+from farm.report.imported_jobs import write_job
+from farm.report.tidy import ORIGIN, capture_key
 from farm.store import content, tables
 from farm.store.batches import in_batches
 from farm.store.database import Database
+from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
+from farm.words.data_classes import class_of, is_class
 from farm.words.protocol import Protocol, Software, Variant, content_id
 from farm.words.reading import Trace
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse
+from farm.words.verification import Verification
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -44,14 +48,15 @@ LARGEST = 2**63 - 1
 KNOWN = 50_000  # descriptions that are checked once
 _ID = re.compile(r"[0-9a-f]{32}")
 #: First what others refer to.
-_ORDER = ("captures", "calls", "readings", "verdicts", "traces")
+_ORDER = ("readings", "captures", "calls", "verdicts", "traces")
 
 Row = Mapping[str, Any]
 
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
-_VERDICT = tables.Verdict.__table__.c  # type: ignore[attr-defined]
+_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
+_IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,8 @@ def _open(path: Path) -> tuple[str, Mapping[str, Any], pq.ParquetFile]:
     wanted = schema_of(told["table"])
     for field in wanted:
         at = found.schema_arrow.get_field_index(field.name)
+        if at < 0 and field.name in ADDED.get(told["table"], ()):
+            continue
         if at < 0 or found.schema_arrow.field(at).type != field.type:
             raise Refused(f"{path} lacks the column {field.name}, or has it as something else.", step)
     return told["table"], told, found
@@ -204,8 +211,9 @@ def _rows(path: Path, parquet: pq.ParquetFile, table: str) -> Iterator[Row]:
 
     columns = [entry.name for entry in TABLES[table] if table not in _READ or entry.name in _READ[table]]
     try:
+        later = dict.fromkeys(ADDED.get(table, ()))
         for batch in parquet.iter_batches(batch_size=AT_ONCE, columns=columns):
-            yield from batch.to_pylist()
+            yield from (later | row for row in batch.to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Refused(f"{path} is damaged: {str(error).splitlines()[0][:200]}.", "Export it again.") from error
 
@@ -213,7 +221,7 @@ def _rows(path: Path, parquet: pq.ParquetFile, table: str) -> Iterator[Row]:
 def _checked(path: Path, reader: _Reader, table: str, row: Row) -> Any:
     try:
         return reader.read[table](row)
-    except (FarmError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (FarmError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         problem = error.message if isinstance(error, FarmError) else str(error) or type(error).__name__
         raise Refused(
             f"{path} holds what no farm writes ({table}): {problem.rstrip('.')[:300]}.", "Nothing of it was taken."
@@ -344,7 +352,8 @@ class _Reader:
             "torch": torch,
             "launch": row["launch"],
             "origin": tables.IMPORTED + captured,
-            "verification": {**_document(row, "verification"), ORIGIN: _name(row, "origin", empty=True) or self.origin},
+            "card_id": _name(row, "card_id", empty=True, most=80) or None,
+            "verification": {**_verification(row), ORIGIN: _name(row, "origin", empty=True) or self.origin},
             "created_at_s": _number(row, "created_at_s"),
         }
         return key, found, variant, {name: _count(row, name) for name in ("flops", "model_flops", "bytes_moved")}
@@ -369,11 +378,28 @@ class _Reader:
         for entry in TABLES["verdicts"]:
             if entry.kind == "number" and row[entry.name] is not None:
                 _number(row, entry.name)
-        _document(row, "details")
+        details = _document(row, "details")
+        if details.get("schema") == VERDICT_SCHEMA:
+            Verdict.from_json(details)
         _words(row, "card_models")
+        self._made_of(row)
         kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
         about = {"job_id": _name(row, "job_id", most=16), "round": _count(row, "round")}
         return {**about, "origin": _name(row, "origin", empty=True) or self.origin, "row": kept}
+
+    def _made_of(self, row: Row) -> None:
+        """What a job is made of again: checked, where the file has it."""
+        entries = _loaded(row["made_of"], "made_of") if row["made_of"] is not None else []
+        _words(row, "operators")
+        if not entries:
+            return
+        if row["capture_id"] is not None:
+            _id(row, "capture_id")
+        for reading_id, role, number, reused in entries:
+            _id({"reading_id": reading_id}, "reading_id")
+            if role not in ("tuple", "whole", "canary") or type(reused) is not bool or _whole(number) > row["round"]:
+                raise ValueError("made_of holds what no job has")
+        _document(row, "request")
 
     def trace(self, row: Row) -> tuple[str, str, tuple[float, float], list[float], list[float]]:
         times_s, values = list(row["times_s"] or ()), list(row["values"] or ())
@@ -476,6 +502,18 @@ def _document(row: Row, name: str) -> dict[str, Any]:
     return found
 
 
+def _verification(row: Row) -> dict[str, Any]:
+    """What reports show of it is what it should be; the rest is only handed on."""
+    found = _document(row, "verification")
+    seen = Verification.from_json(found)
+    for kernels in (seen.tuple_kernels or {}).values():
+        _numbers(dict(kernels), "verification.tuple_kernels")
+    for times_us in (seen.in_model.calls_us or {} if seen.in_model else {}).values():
+        if any(type(value) not in (int, float, type(None)) for value in times_us):
+            raise ValueError("verification.in_model holds what is no number")
+    return found
+
+
 def _numbers(found: dict[str, Any], name: str) -> dict[str, Any]:
     if len(found) > 10_000 or any(type(value) not in (int, float) for value in found.values()):
         raise ValueError(f"{name} holds what is no number")
@@ -509,7 +547,7 @@ def _check_details(details: Mapping[str, Any]) -> None:
 
 
 def _seen(found: Any) -> list[Any] | None:
-    """What each activation of a call held: zeros and channels as shares, and the least value."""
+    """What each activation of a call held, and each buffer or parameter that it was given: numbers that make a class of data."""
     if found is None:
         return None
     if not isinstance(found, list) or len(found) > 1024:
@@ -517,10 +555,12 @@ def _seen(found: Any) -> list[Any] | None:
     for entry in found:
         if entry is not None and (
             not isinstance(entry, dict)
-            or any(type(entry.get(name, 0.0)) not in (int, float) for name in ("zeros", "channels", "least"))
-            or not {"zeros", "least"} <= set(entry)
+            or any(type(value) not in (int, float) for value in entry.values())
+            or not (entry.get("held") or {"zeros", "least"} <= set(entry))
         ):
             raise ValueError("seen holds what no model shows")
+    if not is_class(class_of(found)):
+        raise ValueError("seen makes no class of data")
     return found
 
 
@@ -588,8 +628,11 @@ def _write_readings(session: Session, found: Sequence[_Read]) -> int:
 
 def _write_captures(session: Session, found: Sequence[tuple[str, dict[str, Any], Variant, dict[str, int]]]) -> int:
     new = 0
+    observed_on = {row["card_id"] for _, row, _, _ in found if row["card_id"]}
+    unknown = _missing(session, _CARD.id, list(observed_on))  # no reading of theirs came with it
     for _, row, variant, costs in found:
         content.store_variant(session, variant, **costs)
+        row["card_id"] = None if row["card_id"] in unknown else row["card_id"]
         if _capture(session, row) is None and _capture(session, row, own=True) is None:
             session.add(tables.Capture(**row))
             new += 1
@@ -610,8 +653,7 @@ def _write_calls(session: Session, found: Sequence[tuple[str, dict[str, Any], Op
     )
     ids = {}
     for row in session.execute(about.where(_CAPTURE.origin.startswith(tables.IMPORTED))):
-        captured = row.origin.removeprefix(tables.IMPORTED)
-        ids[content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])] = row.id
+        ids[capture_key(row)] = row.id
     there = {
         tuple(key)
         for batch in in_batches(ids[key] for key, *_ in found if key in ids)
@@ -632,10 +674,14 @@ def _write_calls(session: Session, found: Sequence[tuple[str, dict[str, Any], Op
 def _write_verdicts(session: Session, found: Sequence[dict[str, Any]]) -> int:
     new = 0
     for row in found:
-        own = sqlalchemy.select(_VERDICT.id).where(_VERDICT.job_id == row["job_id"], _VERDICT.round == row["round"])
-        if session.scalar(own) is None and session.get(tables.ImportedVerdict, (row["job_id"], row["round"])) is None:
-            session.add(tables.ImportedVerdict(**row))
-            new += 1
+        theirs = sqlalchemy.select(_IMPORTED.round).where(_IMPORTED.job_id == row["job_id"])
+        rounds = set(session.scalars(theirs))
+        if row["round"] in rounds or (not rounds and session.get(tables.Job, row["job_id"]) is not None):
+            continue
+        session.add(tables.ImportedVerdict(**row))
+        new += 1
+        if row["row"].get("made_of"):
+            write_job(session, row["row"])
     return new
 
 

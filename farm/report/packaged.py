@@ -22,6 +22,11 @@ def packaged_files(folder: Path = FOLDER) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" or next(path.glob("*.parquet"), None))
 
 
+def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
+    """The export that is installed under this name (its file or folder without the suffix)."""
+    return next((path for path in packaged_files(folder) if path.stem == name), None)
+
+
 def database_of(files: Sequence[Path], cache: Path) -> Database:
     """A database with what some exports hold, made in `cache` where it is not there yet.
 

@@ -166,6 +166,7 @@ class Report:
     capture_origin: str  # predicted | observed | ""
     verification: Verification  # of the capture; without what is told by tuple
     eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
+    origin: str = ""  # the farm that it was imported from
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
@@ -241,9 +242,11 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
         readings=_counts(items, evidence.readings),
-        capture_origin=capture.origin if capture else "",
+        capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
         verification=_without_calls(seen),
         eagerly=_eagerly(evidence),
+        origin=session.scalar(select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id))
+        or "",
     )
 
 

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.prediction.roofline import Roofline, roofline_of
-from farm.report.dictionary import CARD, FIGURES, OPERATOR, PROTOCOL, SOFTWARE, VARIANT
+from farm.report.dictionary import CARD, FIGURES, OPERATOR, PROTOCOL, SOFTWARE, VARIANT, VERDICTS
 from farm.report.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.store import tables
 from farm.store.batches import AT_ONCE, in_batches
@@ -34,6 +34,7 @@ _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
+_IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 def _text(column: Any) -> Any:
@@ -276,7 +277,7 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
         if wanted is None or row.id in wanted:
             captured = row.origin.removeprefix(tables.IMPORTED)
             columns = {
-                "capture_id": content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured]),
+                "capture_id": capture_key(row),
                 "device_type": row.device_type,
                 "grad": row.grad,
                 "torch": row.torch,
@@ -287,6 +288,12 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
                 "origin": (row.verification or {}).get(ORIGIN, "") if row.origin != captured else "",
             }
             yield row, columns
+
+
+def capture_key(row: Any) -> str:
+    """What a capture is called in every farm that has it; `row` has the columns of its table."""
+    captured = row.origin.removeprefix(tables.IMPORTED)
+    return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
 
 
 ORIGIN = "imported_from"  # of an imported capture's verification
@@ -344,7 +351,10 @@ _FROM_VERDICT = tuple(
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
-    """Of jobs that one of the selected readings was accepted in; those of other farms only where all are selected."""
+    """Of jobs that one of the selected readings was accepted in; those of other farms only where all are selected.
+
+    What a cancelled job had read before its end is no basis for a verdict.
+    """
     verdict, job, item = tables.Verdict, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
     everything = not selection.conditions and selection.subject_ids is None
     wanted: set[str] | None = None
@@ -353,13 +363,20 @@ def verdicts(session: Session, selection: Selection) -> Batches:
         for conditions in selection.where():
             accepted = sqlalchemy.select(item.job_id).join(tables.Reading, _READING.id == item.reading_id)
             wanted |= set(session.scalars(accepted.where(*conditions).distinct()))
+    theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
-    rows = [(found, of) for found, of in session.execute(query).all() if wanted is None or of.id in wanted]
+    query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
+    rows = [
+        (found, of)
+        for found, of in session.execute(query).all()
+        if of.id not in theirs and (wanted is None or of.id in wanted)
+    ]
     models: dict[str, set[str]] = {}
     for batch in in_batches((of.id for _, of in rows), AT_ONCE):
         on = sqlalchemy.select(item.job_id, item.card_model).where(item.job_id.in_(batch)).distinct()
         for job_id, model in session.execute(on):
             models.setdefault(job_id, set()).add(model)
+    made_of, rounds = _made_of(session, models), _rounds(session, models)
     for found, of in rows:
         details = found.details or {}
         asked = of.asked.get("protocol") or {}
@@ -380,12 +397,42 @@ def verdicts(session: Session, selection: Selection) -> Batches:
             **{name: details.get(name) for name in (*_FROM_VERDICT, "parts", "measured")},
             created_at_s=found.created_at_s,
             details=json.dumps(details),
+            request=json.dumps(of.asked),
+            **rounds.get((of.id, found.round), {"capture_id": None, "operators": []}),
+            made_of=json.dumps([entry for entry in made_of.get(of.id, ()) if entry[2] <= found.round]),
             origin="",
         )
     if everything:
         imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
         for row in session.scalars(imported):
-            yield _one(**row.row, origin=row.origin)
+            yield _one(**{**dict.fromkeys(_names(VERDICTS)), **row.row, "origin": row.origin})
+
+
+def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
+    """Job -> of each item that has a reading: the reading, its role, its round, whether it was there before."""
+    item = tables.Item.__table__.c  # type: ignore[attr-defined]
+    found: dict[str, list[tuple[str, str, int, bool]]] = {}
+    for batch in in_batches(job_ids, AT_ONCE):
+        query = sqlalchemy.select(item.job_id, item.reading_id, item.role, item.round, item.reused)
+        for job_id, *entry in session.execute(
+            query.where(item.job_id.in_(batch), item.reading_id.is_not(None)).order_by(item.id)
+        ):
+            found.setdefault(job_id, []).append(tuple(entry))
+    return found
+
+
+def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
+    """(Job, round) -> the operator types in scope, and the capture that calls are counted by."""
+    rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
+    found = {}
+    for batch in in_batches(job_ids, AT_ONCE):
+        query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE).outerjoin(
+            tables.Capture, _CAPTURE.id == rounds.capture_id
+        )
+        for row in session.execute(query.where(rounds.job_id.in_(batch))):
+            capture = None if row.id is None else capture_key(row)
+            found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
+    return found
 
 
 def _one(**values: Any) -> dict[str, Sequence[Any]]:

@@ -339,7 +339,10 @@ class Origin(SQLModel, table=True):
 
 
 class ImportedVerdict(SQLModel, table=True):
-    """A verdict of another farm, as its export had it: shown and exported again, no job of this one."""
+    """A verdict of another farm, as its export had it, to be exported again.
+
+    Where its readings came with it there is a job of that id too, ended, which asks for nothing (`Job.request_id` is "").
+    """
 
     __tablename__ = "imported_verdict"
     job_id: str = Field(primary_key=True, max_length=16)

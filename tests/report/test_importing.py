@@ -7,13 +7,21 @@ import json
 import pytest
 from sqlmodel import select
 
-from farm.report.dictionary import FORMAT, TABLES
+from farm.jobs import listing
+from farm.jobs.jobs import done_entries
+from farm.report import site
+from farm.report.dictionary import ADDED, FORMAT, TABLES
 from farm.report.export import METADATA, export
+from farm.report.filters import parse
 from farm.report.importing import Refused, import_export
+from farm.report.layers import layers
+from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
 from farm.store.database import Database
+from farm.words.request import Request
 from tests.report import filled
+from tests.report.measured import measured
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -77,8 +85,6 @@ def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
 
 
 def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(database, other_database, tmp_path):
-    from farm.jobs import listing
-
     filled.fill(other_database)
     exported(other_database, tmp_path / "h200")
     import_export(database, tmp_path / "h200")
@@ -153,3 +159,64 @@ def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path)
     ):
         with pytest.raises(Refused, match=message):
             import_export(database, path)
+
+
+def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_database, tmp_path):
+    measured(other_database)
+    exported(other_database, tmp_path / "h200")
+    import_export(any_database, tmp_path / "h200")
+    with other_database.read() as home, any_database.read() as here:
+        own, theirs = build(home, "job1"), build(here, "job1")
+        assert theirs.origin == "h200"
+        assert theirs.verdict == own.verdict
+        assert (theirs.types, theirs.readings, theirs.protocol) == (own.types, own.readings, own.protocol)
+        assert {row.reading_id: row.calls for row in theirs.tuples} == {row.reading_id: row.calls for row in own.tuples}
+        assert layers(here, theirs, "module").rows == layers(home, own, "module").rows
+        (listed,) = listing.jobs(here, 10)
+        assert (listed["origin"], listed["outcome"], listed["state"]) == ("h200", own.verdict.outcome, "done")
+        assert not done_entries(here, [Request.from_json(own.request)])
+        assert site.publish(here, tmp_path / "site") == 4
+    exported(any_database, tmp_path / "again")
+    assert rows_of(tmp_path / "again", "verdicts") == rows_of(tmp_path / "h200", "verdicts")
+    assert {one.new for one in import_export(any_database, tmp_path / "h200")} == {0}
+    own_job = import_export(other_database, tmp_path / "again")
+    assert {one.new for one in own_job} == {0}
+
+
+def test_a_part_of_a_job_and_a_file_of_before_are_verdicts_alone(database, other_database, tmp_path):
+    measured(other_database)
+    exported(other_database, tmp_path / "part", filters=parse(["Conv2d"]))
+    before = pq.read_table(tmp_path / "part" / "verdicts.parquet").drop(sorted(ADDED["verdicts"]))
+    pq.write_table(before, tmp_path / "verdicts.parquet")
+    assert [one.new for one in import_export(database, tmp_path / "verdicts.parquet")] == [1]
+    with database.read() as session:
+        assert session.exec(select(tables.Job)).all() == []
+    exported(database, tmp_path / "again")
+    assert rows_of(tmp_path / "again", "verdicts")[0]["made_of"] is None
+
+
+def test_what_a_cancelled_job_had_read_is_no_verdict_elsewhere(database, tmp_path):
+    measured(database)
+    with database.write() as session:
+        session.get_one(tables.Job, "job1").state = tables.JobState.CANCELLED
+    exported(database, tmp_path / "mine")
+    assert rows_of(tmp_path / "mine", "verdicts") == []
+
+
+def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, tmp_path):
+    filled.fill(other_database)
+    held = [
+        {"mean": 0.0, "spread": 1.0, "zeros": 0.0, "least": -4.6, "channels": 0.1},
+        None,
+        {"held": 1.0, "zeros": 1.0},
+    ]
+    with other_database.write() as session:
+        session.exec(select(tables.Call)).first().data = held
+    exported(other_database, tmp_path / "h200")
+    import_export(database, tmp_path / "h200")
+    with database.read() as session:
+        assert held in [call.data for call in session.exec(select(tables.Call))]
+    for seen in ([{"held": 1.0, "used_dimension": 12, "used": 0.5}], [{"held": 1.0, "zeros": "all"}], [{"zeros": 1.0}]):
+        mangled(tmp_path / "h200", tmp_path / "h200" / "calls.parquet", "calls", seen=json.dumps(seen))
+        with pytest.raises(Refused, match="seen"):
+            import_export(database, tmp_path / "h200")
