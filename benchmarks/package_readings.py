@@ -1,0 +1,88 @@
+"""Adds what farms have measured to the readings that come with the package: ``python benchmarks/package_readings.py h200.db``.
+
+What is there already stays, what a database holds beyond it is added: sound readings of real cards by the present method, with
+the jobs, captures and verdicts that belong to them, no traces. The databases themselves are left as they are. To give one
+again changes nothing, so a database that grows may be given after every go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+
+from farm.errors import FarmError
+from farm.report.export import export
+from farm.report.filters import parse
+from farm.report.importing import import_export
+from farm.report.packaged import FOLDER
+from farm.store.database import Database
+from farm.words.reading import METHOD
+
+MOST_BYTES = 5_000_000  # of a folder: everyone who installs the package has it
+
+
+def add(databases: list[Path], target: Path) -> dict[str, int]:
+    """Merge SQLite databases into an export; table -> rows that are new there.
+
+    Raises:
+        FarmError: a database is none of a farm's, or what would be written is too large; the export is as it was then.
+    """
+    new: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as made:
+        merged = Database(f"sqlite:///{Path(made) / 'merged.db'}")
+        merged.upgrade()
+        if target.exists():
+            import_export(merged, target, origin=target.name)
+        for number, path in enumerate(databases):
+            exported = Path(made) / str(number) / target.name
+            _export(path, Path(made) / f"{number}.db", exported)
+            for taken in import_export(merged, exported, origin=target.name):
+                new[taken.table] = new.get(taken.table, 0) + taken.new
+        if any(new.values()):
+            written = Path(made) / "written" / target.name
+            with merged.read() as session:
+                export(session, written)
+            size = sum(file.stat().st_size for file in written.iterdir())
+            if size > MOST_BYTES:
+                raise FarmError(
+                    f"{target.name} would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f} MB.",
+                    "Leave out a part.",
+                )
+            shutil.copytree(written, target, dirs_exist_ok=True)
+        merged.close()
+    return new
+
+
+def _export(path: Path, copy: Path, target: Path) -> None:
+    """What is to be added of a database, read from a copy, which is brought to the present schema."""
+    with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
+        source.backup(sink)  # also what still stands in the log beside it
+    database = Database(f"sqlite:///{copy}")
+    try:
+        database.upgrade()
+        with database.read() as session:
+            export(session, target, filters=parse([f"method={METHOD}", "simulated=false", "card_kind=cuda"]))
+    finally:
+        database.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("databases", nargs="+", type=Path, metavar="DATABASE", help="SQLite files of farms")
+    parser.add_argument("--name", default="h200", help="of the export under farm/data (default: %(default)s)")
+    asked = parser.parse_args()
+    try:
+        new = add(asked.databases, FOLDER / asked.name)
+    except FarmError as error:
+        sys.exit(f"{error.message} {error.next_step}")
+    print(", ".join(f"{number} {table}" for table, number in new.items()), "new")
+    size = sum(file.stat().st_size for file in (FOLDER / asked.name).iterdir())
+    print(f"{FOLDER / asked.name}: {size / 1e6:.2f} of at most {MOST_BYTES / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
