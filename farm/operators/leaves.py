@@ -28,6 +28,8 @@ _HOOKS = (
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps what they came to under the new one.
 _SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
+# torch 2.13 gave them `bias`; where it goes with `affine`, as it did before, it is not told: a tuple is the same in all versions.
+_AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MOST_LAYERS = 256  # each is built in Python
 _RNN_ARGUMENTS = (
     "input_size",
@@ -129,6 +131,9 @@ def _constructor_values(module: nn.Module) -> dict[str, Any]:
     for name in _constructor(leaf):
         if name in special:
             values[name] = special[name]
+        elif name == "bias" and isinstance(module, _AFFINE):
+            if module.affine and module.bias is None:
+                values[name] = False
         elif name == "bias" and not isinstance(getattr(module, "bias", None), bool):
             values[name] = module.bias is not None
         elif name in _SUPERSEDED:

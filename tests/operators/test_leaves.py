@@ -55,6 +55,7 @@ def test_a_leaf_is_described_and_built_again(leaf):
         nn.Conv2d(4, 8, (3, 5), stride=2, padding=(1, 2), groups=2, bias=False),
         nn.Conv2d(4, 4, 3, padding="same", padding_mode="reflect"),
         nn.BatchNorm2d(4, affine=False, track_running_stats=False, momentum=None),
+        nn.GroupNorm(2, 4, affine=False),
         nn.MultiheadAttention(8, 2, bias=False, kdim=4, vdim=6, add_bias_kv=True, batch_first=True),
         nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", norm_first=True, bias=False),
         nn.LayerNorm((4, 4), elementwise_affine=True, bias=False),
@@ -70,6 +71,18 @@ def test_unusual_parameters_survive(module):
     assert {name: t.shape for name, t in again.state_dict().items()} == {
         name: t.shape for name, t in module.state_dict().items()
     }
+
+
+@pytest.mark.parametrize("module", [nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.GroupNorm(2, 4)], ids=repr)
+def test_a_parameter_that_a_later_torch_has_changes_no_description(module):
+    assert "bias" not in describe_leaf(module)
+
+
+@pytest.mark.skipif("bias" not in inspect.signature(nn.BatchNorm2d).parameters, reason="of torch 2.13")
+def test_a_normalisation_without_a_bias_is_another():
+    assert describe_leaf(nn.BatchNorm2d(4, bias=False))["bias"] is False
+    again = build_leaf(nn.BatchNorm2d, describe_leaf(nn.BatchNorm2d(4, bias=False)))
+    assert again.bias is None
 
 
 def _changed_attribute():
