@@ -9,6 +9,7 @@ types, paths) is escaped in data and layout, because plotly reads some HTML in i
 from __future__ import annotations
 
 import html
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -318,12 +319,26 @@ def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | N
         )
     layout = {
         "height": 430,
-        "xaxis": {**_LOG, "title": {"text": f"{quantity_name} of the whole model, {unit}"}},
-        "yaxis": {**_LOG, "title": {"text": f"{quantity_name} as the sum of the parts, {unit}"}, "automargin": True},
+        "xaxis": {**_LOG, **_ticks(*ends), "title": {"text": f"{quantity_name} of the whole model, {unit}"}},
+        "yaxis": {
+            **_LOG,
+            **_ticks(*ends),
+            "title": {"text": f"{quantity_name} as the sum of the parts, {unit}"},
+            "automargin": True,
+        },
         "showlegend": False,
         "margin": {"l": 65, "r": 15, "t": 10, "b": 55},
     }
     return {"data": data, "layout": layout, "legend": legend}
+
+
+def _ticks(least: float, most: float) -> dict[str, Any]:
+    """Of a logarithmic axis over few decades: 1, 2 and 5 of each, since there may be no power of ten among them."""
+    if most / least > 1e3:
+        return {}
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
 
 
 def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:

@@ -6,6 +6,7 @@ in the browser, and cards side by side. plotly's JavaScript is there once, as a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import defaultdict
@@ -17,11 +18,12 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session, col, func, select
 
-from farm.errors import UsageError
+from farm.errors import Unreadable, UsageError
 from farm.report import charts
 from farm.report.page import JobPage, job_page, plotly_js, render, write_whole
 from farm.store import tables
 from farm.words.protocol import Protocol
+from farm.words.request import Request
 
 MOST_OPERATORS = 20_000  # rows of the table: a browser holds no more comfortably
 _OURS = 'name="generator" content="operator-farm"'
@@ -131,7 +133,7 @@ def _models(session: Session) -> Iterator[ModelPage]:
     job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
     judged = sqlalchemy.select(_columns(tables.Verdict).job_id)
     found = session.execute(
-        sqlalchemy.select(job.id, variant.model, job.request_id)
+        sqlalchemy.select(job.id, variant.model, job.request_id, job.request)
         .join(tables.ModelVariant, variant.id == job.variant_id)
         .where(job.id.in_(judged), job.state == tables.JobState.DONE)
         .order_by(job.created_at_s.desc(), job.id)
@@ -139,11 +141,19 @@ def _models(session: Session) -> Iterator[ModelPage]:
     cards = sqlalchemy.select(item.job_id, func.min(item.card_model)).where(item.role == "whole").group_by(item.job_id)
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
-    for id_, model, request_id in found:
-        newest[model].setdefault((request_id or id_, card_models.get(id_)), id_)
+    for id_, model, request_id, request in found:
+        asked = request_id or _request_id(request) or id_
+        newest[model].setdefault((asked, card_models.get(id_)), id_)
     for model in sorted(newest):
         pages = [job_page(session, id_) for id_ in newest[model].values()]
         yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
+
+
+def _request_id(request: Any) -> str:
+    """What an imported job asked for; one's own have it in their row."""
+    with contextlib.suppress(Unreadable):
+        return Request.from_json(request).id
+    return ""
 
 
 def file_of(model: str) -> str:

@@ -1,0 +1,69 @@
+"""The readings that come with the package: what they must be, and that what farms measure can be added to them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from farm.asking.measurement_file import load
+from farm.errors import FarmError
+from farm.models import catalog
+from farm.report.packaged import FOLDER, packaged_files, packaged_named
+from farm.store import tables
+from farm.store.database import Database
+from farm.words.protocol import Variant
+from farm.words.reading import METHOD
+from tests.report.measured import measured
+
+pq = pytest.importorskip("pyarrow.parquet")
+ROOT = Path(__file__).parents[2]
+
+
+def test_they_are_small_sound_and_of_the_present_method():
+    (folder,) = packaged_files()
+    assert folder == packaged_named("h200") == FOLDER / "h200"
+    assert {file.name for file in folder.iterdir()} == {
+        *("readings.parquet", "calls.parquet", "captures.parquet", "verdicts.parquet", "dictionary.md")
+    }
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 5_000_000
+    columns = ["method", "simulated", "card_kind", "card_model", "origin"]
+    rows = pq.read_table(folder / "readings.parquet", columns=columns).to_pylist()
+    assert {tuple(row.values()) for row in rows} == {(METHOD, False, "cuda", "NVIDIA H200", "h200")}
+
+
+def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    import package_readings
+
+    database = Database(f"sqlite:///{tmp_path / 'farm.db'}")
+    database.upgrade()
+
+    def add_job(variant, job_id):
+        measured(database, variant, job_id)
+        with database.write() as session:
+            session.execute(update(tables.Reading).values(method=METHOD))
+
+    add_job(Variant("resnet18", 32, 224), "job1")
+    target = tmp_path / "data" / "h200"
+    first = package_readings.add([tmp_path / "farm.db"], target)
+    assert (first["verdicts"], first["captures"]) == (1, 1)
+    assert set(package_readings.add([tmp_path / "farm.db"], target).values()) == {0}
+    add_job(Variant("resnet18", 1, 224), "job2")
+    database.close()
+    assert package_readings.add([tmp_path / "farm.db"], target)["verdicts"] == 1
+    assert set(pq.read_table(target / "verdicts.parquet").column("job_id").to_pylist()) == {"job1", "job2"}
+    monkeypatch.setattr(package_readings, "MOST_BYTES", 1000)
+    with pytest.raises(FarmError, match="more than"):
+        package_readings.add([tmp_path / "farm.db"], tmp_path / "other" / "h200")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_file_that_fills_them_names_every_classification_model():
+    wishes = load([ROOT / "examples" / "h200.yml"], check_model=catalog.find)
+    wanted = [(32, "float32"), (1, "float32"), (32, "bfloat16"), (1, "bfloat16")]
+    assert list(dict.fromkeys((wish.batch, wish.dtype) for wish in wishes)) == wanted
+    models = [name for name in catalog.names() if catalog.find(name).task == "classification"]
+    assert sorted(wish.model for wish in wishes) == sorted(models * 4)

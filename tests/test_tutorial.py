@@ -1,0 +1,79 @@
+"""The tutorial gives what it says: its commands are run in its order, and what they print is held against the page.
+
+Here in this process, without what measures; with FARM_SLOW_TESTS=1 word by word, by processes. `--regenerate-golden` then writes
+what they print into the page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from farm.report.packaged import FOLDER
+
+PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```console\nfarm (.+)\n```\n\n```text\n((?:.*\n)*?)```$", re.MULTILINE)
+_TIME = re.compile(r"<?\d+(?:\.\d+)? (?:years?|months?|weeks?|days?|d|h|min|s)\b")
+_OWN = "alexnet"  # what the reader measures: other figures on every machine
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+
+def words(printed: str) -> Counter[str]:
+    """Without ages and the reader's own job, wherever lines are folded."""
+    lines = [line for line in shown(printed).splitlines() if _OWN not in line]
+    return Counter(word for word in _TIME.sub("", "\n".join(lines)).split() if word.strip("─"))
+
+
+def shown(printed: str) -> str:
+    return printed.replace(str(FOLDER), "farm/data").rstrip()
+
+
+def test_what_needs_no_measuring_prints_what_the_tutorial_says():
+    for command, printed in BLOCK.findall(PAGE.read_text()):
+        if command.startswith("run ") or "JOB" in command:
+            continue
+        said = CliRunner().invoke(app, shlex.split(command))
+        assert said.exit_code == 0, said.output
+        if _OWN in command:
+            assert "Conv2d" in said.output
+        elif not command.startswith("publish"):  # the reader's own model has a page, too
+            assert not words(printed) - words(said.output), command
+    assert Path("resnet18.html").stat().st_size > 1e6
+    assert Path("site/index.html").exists()
+
+
+@pytest.mark.slow
+def test_followed_word_by_word(request):
+    def farm(command: str, **options: object) -> str:
+        arguments = [sys.executable, "-m", "cli", *shlex.split(command)]
+        return subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True, timeout=600, **options).stdout
+
+    written = PAGE.read_text()
+    for command, printed in BLOCK.findall(written):
+        if "JOB" in command:
+            (job,) = [job["id"] for job in json.loads(farm("jobs --json"))["jobs"] if job["title"].startswith(_OWN)]
+            said = farm(command.replace("JOB", job))
+        else:
+            said = farm(command, stderr=None if command.startswith("run ") else subprocess.STDOUT)
+        if request.config.getoption("--regenerate-golden"):
+            lines = [line.rstrip() for line in shown(said).splitlines()]
+            block = f"```console\nfarm {command}\n```\n\n```text\n"
+            written = written.replace(f"{block}{printed}```", block + "\n".join(lines) + "\n```")
+        elif _OWN not in command and "JOB" not in command:
+            assert not words(printed) - words(said), command
+    if request.config.getoption("--regenerate-golden"):
+        PAGE.write_text(written)
