@@ -55,7 +55,7 @@ class Tokens:
             raise TokensRejected("an id is below 0")
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int]] | np.ndarray, length: int, *, pad: int, padding: str) -> Self:
+    def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str) -> Self:
         """Rows of any lengths from 1 to ``length``, padded to it."""
         import numpy as np
 

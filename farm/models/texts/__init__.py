@@ -97,7 +97,7 @@ def token_ids(
     ids = _Vocabulary(text, vocabulary, specials)
     room = room_for_text(length, specials.around)
     if padded:
-        rows = [ids.of(begin, min(end, begin + room)) for begin, end in _by_paragraphs(text, batch, room)]
+        rows = [ids.of(begin, min(end, begin + room)) for begin, end in paragraph_rows(text.ends, batch, room)]
     else:
         rows = list(ids.of(0, batch * room).reshape(batch, room))
     return in_rows(rows, length, specials)
@@ -163,7 +163,9 @@ class _Vocabulary:
         rare = self._text.used - self._text.common
         seldom = rank - self._text.common
         # In whole numbers alone: a float's last digit is not the same everywhere.
-        choice = np.array([math.isqrt(rare * rare * (number + 1)) for number in range(end // len(self._text.ranks) + 1)])
+        choice = np.array(
+            [math.isqrt(rare * rare * (number + 1)) for number in range(end // len(self._text.ranks) + 1)]
+        )
         number = (seldom + passes * rare) % choice[passes]
         rest = self._rest[number * self._step % len(self._rest)]
         return np.where(seldom < 0, self._common[rank % len(self._common)], rest)
@@ -177,15 +179,18 @@ def _step(size: int) -> int:
     return step
 
 
-def _by_paragraphs(text: _Corpus, batch: int, room: int) -> list[tuple[int, int]]:
-    """Where each row begins and ends, in tokens of a text that never ends."""
-    paragraphs = len(text.ends)
-    together = max(1, round(room * paragraphs / len(text.ranks) / 2))
+def paragraph_rows(ends: np.ndarray, batch: int, room: int) -> list[tuple[int, int]]:
+    """Where each row begins and ends, in tokens of a text that never ends: whole paragraphs, half of a row on average.
+
+    ``ends`` says where each paragraph of the text ends.
+    """
+    paragraphs, tokens = len(ends), int(ends[-1])
+    together = max(1, round(room * paragraphs / tokens / 2))
 
     def place(number: int) -> int:
         """Where the ``number``-th paragraph begins."""
         passes, within = divmod(number, paragraphs)
-        return passes * len(text.ranks) + (int(text.ends[within - 1]) if within else 0)
+        return passes * tokens + (int(ends[within - 1]) if within else 0)
 
     return [(place(row * together), place((row + 1) * together)) for row in range(batch)]
 
