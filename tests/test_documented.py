@@ -93,6 +93,14 @@ def test_the_example_of_a_measurement_file_is_one():
     assert [wish.sweep.size for wish in wishes if wish.sweep] == [96]
 
 
+@pytest.mark.parametrize("path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name)
+def test_the_examples_are_measurement_files(path):
+    from farm.asking.measurement_file import load
+    from farm.models.catalog import find
+
+    assert load([path], check_model=find)
+
+
 def test_the_example_of_a_settings_file_is_one(tmp_path, monkeypatch):
     (example,) = re.findall(r"```toml\n(.*?)```", (DOCS / "settings.md").read_text(), re.DOTALL)
     path = tmp_path / "farm.toml"

@@ -72,6 +72,7 @@ _NOT_LISTED: dict[str, Callable[..., Any]] = {
     "torch.tril_indices": torch.tril_indices,
     "torch.triu_indices": torch.triu_indices,
     "torch.zeros": torch.zeros,
+    "torch._scaled_mm": torch._scaled_mm,  # a product of eight-bit floats: there is no public name for it
     "torch._weight_norm": torch._weight_norm,  # what torch.nn.utils.parametrizations.weight_norm calls
 }
 

@@ -162,6 +162,9 @@ def _check_value(operator: str, name: str, value: Any, default: Any) -> None:
         return UsageError(f"{name} of a {operator} sweep is {value!r}; it must be {what}.", "Correct the grid.")
 
     if name == "dtype":
+        if value not in (dtypes := RECIPES[operator].dtypes):
+            raise wrong(f"one of {', '.join(dtypes)}")
+    elif name == "out_dtype":
         if value not in DTYPES:
             raise wrong(f"one of {', '.join(DTYPES)}")
     elif name == "zeros":

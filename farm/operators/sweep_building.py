@@ -40,13 +40,14 @@ class Impossible(Exception):
 class _Function(torch.nn.Module):
     """A function with its keywords, as a model would call it."""
 
-    def __init__(self, function: Any, keywords: Mapping[str, Any]) -> None:
+    def __init__(self, function: Any, keywords: Mapping[str, Any], as_list: bool) -> None:
         super().__init__()
         self.function = function
         self.keywords = dict(keywords)
+        self.as_list = as_list
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs, **self.keywords)
+        return self.function(*([inputs] if self.as_list else inputs), **self.keywords)
 
 
 class _SelfAttention(torch.nn.Module):
@@ -66,6 +67,11 @@ _FUNCTIONS = {
     "torch.bmm": torch.bmm,
     "torch.add": torch.add,
     "torch.mul": torch.mul,
+    "torch.neg": torch.neg,
+    "torch.cat": torch.cat,
+    "torch.cos": torch.cos,
+    "torch.sin": torch.sin,
+    "torch._scaled_mm": torch._scaled_mm,
     "torch.nn.functional.softmax": torch.nn.functional.softmax,
     "torch.nn.functional.scaled_dot_product_attention": torch.nn.functional.scaled_dot_product_attention,
 }
@@ -78,6 +84,7 @@ _MODULES = {
         torch.nn.BatchNorm2d,
         torch.nn.GroupNorm,
         torch.nn.LayerNorm,
+        torch.nn.RMSNorm,
         torch.nn.Embedding,
         torch.nn.MaxPool2d,
         torch.nn.AvgPool2d,
@@ -96,7 +103,14 @@ _MODULES = {
 #: What PyTorch raises where it does not take a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
 _KEPT_MODULES = 4096
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -176,24 +190,30 @@ class Builder:
 
     def _structure(self, values: Mapping[str, Any]) -> Any:
         """What decides how the operator is captured; sizes only decide whether PyTorch takes them."""
-        told = {name: values[name] for name in self.recipe.parameters}
+        told = self.recipe.given(values)
         fixed = {name: value for name, value in told.items() if self.recipe.function or not _is_size(value)}
         ranks = tuple(len(shape) for shape in self.recipe.inputs(values))
         return values["dtype"], repr(sorted(fixed.items())), ranks
 
     def _given(self, values: Mapping[str, Any]) -> _Given:
         dtype = _DTYPES[values["dtype"]]
-        parameters = {name: _hashable(values[name]) for name in self.recipe.parameters}
-        key = values["dtype"], tuple(parameters.values())
+        parameters = {name: _hashable(value) for name, value in self.recipe.given(values).items()}
+        key = values["dtype"], tuple(parameters.items())
         if (module := self._modules.get(key)) is None:
             if len(self._modules) >= _KEPT_MODULES:
                 self._modules.clear()
             with torch.device("meta"):
                 module = self._modules[key] = _module(self.operator, self.recipe, parameters).to(dtype).eval()
-        kind = torch.int64 if self.operator == "Embedding" else dtype
-        inputs = tuple(torch.empty(shape, dtype=kind, device="meta") for shape in self.recipe.inputs(values))
+        shapes = self.recipe.inputs(values)
+        inputs = tuple(self._input(number, shape, dtype) for number, shape in enumerate(shapes))
         leaf = None if self.recipe.function else getattr(module, "attention", module)
         return _Given(module, leaf, inputs)
+
+    def _input(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        own = self.recipe.input_dtypes[number] if self.recipe.input_dtypes else ""
+        across = number in self.recipe.transposed
+        made = torch.empty(shape[::-1] if across else shape, dtype=_DTYPES[own] if own else dtype, device="meta")
+        return made.t() if across else made
 
 
 def _describe(like: OperatorTuple, given: _Given) -> tuple[OperatorTuple, list[torch.Tensor]]:
@@ -216,19 +236,23 @@ def _is_size(value: Any) -> bool:
 
 
 def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
-    """The same tuple with that share of zeros in its floating-point activations."""
+    """The same tuple with that share of zeros in its floating-point activations; a scale is none that could have zeros."""
     if not zeros:
         return spec
+
+    def has_zeros(tensor: TensorSpec) -> bool:
+        return tensor.role == "activation" and tensor.dtype != "int64" and bool(tensor.shape)
+
     tensors = tuple(
-        dataclasses.replace(tensor, zeros=zeros) if tensor.role == "activation" and tensor.dtype in _DTYPES else tensor
-        for tensor in spec.tensors
+        dataclasses.replace(tensor, zeros=zeros) if has_zeros(tensor) else tensor for tensor in spec.tensors
     )
     return dataclasses.replace(spec, tensors=tensors)
 
 
 def _module(operator: str, recipe: Recipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
     if recipe.function:
-        return _Function(_FUNCTIONS[recipe.function], parameters)
+        keywords = {**parameters, **({"out_dtype": _DTYPES[out]} if (out := parameters.get("out_dtype")) else {})}
+        return _Function(_FUNCTIONS[recipe.function], keywords, recipe.as_list)
     if operator == "MultiheadAttention":
         return _SelfAttention(parameters)
     module: torch.nn.Module = _MODULES[operator](**parameters)

@@ -67,7 +67,7 @@ def fill_of(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
     if tensor.role != "activation":
         return _weight(spec, index)
     name = spec.operator.rsplit(".", 1)[-1]
-    if name.rstrip("_") in _NEEDS_POSITIVE or name in _NEEDS_POSITIVE:
+    if name.rstrip("_") in _NEEDS_POSITIVE or name in _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape):
         return Fill("positive", shift=0.5)
     return Fill()
 
@@ -167,6 +167,10 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         else:
             largest = torch.iinfo(base.dtype).max
             base.copy_(torch.randint(0, min(how.bound, largest), base.shape, device=base.device, generator=generator))
+    elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels take them
+        wider = torch.empty(base.shape, device=base.device)
+        fill(wider, tensor, how, generator)
+        base.copy_(wider)
     else:
         _fill_numbers(base, how, generator)
         if tensor.zeros > 0:
@@ -208,9 +212,6 @@ def channel_dimension(tensor: torch.Tensor) -> int | None:
 
 
 def _fill_numbers(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
-    if base.dtype.itemsize == 1:  # eight-bit floats: few kernels take them
-        base.copy_(torch.randn(base.shape, device=base.device, generator=generator) * how.scale + how.shift)
-        return
     base.normal_(generator=generator)
     if how.form == "sign":
         base.sign_()

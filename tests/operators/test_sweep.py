@@ -8,6 +8,8 @@ import torch
 from farm.errors import UnknownOperator, UsageError
 from farm.operators import sweep as sweeps
 from farm.operators.capture import capture
+from farm.operators.cost import cost
+from farm.operators.rebuild import rebuild
 from farm.operators.recipes import RECIPES, REQUIRED
 from farm.operators.sweep import Expansion, check_names
 from farm.operators.sweep_building import Builder, Impossible, with_zeros
@@ -95,7 +97,25 @@ VARIED = {
     "ReLU6": {"inplace": [True], "image_size": [3, 5]},
     "Softmax": {"dim": [-1, 1, 5], "tokens": [0, 4]},
     "softmax": {"dim": [-1, 1, 5], "tokens": [0, 4]},
-    "scaled_dot_product_attention": {"is_causal": [True, False], "heads": [1, 2]},
+    "scaled_dot_product_attention": {
+        "is_causal": [True, False],
+        "heads": [2, 4],
+        "key_value_heads": [0, 2],
+        "tokens": [1, 5],
+        "cache": [0, 7],
+    },
+    "RMSNorm": {"tokens": [0, 5], "elementwise_affine": [True, False]},
+    "_scaled_mm": {
+        "m": [16, 17],
+        "n": [16, 32],
+        "k": [16, 24],
+        "zeros": [0, 0.5],
+        "dtype": ["float8_e4m3fn", "float8_e5m2"],
+    },
+    "add": {"tokens": [0, 5], "heads": [1, 2]},
+    "mul": {"tokens": [0, 5], "heads": [1, 2]},
+    "neg": {"tokens": [1, 5]},
+    "cat": {"dim": [-1, 2, 4], "tokens": [1, 5]},
 }
 
 
@@ -142,6 +162,43 @@ def test_a_large_grid_comes_in_batches_from_all_over_it(monkeypatch):
     assert len(set(batches[0])) == 4
 
 
+def test_attention_beside_a_cache_has_few_queries_many_keys_and_fewer_heads_of_them():
+    (spec,) = expand(
+        sweep(
+            "scaled_dot_product_attention",
+            batch=8,
+            heads=32,
+            key_value_heads=8,
+            tokens=1,
+            cache=1023,
+            head_features=128,
+        )
+    )
+    assert spec.input_shapes == ((8, 32, 1, 128), (8, 8, 1024, 128), (8, 8, 1024, 128))
+    assert cost(spec).flops == 4 * 8 * 32 * 1024 * 128
+    assert spec.keywords["enable_gqa"] is True
+    (alike,) = expand(sweep("scaled_dot_product_attention", heads=8, key_value_heads=8))
+    assert "enable_gqa" not in alike.keywords
+
+
+def test_a_product_of_eight_bit_floats_runs_as_it_is_described():
+    expansion = Expansion(sweep("_scaled_mm", m=[16, 32], n=64, k=[128, 100], zeros=[0, 0.5]))
+    specs = [spec for batch in expansion.batches() for spec in batch]
+    assert len(specs) == 4
+    (reason,) = expansion.skipped
+    assert "divisible by 16" in reason
+    assert [spec.tensors[1].stride for spec in specs] == [(1, 128)] * 4
+    assert [cost(spec).flops for spec in specs[::2]] == [2 * m * 64 * 128 for m in (16, 32)]
+    for spec in specs:
+        rebuilt = rebuild(spec, "cpu")
+        zeros = (rebuilt.tensors[0].float() == 0).float().mean()
+        assert zeros == pytest.approx(spec.tensors[0].zeros, abs=0.1)
+        assert (rebuilt.tensors[2] > 0).all()
+        out = rebuilt.run()
+        assert out.dtype == torch.bfloat16
+        assert out.shape == (spec.tensors[0].shape[0], 64)
+
+
 @pytest.mark.parametrize(
     ("operator", "grid", "message"),
     [
@@ -154,6 +211,8 @@ def test_a_large_grid_comes_in_batches_from_all_over_it(monkeypatch):
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "bias": 1}, "must be true or false"),
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "zeros": 2}, "share from 0 to 1"),
         ("Conv2d", {"in_channels": 3, "out_channels": 8, "dtype": "fp8"}, "must be one of float32"),
+        ("_scaled_mm", {"m": 16, "n": 16, "k": 16, "dtype": "float32"}, "must be one of float8_e4m3fn, float8_e5m2"),
+        ("_scaled_mm", {"m": 16, "n": 16, "k": 16, "out_dtype": "int8"}, "must be one of float32"),
         ("Linear", {"in_features": 3, "out_features": 8, "batch": [[1, 2]]}, "a single whole number"),
     ],
 )
