@@ -61,6 +61,7 @@ TORCH_FREE_AT_IMPORT = (
     "farm.words.protocol",
     "farm.benchmark.intervals",
     "farm.models.catalog",
+    "farm.models.texts.given",
     "farm.devices.finding",
     "farm.interface.capturing",
     "farm.interface.measuring",
