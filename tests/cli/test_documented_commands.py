@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,8 @@ def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, t
         where = f"{page}:{block.line}"
         if block.file:
             (tmp_path / block.file).write_text(block.text)
+            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)  # another test's, of the same name
+            monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()])
         elif block.language == "python":
             exec(compile(block.text, where, "exec"), {})
         elif not block.language:
