@@ -216,6 +216,9 @@ def _compared(pairs: Sequence[tuple[Read, Read]], name: str, operator: str) -> C
 
 def _summed(figures: Sequence[tuple[Figure, int]]) -> Figure:
     """Figures and how often each counts. (No figure is made for each: there may be thousands.)"""
+    if len(figures) == 1:  # of a tuple
+        figure, calls = figures[0]
+        return figure.times(calls) if calls != 1 else figure
     return Figure(
         math.fsum(figure.value * calls for figure, calls in figures),
         math.hypot(*(figure.half_width * calls for figure, calls in figures)),
