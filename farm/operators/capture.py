@@ -23,12 +23,11 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention asks for it when a dispatch mode is active
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError
-from farm.operators.fakes import Fakes
+from farm.operators.known import nothing_computed
 from farm.operators.profiled import Profiled
 from farm.operators.recorder import Call, Capture, Recorder, StorageSpec, Trace, Watch
 from farm.operators.repeats import Repeats
@@ -140,13 +139,9 @@ def predict(
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
     _refuse_opaque(model)
-    mode = FakeTensorMode()
-    fakes = Fakes(mode, device_type)
-    with fakes.swapped(model):
-        fake_args, fake_kwargs = fakes.tree(args), fakes.tree(kwargs or {})
-        with mode:
-            recorder = Recorder(model, device_type, watch and fakes.unmasked(watch), Repeats(fakes))
-            return _watched(recorder, model, fake_args, fake_kwargs, grad_enabled)
+    with nothing_computed(model, args, kwargs, device_type) as (fakes, stand_ins, named):
+        recorder = Recorder(model, device_type, watch and fakes.unmasked(watch), Repeats(fakes))
+        return _watched(recorder, model, stand_ins, named, grad_enabled)
 
 
 def verify_on_device(

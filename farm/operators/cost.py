@@ -7,24 +7,27 @@ taken, for a tuple as for a whole model, so that the sum over the tuples equals 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
 from farm.operators.encoding import decode, tensors_in
+from farm.operators.known import nothing_computed
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
 #: What gives the host a value: on meta there is none, and it moves no more than it reads.
 READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
     f"torch.Tensor.{name}"
-    for name in ("item", "tolist", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__")
+    for name in ("item", "tolist", "equal", "allclose", "is_nonzero", "__bool__", "__contains__", "__int__", "__float__", "__index__")
 }
 
 
@@ -123,20 +126,41 @@ def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
 
 
 def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:
-    """PyTorch's own count over a whole model on meta, to hold the sum of the tuples against.
+    """PyTorch's own count over a whole model that computes nothing, to hold the sum of the tuples against.
 
     Raises:
         CaptureError: the model raised.
     """
+    given = (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)))
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(*args, **(kwargs or {}))
+        if all(tensor.is_meta for tensor in given):
+            with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
+                return _counted(model, args, kwargs or {})
+        with nothing_computed(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
+            return _counted(model, stand_ins, named)
     except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run it alone on this input; make tensors on the input's device, and read no values back from them.",
         ) from error
+
+
+def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*args, **kwargs)
     return counter.get_total_flops()
+
+
+@contextlib.contextmanager
+def _no_fused_path() -> Iterator[None]:
+    """Takes the paths that meta tensors take."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:

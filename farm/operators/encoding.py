@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import math
 import numbers
@@ -205,3 +206,13 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for entry in tree.values():
             yield from tensors_in(entry)
+
+
+@functools.cache
+def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that an aten operator writes."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

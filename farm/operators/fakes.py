@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,23 +12,40 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from farm.operators.allowed import LEAF_CLASSES
+
+#: Of a tensor whose values are kept: a mask of 4096 x 4096. Larger ones are fake.
+MOST_BYTES = 2**24
+
+#: What is handed on as it is.
+_NO_HOLDERS = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
+
 
 class Fakes:
-    """Stands fake tensors in for a model's own, keeping identity and strides."""
+    """Stands other tensors in for a model's own, keeping identity and strides: fake ones, and for integers that have values
+    and are small copies (see `farm.operators.known`)."""
 
     def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
         self.mode, self.device = mode, torch.device(device_type)
         self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.copies: dict[int, tuple[Any, Any]] = {}
 
-    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
+        """What stands in for a tensor: the same for the same; with ``fake`` a fake one whatever its values."""
         if id(tensor) not in self.known:
             is_parameter = isinstance(tensor, nn.Parameter)
-            fake = self.fresh(
-                tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
-            )
+            stand_in: torch.Tensor
+            if not fake and _has_values(tensor):
+                storage = tensor.untyped_storage().clone()
+                stand_in = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                stand_in = stand_in.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()).to(self.device)
+            else:
+                stand_in = self.fresh(
+                    tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
+                )
             if is_parameter:
-                fake._is_param = True  # as nn.Parameter marks a tensor of another class
-            self.known[id(tensor)] = (tensor, fake)  # the original is held, so its id stays its own
+                stand_in._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks a tensor of another class
+            self.known[id(tensor)] = (tensor, stand_in)  # the original is held, so its id stays its own
         return self.known[id(tensor)][1]
 
     def fresh(
@@ -43,16 +61,31 @@ class Fakes:
         return FakeTensor(self.mode, meta, self.device)
 
     def tree(self, tree: Any) -> Any:
+        """A copy with other tensors in it: of lists, tuples, dictionaries, and of objects (a cache with its layers)."""
         if isinstance(tree, torch.Tensor):
             return self.tensor(tree)
-        if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
-            return type(tree)(self.tree(entry) for entry in tree)
-        if isinstance(tree, dict):
-            return {key: self.tree(value) for key, value in tree.items()}
-        return copy.copy(tree)
+        if id(tree) in self.copies:
+            return self.copies[id(tree)][1]
+        if isinstance(tree, tuple):
+            entries = [self.tree(entry) for entry in tree]
+            return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
+        if isinstance(tree, _NO_HOLDERS):
+            return tree
+        twin = copy.copy(tree)
+        if twin is tree:
+            return tree
+        self.copies[id(tree)] = tree, twin  # what is met on the way to itself ends here
+        if isinstance(twin, list):
+            twin[:] = map(self.tree, tree)
+        elif isinstance(twin, dict):
+            for key, value in tree.items():
+                dict.__setitem__(twin, key, self.tree(value))
+        for name, value in getattr(twin, "__dict__", {}).items():
+            twin.__dict__[name] = self.tree(value)
+        return twin
 
     def unmasked(self, watch: Callable[..., None]) -> Callable[..., None]:
-        """A watch that is shown the tensors behind the fakes that stand in for them."""
+        """A watch that is shown the tensors behind those that stand in for them."""
 
         def look(path: str, operator: str, *shown: Sequence[tuple[torch.Tensor, bool]]) -> None:
             behind = {id(fake): original for original, fake in self.known.values()}
@@ -63,18 +96,45 @@ class Fakes:
     @contextlib.contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
         undo: list[tuple[dict[str, Any], str, Any]] = []
+        seen: dict[int, bool] = {}
         try:
             for module in model.modules():
-                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
-                for place in places:
+                leaf = type(module) in LEAF_CLASSES  # a leaf reads none of its own, and is not run again when it is given the same
+                for place in (module._parameters, module._buffers, module.__dict__):
                     for name, value in list(place.items()):
                         if isinstance(value, torch.Tensor):
                             undo.append((place, name, value))
-                            place[name] = self.tensor(value)
+                            place[name] = self.tensor(value, fake=leaf)
+                        elif place is module.__dict__ and name not in _OWN and _holds_tensors(value, seen):
+                            undo.append((place, name, value))
+                            place[name] = self.tree(value)
                 if isinstance(module, nn.RNNBase):  # a list of its own parameters, handed to the kernel
                     undo.append((module.__dict__, "_flat_weights", module._flat_weights))
                     module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
             yield
         finally:
-            for place, name, value in undo:
+            for place, name, value in reversed(undo):
                 place[name] = value
+
+
+_OWN = frozenset(nn.Module().__dict__)  # where parameters and children are
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return not floating and not tensor.is_meta and tensor.untyped_storage().nbytes() <= MOST_BYTES
+
+
+def _holds_tensors(value: Any, seen: dict[int, bool]) -> bool:
+    """Whether there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, str | int | float | None) or isinstance(value, _NO_HOLDERS):
+        return False
+    if id(value) not in seen:
+        seen[id(value)] = False
+        entries = list(value) if isinstance(value, list | tuple) else []
+        entries += list(value.values()) if isinstance(value, dict) else []
+        entries += list(getattr(value, "__dict__", {}).values())
+        seen[id(value)] = any(_holds_tensors(entry, seen) for entry in entries)
+    return seen[id(value)]

@@ -23,7 +23,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in
+from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in, written_arguments
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
 from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
@@ -100,16 +100,6 @@ class Capture:
 # Allocations run no kernel and yet return new memory, and so does the mark on a constant of Python's among fake
 # tensors: the one thing that schemas do not tell.
 _NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
-
-
-@functools.cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that an aten operator writes."""
-    return tuple(
-        (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
 
 
 def _output_text(tensor: torch.Tensor) -> str:
@@ -274,7 +264,7 @@ class Recorder:
             self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.owners)}")
         call = self.owners[-1]
         call.costly.append(name)
-        for position, argument in _written_arguments(func):
+        for position, argument in written_arguments(func):
             value = args[position] if position < len(args) else kwargs.get(argument)
             call.written.update(_storage_key(tensor) for tensor in tensors_in(value))
 

@@ -81,5 +81,5 @@ def _key(given: Given) -> Hashable:
 
 
 def _holds_values(given: Given) -> bool:
-    """Whether the mode knows the value of a tensor (of ``torch.tensor(2)``), and would compute with it."""
-    return any(getattr(tensor, "constant", None) is not None for tensor in given.tensors)
+    """Whether a tensor is a real one (`farm.operators.known`): what is made of it may be, too."""
+    return any(type(tensor) is not FakeTensor for tensor in given.tensors)
