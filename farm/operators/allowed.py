@@ -132,3 +132,9 @@ ALLOWED_OPERATORS: dict[str, Any] = _functions() | {f"torch.nn.{leaf.__name__}":
 FUNCTION_NAMES: dict[Any, str] = {
     function: name for name, function in ALLOWED_OPERATORS.items() if not inspect.isclass(function)
 }
+
+#: What gives the host a value: on meta there is none, and it moves no more than it reads.
+READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
+    f"torch.Tensor.{name}"
+    for name in ("item", "tolist", "equal", "allclose", "is_nonzero", "__bool__", "__contains__", "__int__", "__float__", "__index__")
+}

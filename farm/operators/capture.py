@@ -15,6 +15,7 @@ computing anything, on fake tensors that claim to be on a device; meta tensors w
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -247,16 +248,22 @@ class _Auditor(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _observed_calls(recorder: Recorder) -> Iterator[None]:
-    original = nn.Module.__call__
+    original, scripted = nn.Module.__call__, torch.jit.ScriptFunction.__call__
 
     def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(original, module, args, kwargs)
 
+    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+        # Inside a scripted function no public function is called: what it was made of runs instead.
+        return getattr(function, "_torchdynamo_inline", functools.partial(scripted, function))(*args, **kwargs)
+
     nn.Module.__call__ = observed  # type: ignore[method-assign]
+    torch.jit.ScriptFunction.__call__ = inlined
     try:
         yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+        torch.jit.ScriptFunction.__call__ = scripted
 
 
 def _refuse_opaque(model: nn.Module) -> None:

@@ -19,17 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
+from farm.operators.allowed import READS_BACK
 from farm.operators.encoding import decode, tensors_in
 from farm.operators.known import nothing_computed
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
-
-#: What gives the host a value: on meta there is none, and it moves no more than it reads.
-READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
-    f"torch.Tensor.{name}"
-    for name in ("item", "tolist", "equal", "allclose", "is_nonzero", "__bool__", "__contains__", "__int__", "__float__", "__index__")
-}
-
 
 @dataclass(frozen=True)
 class Cost:

@@ -28,6 +28,7 @@ class Fakes:
     def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
         self.mode, self.device = mode, torch.device(device_type)
         self.known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.storages: dict[int, torch.UntypedStorage] = {}
         self.copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
@@ -36,9 +37,7 @@ class Fakes:
             is_parameter = isinstance(tensor, nn.Parameter)
             stand_in: torch.Tensor
             if not fake and _has_values(tensor):
-                storage = tensor.untyped_storage().clone()
-                stand_in = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                stand_in = stand_in.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride()).to(self.device)
+                stand_in = self._kept(tensor)
             else:
                 stand_in = self.fresh(
                     tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
@@ -47,6 +46,15 @@ class Fakes:
                 stand_in._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks a tensor of another class
             self.known[id(tensor)] = (tensor, stand_in)  # the original is held, so its id stays its own
         return self.known[id(tensor)][1]
+
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            kept = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
+            kept.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+            self.storages[storage._cdata] = kept.untyped_storage()
+        kept = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        return kept.set_(self.storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def fresh(
         self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False

@@ -14,6 +14,7 @@ Requirements:
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +111,18 @@ def nothing_computed(
     """While active, ``model`` has stand-ins for its tensors, on ``device_type``; gives those for its arguments."""
     mode = FakeTensorMode()
     fakes = Fakes(mode, device_type)
-    with fakes.swapped(model):
+    log = logging.getLogger(FakeTensorMode.__module__)  # what it says of an operator that cannot be faked is said in the error
+    with fakes.swapped(model), _silent(log):
         stand_ins = fakes.tree(args), fakes.tree(kwargs or {})
         with mode, Known(fakes):
             yield fakes, *stand_ins
+
+
+@contextlib.contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

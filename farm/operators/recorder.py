@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
+from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES, READS_BACK
 from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in, written_arguments
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
@@ -127,18 +127,21 @@ def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
     return any(_storage_key(tensor) not in inputs for tensor in outputs)
 
 
+_READING = "aten._local_scalar_dense.default"
+
 # ------------------------------------------------------------------------------------------------ recorder
 
 
 class OpenCall:
     """The call that owns the slot."""
 
-    __slots__ = ("costly", "number", "path", "what", "written")
+    __slots__ = ("costly", "number", "path", "read", "what", "written")
 
     def __init__(self, what: str, path: str, number: int) -> None:
         self.what, self.path, self.number = what, path, number
         self.costly: list[str] = []
         self.written: set[int] = set()
+        self.read: list[tuple[torch.Tensor, Any]] = []  # each with the value that it was read as
 
 
 class Recorder:
@@ -235,9 +238,11 @@ class Recorder:
             with self._around(call):
                 out = func(*args, **kwargs)
             if call.costly:
+                if call.read and name not in READS_BACK:
+                    args, kwargs = self._read_apart(call, args, kwargs)
                 if name is None:
                     self._gap(call, "the function is not in the allow-list")
-                elif given := self._describe(call, name, {}, None, args, kwargs):
+                elif call.costly and (given := self._describe(call, name, {}, None, args, kwargs)):
                     self._close(call, given, out)
         finally:
             self.owners.pop()
@@ -264,9 +269,28 @@ class Recorder:
             self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.owners)}")
         call = self.owners[-1]
         call.costly.append(name)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            call.read.append((args[0], out))
         for position, argument in written_arguments(func):
             value = args[position] if position < len(args) else kwargs.get(argument)
             call.written.update(_storage_key(tensor) for tensor in tensors_in(value))
+
+    def _read_apart(self, call: OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with numbers where a tensor was given in the place of one (``x[:length]``).
+
+        Reading it is a call of its own: which sizes come out is a matter of its value, and a tuple holds none of a tensor.
+        """
+        values = {id(tensor): value for tensor, value in call.read}
+        args, replaced = _replaced(args, values)
+        kwargs, others = _replaced(kwargs, values)
+        for tensor, _ in call.read:
+            if id(tensor) in replaced | others:
+                call.costly.remove(_READING)
+                reading = OpenCall("item", call.path, call.number)
+                reading.costly.append(_READING)
+                if given := self._describe(reading, "torch.Tensor.item", {}, None, (tensor,), {}):
+                    self._close(reading, given, None)
+        return args, kwargs
 
     def _gap(self, call: OpenCall, reason: str) -> None:
         self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
@@ -345,6 +369,25 @@ class Recorder:
             traces=self.traces,
             owners=tuple(self.owned),
         )
+
+
+def _replaced(tree: Any, values: dict[int, Any]) -> tuple[Any, set[int]]:
+    """The tree with values in the places of tensors, by the ids of these, and the ids of those that were found."""
+    found: set[int] = set()
+
+    def other(entry: Any) -> Any:
+        if id(entry) in values:
+            found.add(id(entry))
+            return values[id(entry)]
+        if isinstance(entry, slice):
+            return slice(other(entry.start), other(entry.stop), other(entry.step))
+        if type(entry) in (tuple, list):
+            return type(entry)(map(other, entry))
+        if type(entry) is dict:
+            return {key: other(value) for key, value in entry.items()}
+        return entry
+
+    return other(tree), found
 
 
 def _text(func: Any) -> str:
