@@ -131,6 +131,8 @@ def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] 
             with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
                 return _counted(model, args, kwargs or {})
         with nothing_computed(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
+            for parameter in model.parameters():  # stand-ins; the counter hooks what a module is given that asks for gradients
+                parameter.requires_grad_(False)
             return _counted(model, stand_ins, named)
     except (Exception, SystemExit) as error:
         raise CaptureError(
