@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from farm.operators.allowed import LEAF_CLASSES
 
-#: Of a tensor whose values are kept: a mask of 4096 x 4096. Larger ones are fake.
+#: Of an integer tensor that the model is given or holds, and whose values are kept: two million token ids.
 MOST_BYTES = 2**24
 
 #: What is handed on as it is.

@@ -26,7 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from farm.operators.encoding import tensors_in, written_arguments
-from farm.operators.fakes import MOST_BYTES, Fakes
+from farm.operators.fakes import Fakes
+
+#: Of a tensor that is made of small ones or of numbers alone: a mask of 1024 x 1024. Larger ones are fake.
+MOST_MADE_BYTES = 2**20
+_WIDER = 8  # times what it is made of is no large one either: integers for booleans
 
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 #: A boolean mask among their indices stands for the places that it marks.
@@ -65,7 +69,8 @@ class Known(TorchDispatchMode):
                 out = func(*there, **named)
             except (RuntimeError, NotImplementedError):  # not to be had on meta
                 return bool(kept)
-        return all(tensor.untyped_storage().nbytes() <= MOST_BYTES for tensor in tensors_in(out))
+        most = max(MOST_MADE_BYTES, _WIDER * sum(tensor.nbytes for tensor in kept))
+        return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
 
     def _left(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What the mode below makes of it, with fake tensors in the place of the real ones."""
