@@ -73,6 +73,7 @@ _NOT_LISTED: dict[str, Callable[..., Any]] = {
     "torch.triu_indices": torch.triu_indices,
     "torch.zeros": torch.zeros,
     "torch._scaled_mm": torch._scaled_mm,  # a product of eight-bit floats: there is no public name for it
+    "torch._grouped_mm": torch._grouped_mm,  # what a mixture of experts of transformers calls
     "torch._weight_norm": torch._weight_norm,  # what torch.nn.utils.parametrizations.weight_norm calls
 }
 

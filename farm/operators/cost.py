@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: it cannot be built.
     """
     built = rebuild(spec, "meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _counter() as counter:
         out = () if spec.operator in READS_BACK else built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
 
@@ -141,8 +142,18 @@ def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] 
         ) from error
 
 
+def _counter() -> FlopCounterMode:
+    """PyTorch's, with what it lacks."""
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_mm_flops})
+
+
+def _grouped_mm_flops(rows: Any, experts: Any, *_: Any, **__: Any) -> int:
+    """Of rows (m, k), each with one of the matrices (groups, k, n)."""
+    return 2 * math.prod(rows) * int(experts[-1])
+
+
 def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _counter() as counter:
         model(*args, **kwargs)
     return counter.get_total_flops()
 

@@ -44,7 +44,7 @@ class Fill:
     """How one tensor is filled: ``shift + scale * N(0, 1)``, or a variant of it.
 
     ``form`` is 'normal', 'positive' (the absolute value of the normal one is taken), 'sign' (plus or minus one),
-    'index' (integers from 0 to ``bound - 1``) or 'boolean'.
+    'index' (integers from 0 to ``bound - 1``), 'ends' (of equal parts of ``bound``, in order) or 'boolean'.
     """
 
     form: str = "normal"
@@ -59,6 +59,8 @@ def fill_of(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
     if tensor.dtype == "bool":
         return Fill("boolean")
     if "float" not in tensor.dtype and "complex" not in tensor.dtype:
+        if spec.operator == "torch._grouped_mm":  # which rows are which expert's
+            return Fill("ends", bound=spec.tensors[0].shape[0])
         return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))
     if tensor.role != "activation" and index not in written:
         return _weight(spec, index)
@@ -161,6 +163,8 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
         return
     if how.form == "boolean":
         base.bernoulli_(0.5, generator=generator)
+    elif how.form == "ends":
+        base.copy_(torch.arange(1, base.numel() + 1, device=base.device).mul_(how.bound).div_(base.numel(), rounding_mode="floor"))
     elif how.form == "index":
         if how.bound <= 1:
             base.zero_()
