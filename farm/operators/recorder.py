@@ -235,15 +235,28 @@ class Recorder:
         name = FUNCTION_NAMES.get(func)
         call = self._open(name or _text(func))
         try:
+            given = again = None
+            if self.repeats is not None and name in self.repeats.functions:
+                given = self._describe(call, name, {}, None, args, kwargs)
+                again = None if given is None else self.repeats.again(given)
+            if again is not None and given is not None:
+                operators, written, out = again
+                self.operators.update(operators)
+                call.costly.extend(operators)
+                call.written.update(written)
+                self._close(call, given, out)
+                return out
             with self._around(call):
                 out = func(*args, **kwargs)
             if call.costly:
                 if call.read and name not in READS_BACK:
-                    args, kwargs = self._read_apart(call, args, kwargs)
+                    (args, kwargs), given = self._read_apart(call, args, kwargs), None
                 if name is None:
                     self._gap(call, "the function is not in the allow-list")
-                elif call.costly and (given := self._describe(call, name, {}, None, args, kwargs)):
+                elif call.costly and (given := given or self._describe(call, name, {}, None, args, kwargs)):
                     self._close(call, given, out)
+                    if self.repeats is not None and not call.read and self.repeats.learn(given, call.costly, call.written, out):
+                        self.repeats.functions.add(name)
         finally:
             self.owners.pop()
         return out

@@ -1,8 +1,8 @@
-"""What a leaf did once on fake tensors, done again without running it.
+"""What a leaf or a function did once on fake tensors, done again without running it.
 
-A leaf is rebuilt by its description alone, and a fake pass knows of tensors only what is in their layouts: a second
+They are rebuilt by their description alone, and a fake pass knows of tensors only what is in their layouts: a second
 call that is given the same does the same. Three calls of four in a model are such repeats, and
-running one on fake tensors costs a millisecond of Python. Only predicted passes repeat; on a device everything runs.
+running one on fake tensors costs up to a millisecond of Python. Only predicted passes repeat; on a device everything runs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Repeats:
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
         self.effects: dict[Hashable, Effect] = {}
+        self.functions: set[str] = set()  # of which an effect is known; most others return views, and are not worth describing
 
     def again(self, given: Given) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
         """What `learn` was told of an equal call, for the tensors of this one; None where it must run."""
@@ -53,13 +54,13 @@ class Repeats:
         out = given.tensors[place] if isinstance(place, int) else self.fakes.fresh(*place)
         return effect.operators, {given.storages[position] for position in effect.written}, out
 
-    def learn(self, given: Given, operators: list[str], written: set[int], out: object) -> None:
-        """Keeps what a call did, unless it returned a view, a tensor to differentiate, or not one tensor alone.
+    def learn(self, given: Given, operators: list[str], written: set[int], out: object) -> bool:
+        """Keeps what a call did and says so, unless it returned a view, a tensor to differentiate, or not one tensor alone.
 
         ``written`` are the addresses of the storages that it wrote.
         """
         if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _holds_values(given):
-            return
+            return False
         output: int | NewTensor
         same = [index for index, tensor in enumerate(given.tensors) if tensor is out]
         if same:
@@ -69,9 +70,10 @@ class Repeats:
             storage = out.untyped_storage()
             whole = storage.nbytes() == self.fakes.fresh(*output).untyped_storage().nbytes()
             if storage._cdata in given.storages or out.storage_offset() or not whole:
-                return
+                return False
         positions = tuple(index for index, storage in enumerate(given.storages) if storage in written)
         self.effects[_key(given)] = Effect(tuple(operators), positions, output)
+        return True
 
 
 def _key(given: Given) -> Hashable:
@@ -81,5 +83,5 @@ def _key(given: Given) -> Hashable:
 
 
 def _holds_values(given: Given) -> bool:
-    """Whether a tensor is a real one (`farm.operators.known`): what is made of it may be, too."""
-    return any(type(tensor) is not FakeTensor for tensor in given.tensors)
+    """Whether a tensor is a real one, or what is made may be, since nothing is given but numbers (`farm.operators.known`)."""
+    return not given.tensors or any(type(tensor) is not FakeTensor for tensor in given.tensors)

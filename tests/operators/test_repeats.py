@@ -1,22 +1,19 @@
-"""A leaf that is given the same again is not run again in a prediction, and the capture is the same as if it were."""
+"""A leaf or a function that is given the same again is not run again in a prediction, and the capture is the same as if it were."""
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.models import catalog
 from farm.operators.capture import capture, predict
-from farm.operators.fakes import Fakes
+from farm.operators.known import nothing_computed
 
 
 def run_in_full(model, inputs, grad_enabled=False):
-    mode = FakeTensorMode()
-    fakes = Fakes(mode, "cpu")
-    with fakes.swapped(model):
-        fake_inputs = fakes.tree(inputs)
-        with mode:
-            return capture(model, fake_inputs, grad_enabled=grad_enabled)
+    with nothing_computed(model, inputs, None, "cpu") as (_, stand_ins, _):
+        return capture(model, stand_ins, grad_enabled=grad_enabled)
 
 
 class Twice(nn.Module):
@@ -73,6 +70,50 @@ def test_a_leaf_does_again_what_it_did(leaf, training):
         inputs.pop()  # an expanded tensor cannot be written
     model = Twice(leaf).train(training)
     assert predict(model, tuple(inputs)) == run_in_full(model, tuple(inputs))
+
+
+class _Layers(nn.Module):
+    """The same functions again and again, as a decoder's layers call them."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("cache", torch.zeros(2, 4, 8))
+
+    def forward(self, x):
+        for position in range(3):
+            normal = x.float().pow(2).mean(-1, keepdim=True)
+            x = self.weight * (x * torch.rsqrt(normal + 1e-6)).to(x.dtype)
+            left, right = x.chunk(2, dim=-1)
+            x = torch.cat((-right, left), dim=-1).transpose(0, 1).reshape(2, 4, 8)
+            self.cache.index_copy_(1, torch.tensor([position]), x[:, :1])
+            x += F.scaled_dot_product_attention(x, self.cache, self.cache)
+            x = F.dropout(F.silu(x), 0.1, self.training)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [False, True])
+def test_functions_are_captured_as_if_all_of_them_had_run(dtype, training):
+    model = _Layers().to("meta", dtype).train(training)
+    inputs = (torch.empty(2, 4, 8, device="meta", dtype=dtype),)
+    assert predict(model, inputs) == run_in_full(model, inputs)
+
+
+def test_equal_functions_run_once_in_a_prediction():
+    class Aten(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Watched(nn.Module):
+        def forward(self, x):
+            with Aten():
+                return x.sin().sin().sin()
+
+    seen = []
+    assert len(predict(Watched(), (torch.empty(4, device="meta"),)).calls) == 3
+    assert seen.count(torch.ops.aten.sin.default) == 1
 
 
 class _OnItself(nn.Module):
