@@ -137,5 +137,16 @@ FUNCTION_NAMES: dict[Any, str] = {
 #: What gives the host a value: on meta there is none, and it moves no more than it reads.
 READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
     f"torch.Tensor.{name}"
-    for name in ("item", "tolist", "equal", "allclose", "is_nonzero", "__bool__", "__contains__", "__int__", "__float__", "__index__")
+    for name in (
+        "item",
+        "tolist",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__bool__",
+        "__contains__",
+        "__int__",
+        "__float__",
+        "__index__",
+    )
 }

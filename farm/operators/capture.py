@@ -248,7 +248,9 @@ class _Auditor(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _observed_calls(recorder: Recorder) -> Iterator[None]:
-    original, scripted = nn.Module.__call__, torch.jit.ScriptFunction.__call__
+    original = nn.Module.__call__
+    script_function: Any = torch.jit.ScriptFunction
+    scripted = script_function.__call__
 
     def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(original, module, args, kwargs)
@@ -258,12 +260,12 @@ def _observed_calls(recorder: Recorder) -> Iterator[None]:
         return getattr(function, "_torchdynamo_inline", functools.partial(scripted, function))(*args, **kwargs)
 
     nn.Module.__call__ = observed  # type: ignore[method-assign]
-    torch.jit.ScriptFunction.__call__ = inlined
+    script_function.__call__ = inlined
     try:
         yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
-        torch.jit.ScriptFunction.__call__ = scripted
+        script_function.__call__ = scripted
 
 
 def _refuse_opaque(model: nn.Module) -> None:

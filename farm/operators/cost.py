@@ -26,6 +26,7 @@ from farm.operators.known import nothing_computed
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
+
 @dataclass(frozen=True)
 class Cost:
     """The cost of one call.
@@ -120,19 +121,28 @@ def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
     return torch.empty(target.shape, device=meta)[decode(index, [], meta)].numel()
 
 
-def model_flops(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> int:
-    """PyTorch's own count over a whole model that computes nothing, to hold the sum of the tuples against.
+def model_flops(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
+) -> int:
+    """PyTorch's own count over a whole model, to hold the sum of the tuples against.
+
+    Computes nothing, unless it is told to: then the model is run as it is.
 
     Raises:
         CaptureError: the model raised.
     """
     given = (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)))
     try:
+        if computed:
+            with _no_fused_path():
+                return _counted(model, args, kwargs or {})
         if all(tensor.is_meta for tensor in given):
             with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
                 return _counted(model, args, kwargs or {})
         with nothing_computed(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
-            for parameter in model.parameters():  # stand-ins; the counter hooks what a module is given that asks for gradients
+            for (
+                parameter
+            ) in model.parameters():  # stand-ins; the counter hooks what a module is given that asks for gradients
                 parameter.requires_grad_(False)
             return _counted(model, stand_ins, named)
     except (Exception, SystemExit) as error:

@@ -107,8 +107,11 @@ class Fakes:
         seen: dict[int, bool] = {}
         try:
             for module in model.modules():
-                leaf = type(module) in LEAF_CLASSES  # a leaf reads none of its own, and is not run again when it is given the same
-                for place in (module._parameters, module._buffers, module.__dict__):
+                leaf = (
+                    type(module) in LEAF_CLASSES
+                )  # a leaf reads none of its own, and is not run again when it is given the same
+                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+                for place in places:
                     for name, value in list(place.items()):
                         if isinstance(value, torch.Tensor):
                             undo.append((place, name, value))
@@ -137,7 +140,7 @@ def _holds_tensors(value: Any, seen: dict[int, bool]) -> bool:
     """Whether there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
     if isinstance(value, torch.Tensor):
         return True
-    if isinstance(value, str | int | float | None) or isinstance(value, _NO_HOLDERS):
+    if value is None or isinstance(value, (str, int, float, *_NO_HOLDERS)):
         return False
     if id(value) not in seen:
         seen[id(value)] = False

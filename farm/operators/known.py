@@ -23,7 +23,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from farm.operators.encoding import tensors_in, written_arguments
 from farm.operators.fakes import Fakes
@@ -34,7 +34,9 @@ _WIDER = 8  # times what it is made of is no large one either: integers for bool
 
 _DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 #: A boolean mask among their indices stands for the places that it marks.
-_INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
+_INDEXING = frozenset(
+    {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+)
 
 
 class Known(TorchDispatchMode):
@@ -57,14 +59,18 @@ class Known(TorchDispatchMode):
     def _runs(self, func: Any, args: Any, kwargs: Any, kept: list[torch.Tensor]) -> bool:
         if func.is_view:  # whatever stands in the memory
             return True
-        if torch.Tag.nondeterministic_seeded in func.tags or any(_address(tensor) in self.overwritten for tensor in kept):
+        if torch.Tag.nondeterministic_seeded in func.tags or any(
+            _address(tensor) in self.overwritten for tensor in kept
+        ):
             return False
         if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
             return True
         meta = torch.device("meta")
         with torch._C._DisableTorchDispatch():
             there = tree_map_only(torch.Tensor, _on_meta, args)
-            named = tree_map_only(torch.Tensor, _on_meta, kwargs) | ({"device": meta} if "device" in kwargs or not kept else {})
+            named = tree_map_only(torch.Tensor, _on_meta, kwargs) | (
+                {"device": meta} if "device" in kwargs or not kept else {}
+            )
             try:
                 out = func(*there, **named)
             except (RuntimeError, NotImplementedError):  # not to be had on meta
@@ -116,7 +122,9 @@ def nothing_computed(
     """While active, ``model`` has stand-ins for its tensors, on ``device_type``; gives those for its arguments."""
     mode = FakeTensorMode()
     fakes = Fakes(mode, device_type)
-    log = logging.getLogger(FakeTensorMode.__module__)  # what it says of an operator that cannot be faked is said in the error
+    log = logging.getLogger(
+        FakeTensorMode.__module__
+    )  # what it says of an operator that cannot be faked is said in the error
     with fakes.swapped(model), _silent(log):
         stand_ins = fakes.tree(args), fakes.tree(kwargs or {})
         with mode, Known(fakes):

@@ -255,7 +255,11 @@ class Recorder:
                     self._gap(call, "the function is not in the allow-list")
                 elif call.costly and (given := given or self._describe(call, name, {}, None, args, kwargs)):
                     self._close(call, given, out)
-                    if self.repeats is not None and not call.read and self.repeats.learn(given, call.costly, call.written, out):
+                    if (
+                        self.repeats is not None
+                        and not call.read
+                        and self.repeats.learn(given, call.costly, call.written, out)
+                    ):
                         self.repeats.functions.add(name)
         finally:
             self.owners.pop()

@@ -43,7 +43,9 @@ class Repeats:
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
         self.effects: dict[Hashable, Effect] = {}
-        self.functions: set[str] = set()  # of which an effect is known; most others return views, and are not worth describing
+        self.functions: set[str] = (
+            set()
+        )  # of which an effect is known; most others return views, and are not worth describing
 
     def again(self, given: Given) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
         """What `learn` was told of an equal call, for the tensors of this one; None where it must run."""

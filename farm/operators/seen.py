@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import FarmError
 from farm.models import catalog
 from farm.operators.capture import capture, predict
+from farm.operators.taking_apart import example_inputs
 from farm.operators.values import channel_dimension
 from farm.words.data_classes import NORMAL, class_of
 from farm.words.protocol import Variant
@@ -71,7 +72,7 @@ def _held_alone(model: nn.Module, variant: Variant) -> SeenCalls | None:
         found[path, operator].append(unknown + known if known else [])
 
     try:
-        predict(model, catalog.example_inputs(variant.model, variant.batch, variant.input_size), watch=look)
+        predict(model, example_inputs(variant), watch=look)
     except FarmError:
         return None
     return dict(found) if any(entry for calls in found.values() for entry in calls) else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.attention import SDPBackend, sdpa_kernel
+import torch
 
 from farm.errors import CaptureError
 from farm.models import catalog
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MOST_PLACES = 3  # told of one reason
-MOST_PARAMETERS = 500_000_000  # of a model that is run for real: 2 GB in single precision
+MOST_RUN_BYTES = 2 * 2**30  # of the parameters and buffers of a model that is run for real
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def take_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False
     """Take a variant apart, as it would run on a kind of device; whether that will do is the caller's to ask
     (`TakenApart.refusal`).
 
-    Computes nothing, but for a user's model that reads values back, as one does that looks whether its mask hides
-    anything: where it does not run without values, it is run on the CPU.
+    Computes nothing but small integers (`farm.operators.known`). A model that needs more values than these is run on the CPU,
+    where that takes no more than `MOST_RUN_BYTES`.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
@@ -91,18 +92,44 @@ def take_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False
             # Counted before it is taken apart: PyTorch's own counter over the whole is the witness of the sum.
             flops = model_flops(model, arguments)
             taken = predict(model, arguments, device_type=device_type, grad_enabled=grad)
-        except CaptureError:
-            parameters = sum(parameter.numel() for parameter in model.parameters())
-            if catalog.find(variant.model).origin != "user" or parameters > MOST_PARAMETERS:
-                raise
+        except CaptureError as error:
+            _refuse_to_run(variant, model, error)
             model, arguments = _built(variant, "cpu")
-            with sdpa_kernel(SDPBackend.MATH):  # the counter knows no CPU's fused attention; meta takes none either
-                flops = model_flops(model, arguments)
+            flops = model_flops(model, arguments, computed=True)
             taken = capture(model, arguments, grad_enabled=grad)
     return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, flops)
+
+
+def _refuse_to_run(variant: Variant, model: nn.Module, error: CaptureError) -> None:
+    """Raises ``error`` again where running the model for real would not help, or would take too much memory."""
+    if catalog.find(variant.model).origin == "torchvision":  # these read no values
+        raise error
+    needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+    if needed > MOST_RUN_BYTES:
+        raise CaptureError(
+            f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a capture takes "
+            f"{MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
+            f"{error.next_step} A smaller variant of it may be taken apart with values.",
+        ) from error
 
 
 def _built(variant: Variant, device: str) -> tuple[nn.Module, tuple[Any, ...]]:
     about: dict[str, Any] = {"device": device, "dtype": variant.dtype, "memory_format": variant.memory_format}
     model = catalog.build(variant.model, mode=variant.mode, **about)
-    return model, catalog.example_inputs(variant.model, variant.batch, variant.input_size, **about)
+    return model, example_inputs(variant, device)
+
+
+def example_inputs(variant: Variant, device: str = "meta") -> tuple[Any, ...]:
+    """The catalog's for a variant; on meta its integers (token ids, masks) have values all the same, on the CPU."""
+
+    def inputs(device: str) -> tuple[Any, ...]:
+        about: dict[str, Any] = {"dtype": variant.dtype, "memory_format": variant.memory_format}
+        return catalog.example_inputs(variant.model, variant.batch, variant.input_size, device=device, **about)
+
+    def integers(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+    given = inputs(device)
+    if device != "meta" or not any(map(integers, given)):
+        return given
+    return tuple(real if integers(real) else value for real, value in zip(inputs("cpu"), given, strict=True))

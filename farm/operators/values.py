@@ -164,7 +164,11 @@ def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Gen
     if how.form == "boolean":
         base.bernoulli_(0.5, generator=generator)
     elif how.form == "ends":
-        base.copy_(torch.arange(1, base.numel() + 1, device=base.device).mul_(how.bound).div_(base.numel(), rounding_mode="floor"))
+        base.copy_(
+            torch.arange(1, base.numel() + 1, device=base.device)
+            .mul_(how.bound)
+            .div_(base.numel(), rounding_mode="floor")
+        )
     elif how.form == "index":
         if how.bound <= 1:
             base.zero_()
