@@ -63,14 +63,13 @@ class Known(TorchDispatchMode):
             _address(tensor) in self.overwritten for tensor in kept
         ):
             return False
-        if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags):
-            return True
-        meta = torch.device("meta")
+        placed = any(argument.name == "device" for argument in func._schema.arguments)
+        if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (kept or placed):
+            return True  # the last: two numbers, say, that are divided
+        meta = {"device": torch.device("meta")} if placed and ("device" in kwargs or not kept) else {}
         with torch._C._DisableTorchDispatch():
             there = tree_map_only(torch.Tensor, _on_meta, args)
-            named = tree_map_only(torch.Tensor, _on_meta, kwargs) | (
-                {"device": meta} if "device" in kwargs or not kept else {}
-            )
+            named = tree_map_only(torch.Tensor, _on_meta, kwargs) | meta
             try:
                 out = func(*there, **named)
             except (RuntimeError, NotImplementedError):  # not to be had on meta
