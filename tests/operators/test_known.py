@@ -1,0 +1,167 @@
+"""In a pass that computes nothing small integers keep their values, and a model that reads them goes the way that it runs."""
+
+import pytest
+import torch
+from torch import nn
+
+from farm.errors import CaptureError
+from farm.operators.capture import capture, predict
+from farm.operators.fakes import MOST_BYTES
+from farm.operators.known import MOST_MADE_BYTES
+
+
+class _Model(nn.Module):
+    def __init__(self, function, **held):
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def alike(function, *inputs, **held):
+    """The prediction, which is what runs; inputs and what is held are left as they were."""
+    model = _Model(function, **held).eval()
+    before = [value.clone() for value in inputs]
+    predicted = predict(model.to_empty(device="meta") if not held else model, inputs)
+    assert all(map(torch.equal, before, inputs))
+    ran = capture(_Model(function, **held).eval(), inputs)
+    assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in ran.calls]
+    assert [(call.reads, call.writes) for call in predicted.calls] == [(call.reads, call.writes) for call in ran.calls]
+    assert not predicted.gaps
+    assert not predicted.overlaps
+    return [predicted.tuples[call.tuple_id].short_name for call in predicted.calls]
+
+
+X = torch.randn(2, 6, 4)
+
+
+def _masked(model, x, mask):
+    x = model.linear(x)
+    return x if mask.bool().all() else x.masked_fill(mask[:, :, None] == 0, 0)
+
+
+def _until(model, x, length):
+    return model.linear(x[:, : length.max() + 1])
+
+
+def _marked(model, x, mask):
+    return model.linear(x[mask.bool()])
+
+
+def _placed(model, x, mask):
+    x[mask.bool()] = 0
+    return torch.where(mask.bool())[0] + 1
+
+
+def _listed(model, x, sizes):
+    return [model.linear(part) for part in x.split([int(size) for size in sizes], dim=1)]
+
+
+def _divided(model, x, ids):
+    chunks = torch.div(x.shape[1], 2, rounding_mode="trunc")
+    return x.new_zeros(x.shape[0], chunks + 1), x.view(2, chunks, -1)
+
+
+def _counted(model, x, ids):
+    ids += 1  # its own, not those that were given
+    return x.repeat_interleave(ids.sum(-1), dim=0), 3 in ids
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [
+        (_masked, torch.ones(2, 6, dtype=torch.long)),
+        (_masked, torch.eye(2, 6, dtype=torch.long)),
+        (_until, torch.tensor([3, 1])),
+        (_marked, torch.eye(2, 6, dtype=torch.long)),
+        (_placed, torch.eye(2, 6, dtype=torch.long)),
+        (_listed, torch.tensor([1, 2, 3])),
+        (_divided, torch.tensor([1])),
+        (_counted, torch.tensor([[1, 2], [0, 1]])),
+    ],
+)
+def test_what_is_read_decides_as_when_it_runs(function, values):
+    alike(function, X.clone(), values)
+
+
+def test_a_tensor_in_the_place_of_a_number_is_read_by_a_call_of_its_own():
+    assert alike(_until, X, torch.tensor([3, 1])) == ["max", "add", "item", "Linear"]
+
+
+def test_what_is_kept_is_a_plain_tensor():
+    seen = []
+    alike(
+        lambda model, x, ids: seen.append((type(x + 1), type(ids + 1), type(torch.arange(3)))), X, torch.ones(2).long()
+    )
+    assert seen[0][1:] == (torch.Tensor, torch.Tensor)
+    assert seen[0][0] is not torch.Tensor
+
+
+def test_views_of_one_memory_stay_views_of_one():
+    ids = torch.arange(12).view(2, 6)
+
+    def both(model, first, second):
+        first.add_(1)
+        return second + 1 if second.max() == 6 else second - 1
+
+    found = predict(_Model(both), (ids, ids[:1]))
+    assert [found.tuples[call.tuple_id].short_name for call in found.calls][-1] == "add"
+    assert found.calls[0].writes == found.calls[1].reads[:1]
+
+
+def test_what_a_fake_tensor_was_written_to_is_known_no_more():
+    def overwritten(model, x, ids):
+        ids[:, 0] = x[:, 0, 0].long()
+        return ids[:, 1:].max().item()
+
+    model = _Model(overwritten)
+    with pytest.raises(CaptureError, match="_local_scalar_dense"):
+        predict(model, (X, torch.ones(2, 6).long()))
+
+
+def test_large_tensors_and_random_ones_are_not_computed():
+    side = int(MOST_MADE_BYTES**0.5) + 1
+    large = _Model(lambda model, x: torch.ones(side, side, dtype=torch.bool).all().item())
+    given = _Model(lambda model, x: x.max().item())
+    drawn = _Model(lambda model, x: torch.randint(9, (3,)).max().item())
+    state = torch.random.get_rng_state()
+    for model, x in ((large, X), (given, torch.zeros(MOST_BYTES + 1, dtype=torch.int8)), (drawn, X)):
+        with pytest.raises(CaptureError, match="_local_scalar_dense"):
+            predict(model, (x,))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+class _Cache:
+    def __init__(self):
+        self.layers = [{"keys": torch.zeros(2, 8, 4), "used": torch.tensor(3)}]
+        self.itself = self
+
+
+def test_objects_that_hold_tensors_stand_in_and_stay_as_they_were():
+    def cached(model, x):
+        layer = model.cache.itself.layers[0]
+        layer["keys"].index_copy_(1, torch.arange(6 - 4) + layer["used"], model.linear(x[:, :2]))
+        layer["used"].add_(2)
+        return layer["keys"][:, : int(layer["used"])].relu()
+
+    cache = _Cache()
+    model = _Model(cached, cache=cache).eval()
+    predicted = predict(model, (X,))
+    assert model.cache is cache
+    assert int(cache.layers[0]["used"]) == 3
+    assert not cache.layers[0]["keys"].any()
+    assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in capture(model, (X,)).calls]
+    assert predicted.tuples[predicted.calls[-1].tuple_id].input_shapes == ((2, 5, 4),)
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) + 1
+
+
+def test_a_scripted_function_is_looked_into():
+    assert alike(lambda model, x: scripted(x), X) == ["relu", "add"]
