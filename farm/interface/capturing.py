@@ -81,7 +81,7 @@ def capture_model(
 ) -> CapturedModel:
     """Take a model of one's own apart into operator tuples. Measures nothing and changes nothing.
 
-    It is run without values, as far as it can be: no memory, no arithmetic. A model that reads values back from its inputs
+    It is run without values but small integers, if it can be: no memory, no arithmetic. A model that reads others
     is run once for real, as a copy, where it is.
 
     Args:

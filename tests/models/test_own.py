@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from farm.errors import SettingsError, UsageError
+from farm.errors import CaptureError, SettingsError, UsageError
 from farm.models import catalog
+from farm.operators import taking_apart
 from farm.operators.taking_apart import take_apart
 from farm.settings import settings
 from farm.words.protocol import Variant
@@ -39,6 +40,12 @@ MASK = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
 def by_name(): return Text(), {"attention_mask": MASK, "input_ids": WORDS, "scale": 0.5}
 def both_ways(): return Text(), ((WORDS,), {"attention_mask": MASK})
 def unmasked(): return Text(), (WORDS,)
+
+class Gate(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.mean().item() < 100 else x
+
+def gate(): return Gate(4, 4), torch.ones(2, 4)
 def no_name(): return Text(), {1: WORDS}
 """
 
@@ -55,7 +62,7 @@ def user_models(monkeypatch):
 def text_models(user_models, tmp_path, monkeypatch):
     (tmp_path / "text_models.py").write_text(TEXT)
     monkeypatch.syspath_prepend(tmp_path)
-    user_models(**{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name")})
+    user_models(**{name: f"text_models:{name}" for name in ("by_name", "both_ways", "unmasked", "no_name", "gate")})
 
 
 @pytest.mark.parametrize("name", ["by_name", "both_ways"])
@@ -67,6 +74,15 @@ def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_m
     (attention,) = [spec for spec in apart.capture.tuples.values() if spec.short_name == "scaled_dot_product_attention"]
     assert [tensor.shape for tensor in attention.tensors if tensor.dtype == "bool"] == [(4, 1, 1, 12)]
     assert attention.keywords["scale"] == (0.5 if name == "by_name" else 1.0)
+
+
+def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text_models, monkeypatch):
+    apart = take_apart(Variant("gate", batch=2, input_size=224))
+    assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
+    assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
+    monkeypatch.setattr(taking_apart, "MOST_RUN_BYTES", 79)
+    with pytest.raises(CaptureError, match="With values its parameters and buffers take 0.0 GiB"):
+        take_apart(Variant("gate", batch=2, input_size=224))
 
 
 def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
