@@ -81,7 +81,7 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
     monkeypatch.setattr(taking_apart, "MOST_RUN_BYTES", 79)
-    with pytest.raises(CaptureError, match="With values its parameters and buffers take 0.0 GiB"):
+    with pytest.raises(CaptureError, match="With values its parameters and buffers take"):
         take_apart(Variant("gate", batch=2, input_size=224))
 
 
