@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from farm.errors import CaptureError
 from farm.operators.allowed import READS_BACK
 from farm.operators.encoding import decode, tensors_in
+from farm.operators.fakes import holds_others
 from farm.operators.known import nothing_computed
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
@@ -131,18 +132,17 @@ def model_flops(
     Raises:
         CaptureError: the model raised.
     """
-    given = (*model.parameters(), *model.buffers(), *tensors_in((args, kwargs)))
+    named = kwargs or {}
     try:
         if computed:
             with _no_fused_path():
-                return _counted(model, args, kwargs or {})
-        if all(tensor.is_meta for tensor in given):
+                return _counted(model, args, named)
+        if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_others(model):
             with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
-                return _counted(model, args, kwargs or {})
+                return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
         with nothing_computed(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
-            for (
-                parameter
-            ) in model.parameters():  # stand-ins; the counter hooks what a module is given that asks for gradients
+            # Stand-ins: the counter hooks what a module is given that asks for gradients.
+            for parameter in model.parameters():
                 parameter.requires_grad_(False)
             return _counted(model, stand_ins, named)
     except (Exception, SystemExit) as error:
@@ -150,6 +150,19 @@ def model_flops(
             f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run it alone on this input; make tensors on the input's device, and read no values back from them.",
         ) from error
+
+
+def _on_meta(tree: Any) -> Any:
+    """Raises TypeError for what may hold tensors otherwise than in a list, a tuple or a dictionary."""
+    if isinstance(tree, torch.Tensor):
+        return tree.to("meta")
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_on_meta, tree))
+    if type(tree) is dict:
+        return {key: _on_meta(value) for key, value in tree.items()}
+    if hasattr(tree, "__dict__"):
+        raise TypeError(f"A {type(tree).__name__} may hold tensors.")
+    return tree
 
 
 def _counter() -> FlopCounterMode:

@@ -131,6 +131,16 @@ class Fakes:
 _OWN = frozenset(nn.Module().__dict__)  # where parameters and children are
 
 
+def holds_others(model: nn.Module) -> bool:
+    """Whether a model holds tensors that are neither parameters nor buffers: in a cache of its own, say."""
+    seen: dict[int, bool] = {}
+    return any(
+        name not in _OWN and name != "_flat_weights" and _holds_tensors(value, seen)
+        for module in model.modules()
+        for name, value in module.__dict__.items()
+    )
+
+
 def _has_values(tensor: torch.Tensor) -> bool:
     floating = tensor.is_floating_point() or tensor.is_complex()
     return not floating and not tensor.is_meta and tensor.untyped_storage().nbytes() <= MOST_BYTES
