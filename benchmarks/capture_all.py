@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from farm.models import catalog
+from farm.models import catalog, torchvision
 from farm.operators.capture import Capture, capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    catalog.torchvision_models()  # imports are not counted
+    torchvision.torchvision_models()  # imports are not counted
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
     figures: dict[str, Any] = {"models": 0, "calls": 0, "tuples_summed": 0, "gaps": 0, "overlaps": 0, "failures": 0}
     captures: dict[str, Capture] = {}
@@ -56,7 +56,7 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
     for name in names:
         try:
             begun_model = time.perf_counter()
-            model = catalog.build(name, mode=options.mode, **variant)
+            model = catalog.build(catalog.variant(name, mode=options.mode, **variant))
             build_s += time.perf_counter() - begun_model
             captures[name] = predict(model, _inputs(name, options.batch, **variant))
         except Exception as error:  # a count is wanted, whatever goes wrong
@@ -84,7 +84,9 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
     begun = time.perf_counter()
     for name, found in captures.items():
         summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
-        whole = model_flops(catalog.build(name, mode=options.mode, **variant), _inputs(name, options.batch, **variant))
+        whole = model_flops(
+            catalog.build(catalog.variant(name, mode=options.mode, **variant)), _inputs(name, options.batch, **variant)
+        )
         figures["equal_flops"] += summed == whole
         if summed != whole:
             print(f"{name}: {summed} FLOPs summed, {whole} counted over the model", file=sys.stderr)
@@ -110,11 +112,13 @@ def replay_for_real(names: list[str], options: argparse.Namespace) -> dict[str, 
     seen: set[str] = set()
     others = 0
     for name in names:
-        model = catalog.build(name, device=options.real, mode=options.mode, **variant)
+        model = catalog.build(catalog.variant(name, mode=options.mode, **variant), device=options.real)
         device_type = options.real.split(":")[0]
         found = capture(model, _inputs(name, 1, device=options.real, **variant), device_type=device_type)
         predicted = predict(
-            catalog.build(name, mode=options.mode, **variant), _inputs(name, 1, **variant), device_type=device_type
+            catalog.build(catalog.variant(name, mode=options.mode, **variant)),
+            _inputs(name, 1, **variant),
+            device_type=device_type,
         )
         figures["real_against_predicted"] += found.counts != predicted.counts
         chosen = set()
@@ -132,8 +136,9 @@ def replay_for_real(names: list[str], options: argparse.Namespace) -> dict[str, 
     return figures
 
 
-def _inputs(name: str, batch: int, **options: Any) -> tuple[Any, ...]:
-    return catalog.example_inputs(name, batch if catalog.find(name).task == "classification" else 1, **options)
+def _inputs(name: str, batch: int, device: str = "meta", **options: Any) -> tuple[Any, ...]:
+    batch = batch if catalog.find(name).task == "classification" else 1
+    return catalog.example_inputs(catalog.variant(name, batch, **options), device=device)
 
 
 if __name__ == "__main__":

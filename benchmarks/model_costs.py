@@ -12,13 +12,12 @@ from pathlib import Path
 
 from farm.models import catalog
 from farm.operators.taking_apart import take_apart
-from farm.words.protocol import Variant
 
 TABLE = Path(catalog.__file__).with_name("costs.json")
 
 
 def costs(name: str) -> dict[str, int]:
-    apart = take_apart(Variant(name, batch=1, input_size=catalog.find(name).input_size))
+    apart = take_apart(catalog.variant(name))
     return {
         "parameters": sum(parameter.numel() for parameter in catalog.build(name).parameters()),
         "flops": apart.flops,
@@ -26,8 +25,7 @@ def costs(name: str) -> dict[str, int]:
 
 
 def main() -> None:
-    names = [name for name in catalog.names() if catalog.find(name).origin == "torchvision"]
-    lines = [f'  "{name}": {json.dumps(costs(name))}' for name in names]
+    lines = [f'  "{name}": {json.dumps(costs(name))}' for name in catalog.names(source="torchvision")]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -38,13 +38,11 @@ def estimate(
 ) -> None:
     """Estimate what a model costs on a card, from readings alone: runs nothing."""
     from farm.errors import UsageError
-    from farm.models.catalog import find
-    from farm.words.protocol import Variant
+    from farm.models import catalog
 
     if fill not in ("", "roofline"):
         raise UsageError(f"There is no predictor '{fill}'.", "Give --fill roofline, or leave it out.")
-    size = find(model).check_size(input_size)
-    variant = Variant(model, batch, size, dtype, memory_format, mode)
+    variant = catalog.variant(model, batch, input_size=input_size, dtype=dtype, memory_format=memory_format, mode=mode)
 
     def ask(session: Session) -> Estimate:
         return _asked(session, variant, card, launch, tf32, torch, fill)

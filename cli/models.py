@@ -14,18 +14,19 @@ def models(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'. Default: all.")
     ] = None,
+    source: Annotated[str | None, typer.Option(help="Where they come from: torchvision or user. Default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
     from farm.errors import UnknownModel
     from farm.models import catalog
 
-    names = catalog.names()
+    names = known = catalog.names(source=source)
     if pattern:
         if catalog.is_pattern(pattern):
-            names = catalog.matching(pattern)
+            names = catalog.matching(f"{source}/{pattern}" if source else pattern)
         elif not (names := [name for name in names if pattern.lower() in name.lower()]):
-            raise UnknownModel.named(pattern, catalog.names())
+            raise UnknownModel.named(pattern, known)
     entries = [catalog.find(name) for name in names]
     rows = [
         {

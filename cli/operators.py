@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -28,15 +29,13 @@ def operators(
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.asking.defaults import defaults_for
-    from farm.models.catalog import size_for, title_of
+    from farm.models import catalog
     from farm.report.operators import operators as list_operators
-    from farm.words.protocol import Variant
 
-    size = size_for(model, input_size)
+    variant = catalog.variant(model, input_size=input_size, dtype=dtype, memory_format=memory_format, mode=mode)
     kind = opening.kind_of_cards() if batch is None else ""
-    if batch is None:
-        batch = defaults_for(kind).batch
-    listed = list_operators(Variant(model, batch, size, dtype, memory_format, mode))
+    variant = dataclasses.replace(variant, batch=defaults_for(kind).batch if batch is None else batch)
+    listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:
@@ -45,6 +44,6 @@ def operators(
         from cli import lists
 
         suits = f" (the default batch on {_KINDS[kind]})" if kind else ""
-        show(lists.operators(listed.to_json()["operators"], f"{title_of(listed.variant)}{suits}"))
+        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{suits}"))
     if listed.refusal is not None:
         raise listed.refusal

@@ -114,11 +114,10 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
     if wish.sweep is None:
         if wish.model is None:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
-        values: dict[str, Any] = {"batch": defaults.batch, **wish._said(_VARIANT)}
-        from farm.models.catalog import size_for
+        from farm.models import catalog
 
-        values["input_size"] = size_for(wish.model, wish.input_size)
-        variant = Variant(**values)
+        said = {"batch": defaults.batch, **wish._said(name for name in _VARIANT if name != "model")}
+        variant = catalog.variant(wish.model, **said)
     return Request(
         variant=variant,
         sweep=wish.sweep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +63,9 @@ def room_of(variant: Variant) -> Room:
     Raises:
         UsageError: the model cannot be made, see `farm.models.catalog`.
     """
-    model = catalog.build(variant.model, dtype=variant.dtype)
+    model = catalog.build(variant)
     # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit here.
-    one, two = (
-        _bytes_of(catalog.example_inputs(variant.model, batch, variant.input_size, dtype=variant.dtype))
-        for batch in (1, 2)
-    )
+    one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     return Room(_bytes_of([*model.parameters(), *model.buffers()]), one + (variant.batch - 1) * (two - one), two - one)
 
 

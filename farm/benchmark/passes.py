@@ -192,25 +192,10 @@ def build_variant(
     _handed_over.clear()
     if known is not None:
         return known
-    model = catalog.build(
-        variant.model,
-        weights=variant.weights,
-        device=device,
-        dtype=variant.dtype,
-        memory_format=variant.memory_format,
-        mode=variant.mode,
-    )
-    arguments = catalog.example_inputs(
-        variant.model,
-        variant.batch,
-        variant.input_size,
-        dtype=variant.dtype,
-        device=device,
-        memory_format=variant.memory_format,
-    )
+    model, arguments = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
     if hand_over:
-        give_variant(variant, device, model, tuple(arguments))
-    return model, tuple(arguments)
+        give_variant(variant, device, model, arguments)
+    return model, arguments
 
 
 def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:

@@ -1,10 +1,19 @@
-"""A model that can be asked for by name, whatever source it comes from. No torch."""
+"""A model that can be asked for by name, and what a source of models has to answer. No torch."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.errors import UsageError
+from farm.errors import UnsupportedModel, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from farm.words.protocol import Variant
 
 SMALLEST_OF_ALL = 32
 LARGEST_OF_ALL = 4096
@@ -24,9 +33,14 @@ class ModelEntry:
     input_size: int
     smallest_size: int = SMALLEST_OF_ALL
     fixed_size: bool = False
-    origin: str = "torchvision"
+    origin: str = "torchvision"  # the source's name
     parameters: int | None = None
     flops: int | None = None
+
+    @property
+    def own_name(self) -> str:
+        """Its name in its source."""
+        return self.name.rpartition("/")[2]
 
     def check_size(self, input_size: int | None) -> int:
         """The size to use; None is the default.
@@ -47,3 +61,41 @@ class ModelEntry:
                 f"Its default is {self.input_size}.",
             )
         return input_size
+
+
+class Source(Protocol):
+    """Where models come from: a file of this folder each. What it names needs no torch; what it makes does."""
+
+    NAME: str  # what stands before the slash: timm/mobilevit_s
+    PACKAGE: str  # that makes its models; "" the farm's own
+    EXTRA: str  # of pyproject.toml, that installs it; "" where every farm has it
+
+    def entries(self) -> Mapping[str, ModelEntry]:
+        """What can be measured, by name."""
+
+    def refused(self) -> Mapping[str, str]:
+        """What cannot, by name: the reason, as it goes on after "NAME is"."""
+
+    def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
+        """The module with random weights of torch's generator, of any dtype, on any device.
+
+        ``device`` is where it is to go: meta, where ``torch.empty`` gives meta tensors meanwhile, or a real one.
+        """
+
+    def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+        """What `make`'s module is called with, by position."""
+
+
+def check_installed(source: Source, name: str) -> None:
+    """
+    Raises:
+        UnsupportedModel: the package that makes the source's models is not there; names the line that installs it.
+    """
+    if source.EXTRA and importlib.util.find_spec(source.PACKAGE) is None:
+        raise UnsupportedModel(
+            f"{name} is a model of {source.PACKAGE}, which is not installed.", f"Install it: {install_line(source)}"
+        )
+
+
+def install_line(source: Source) -> str:
+    return f"pip install 'operator-farm[{source.EXTRA}]'"

@@ -18,7 +18,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
@@ -26,8 +26,13 @@ from farm.models.entry import ModelEntry
 from farm.settings import settings
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from farm.words.protocol import Variant
+
+NAME = "user"
+PACKAGE = EXTRA = ""
 IMAGE_PX = 224  # of the images that a model without example inputs of its own gets
 
 
@@ -48,8 +53,15 @@ def targets() -> dict[str, str]:
     return models
 
 
-def entry(name: str) -> ModelEntry:
-    return ModelEntry(name=name, task="user", input_size=IMAGE_PX, smallest_size=1, origin="user")
+def entries() -> Mapping[str, ModelEntry]:
+    return {
+        name: ModelEntry(name=name, task="user", input_size=IMAGE_PX, smallest_size=1, origin=NAME)
+        for name in targets()
+    }
+
+
+def refused() -> Mapping[str, str]:
+    return {}
 
 
 def refuse_size(name: str) -> None:
@@ -59,24 +71,39 @@ def refuse_size(name: str) -> None:
         UsageError: the model brings its own example inputs, which no size changes.
         SettingsError: it could not be made.
     """
-    if inputs(name) is not None:
+    if given_inputs(name) is not None:
         raise UsageError(
             f"{name} brings its own example inputs, which --input-size does not change.",
             "Leave the input size away; -b changes the batch.",
         )
 
 
-def make(name: str) -> nn.Module:
-    """The module, which takes the values of `inputs` as positional arguments.
+def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
+    """The module, which takes the values of `inputs` by position.
 
     Raises:
         SettingsError: it could not be made, or is no module.
     """
-    model, positional, keywords = _made(name)
+    model, positional, keywords = _made(entry.own_name)
     return by_position(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 
-def inputs(name: str) -> tuple[Any, ...] | None:
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+    """The model's own example inputs in the variant's dtype, or images where it brings none.
+
+    Of its own, tensors whose first dimension is that of the first one are repeated or cut to the batch.
+
+    Raises:
+        SettingsError: see `make`.
+    """
+    from farm.models.tensors import dtype_of, images
+
+    if (given := given_inputs(entry.own_name)) is None:
+        return (images(variant, device, seed),)
+    return tuple(_like(value, dtype_of(variant), device, seed) for value in batched(given, variant.batch))
+
+
+def given_inputs(name: str) -> tuple[Any, ...] | None:
     """The model's own example inputs: positional arguments of what `make` returns. None where it brings none.
 
     Raises:
@@ -84,6 +111,37 @@ def inputs(name: str) -> tuple[Any, ...] | None:
     """
     _, positional, keywords = _made(name)
     return None if positional is None else (*positional, *keywords.values())
+
+
+def batched(given: Sequence[Any], batch: int) -> list[Any]:
+    """A user's own example inputs: tensors whose first dimension is that of the first one are repeated or cut to the batch."""
+    import torch
+
+    tensors = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
+    own_batch = tensors[0].shape[0] if tensors else 0
+
+    def fitted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != own_batch or not own_batch:
+            return value
+        return value.repeat(-(-batch // own_batch), *[1] * (value.dim() - 1))[:batch]
+
+    return [fitted(value) for value in given]
+
+
+def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    """A user's own example input, brought to the dtype and device; what is on meta is filled at random."""
+    import torch
+
+    from farm.models.tensors import random_normal
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    wanted = dtype if value.is_floating_point() else value.dtype
+    if value.device.type == "meta" and device.type != "meta":
+        if value.is_floating_point():
+            return random_normal(tuple(value.shape), wanted, device, seed)
+        return torch.zeros(value.shape, dtype=wanted, device=device)
+    return value.to(device=device, dtype=wanted)
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:

@@ -9,6 +9,7 @@ One pass of the model on the CPU, with the same seeded weights that it has on th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import sys
 from collections import defaultdict
@@ -48,17 +49,18 @@ def seen_values(variant: Variant, flops: int = 0) -> SeenCalls | None:
     """
     batch = 2  # so that what is common to all samples can be told
     with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
-        on_meta = catalog.build(variant.model, mode=variant.mode, real_buffers=True)
+        # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
+        plain = dataclasses.replace(variant, dtype="float32", memory_format="contiguous")
+        on_meta = catalog.build(plain, real_buffers=True)
         large = sum(tensor.numel() for tensor in on_meta.parameters()) > MOST_PARAMETERS
         if large or flops * batch / variant.batch > MOST_FLOPS:
-            return _held_alone(on_meta, variant)
-        # In single precision whatever the variant's: a CPU is slow in others, and the shares are the same.
-        model = catalog.build(variant.model, device="cpu", mode=variant.mode)
-        arguments = catalog.example_inputs(variant.model, batch, variant.input_size, device="cpu")
+            return _held_alone(on_meta, plain)
+        two = dataclasses.replace(plain, batch=batch)
+        model, arguments = catalog.build(two, device="cpu"), catalog.example_inputs(two, device="cpu")
         try:
             return watch(model, arguments)
         except FarmError:  # a model with a cache takes the batch that the cache is for
-            return _held_alone(on_meta, variant)
+            return _held_alone(on_meta, plain)
 
 
 def _held_alone(model: nn.Module, variant: Variant) -> SeenCalls | None:

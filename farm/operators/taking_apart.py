@@ -114,22 +114,17 @@ def _refuse_to_run(variant: Variant, model: nn.Module, error: CaptureError) -> N
 
 
 def _built(variant: Variant, device: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    about: dict[str, Any] = {"device": device, "dtype": variant.dtype, "memory_format": variant.memory_format}
-    model = catalog.build(variant.model, mode=variant.mode, **about)
-    return model, example_inputs(variant, device)
+    return catalog.build(variant, device=device), example_inputs(variant, device)
 
 
 def example_inputs(variant: Variant, device: str = "meta") -> tuple[Any, ...]:
     """The catalog's for a variant; on meta its integers (token ids, masks) have values all the same, on the CPU."""
 
-    def inputs(device: str) -> tuple[Any, ...]:
-        about: dict[str, Any] = {"dtype": variant.dtype, "memory_format": variant.memory_format}
-        return catalog.example_inputs(variant.model, variant.batch, variant.input_size, device=device, **about)
-
     def integers(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
-    given = inputs(device)
+    given = catalog.example_inputs(variant, device=device)
     if device != "meta" or not any(map(integers, given)):
         return given
-    return tuple(real if integers(real) else value for real, value in zip(inputs("cpu"), given, strict=True))
+    real = catalog.example_inputs(variant, device="cpu")
+    return tuple(value if integers(value) else empty for value, empty in zip(real, given, strict=True))

@@ -57,7 +57,10 @@ def test_a_call_is_given_what_the_calls_before_it_made_and_weights_of_its_own():
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "swin_t"])
 def test_what_is_played_makes_what_the_model_makes(name):
-    model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, 1, 64, device="cpu")
+    model, image = (
+        catalog.build(name, device="cpu"),
+        catalog.example_inputs(catalog.variant(name, input_size=64), device="cpu"),
+    )
     seen = capture(model, image)
     for call, _, out, _ in played(seen):
         shapes = seen.traces[call.tuple_id].outputs

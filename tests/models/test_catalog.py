@@ -6,20 +6,21 @@ import sys
 import pytest
 
 from farm.errors import UnknownModel, UnsupportedModel, UsageError
-from farm.models import catalog
+from farm.models import catalog, torchvision
 from farm.words.protocol import Variant
+from farm.words.request import Request
 
 
 def test_the_written_list_is_torchvisions():
-    models = catalog.torchvision_models()
+    models = torchvision.torchvision_models()
     for task, module in (
         ("classification", models),
         ("segmentation", models.segmentation),
         ("video", models.video),
     ):
-        assert catalog.names(task) == sorted(models.list_models(module))
-    assert set(catalog.names()) | set(catalog._REFUSED) == set(models.list_models())
-    assert len(catalog.names("classification")) == 80
+        assert catalog.names(task, "torchvision") == sorted(models.list_models(module))
+    assert set(torchvision.entries()) | set(torchvision.refused()) == set(models.list_models())
+    assert len(catalog.names("classification", "torchvision")) == 80
 
 
 def test_names_need_no_torch():
@@ -42,7 +43,7 @@ def test_what_cannot_be_taken_apart_is_refused_with_a_reason(name):
 @pytest.mark.parametrize(("name", "size"), [("vit_b_16", 160), ("inception_v3", 64), ("resnet18", 0)])
 def test_a_size_that_the_model_does_not_take_is_refused(name, size):
     with pytest.raises(UsageError) as caught:
-        catalog.example_inputs(name, 1, size)
+        catalog.variant(name, input_size=size)
     assert caught.value.next_step
 
 
@@ -51,12 +52,12 @@ def test_a_size_that_the_model_does_not_take_is_refused(name, size):
 )
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(UsageError):
-        catalog.build("resnet18", **wrong)
+        catalog.build(catalog.variant("resnet18", **wrong))
 
 
 def test_batch_zero_is_refused():
     with pytest.raises(UsageError, match="batch"):
-        catalog.example_inputs("resnet18", 0)
+        catalog.variant("resnet18", 0)
 
 
 def test_a_model_on_meta_holds_no_memory():
@@ -84,8 +85,8 @@ def test_building_leaves_the_callers_random_state_alone():
 def test_dtype_and_memory_format_reach_weights_and_input():
     import torch
 
-    model = catalog.build("resnet18", dtype="bfloat16", memory_format="channels_last")
-    (image,) = catalog.example_inputs("resnet18", 2, 64, dtype="bfloat16", memory_format="channels_last")
+    variant = catalog.variant("resnet18", 2, input_size=64, dtype="bfloat16", memory_format="channels_last")
+    model, (image,) = catalog.build(variant), catalog.example_inputs(variant)
     assert model.conv1.weight.dtype == image.dtype == torch.bfloat16
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert image.shape == (2, 3, 64, 64)
@@ -94,9 +95,31 @@ def test_dtype_and_memory_format_reach_weights_and_input():
 def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does():
     from farm.operators.taking_apart import take_apart
 
-    entries = [catalog.find(name) for name in catalog.names()]
+    entries = [catalog.find(name) for name in catalog.names(source="torchvision")]
     assert [entry.name for entry in entries if not entry.parameters or not entry.flops] == []
     for name in ("squeezenet1_1", "mobilenet_v3_small"):
         entry = catalog.find(name)
         assert entry.parameters == sum(parameter.numel() for parameter in catalog.build(name).parameters())
         assert entry.flops == take_apart(Variant(name, 1, entry.input_size)).flops
+
+
+@pytest.mark.parametrize(
+    ("about", "known_id"),
+    [
+        (("resnet18", 32, 224), "7d058b9a36f1aad32b4e302d561eaa03"),
+        (("vit_b_16", 8, 224, "bfloat16", "channels_last", "train"), "7f72ba2ab9ea9314bb88a68b288dda6e"),
+    ],
+)
+def test_a_variant_that_was_read_before_there_were_other_sources_has_the_id_that_it_had(about, known_id):
+    assert Variant(*about).id == known_id
+    assert Request(variant=Variant("resnet18", 32, 224)).id == "55606b6e451a2114d894daf62716bfb7"
+
+
+def test_a_name_may_carry_its_source():
+    assert catalog.find("torchvision/resnet18") == catalog.find("resnet18")
+    assert catalog.variant("torchvision/resnet18").model == "resnet18"
+    assert catalog.matching("torchvision/resnet1?") == ["resnet18"]
+    with pytest.raises(UnknownModel, match="no model named 'nowhere/resnet18'"):
+        catalog.find("nowhere/resnet18")
+    with pytest.raises(UsageError, match="no source of models named 'nowhere'"):
+        catalog.names(source="nowhere")

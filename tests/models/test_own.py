@@ -88,7 +88,10 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text
 def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
     import text_models as module
 
-    model, given = catalog.build("by_name", device="cpu"), catalog.example_inputs("by_name", 2, device="cpu")
+    model, given = (
+        catalog.build("by_name", device="cpu"),
+        catalog.example_inputs(catalog.variant("by_name", 2), device="cpu"),
+    )
     with torch.no_grad():
         assert torch.equal(model(*given), model.model(module.WORDS, attention_mask=module.MASK, scale=0.5))
         assert not torch.equal(model(*given), model.model(module.WORDS, scale=0.5))
@@ -96,8 +99,8 @@ def test_keyword_arguments_give_what_the_model_itself_gives(text_models):
 
 def test_a_size_is_refused_by_a_model_that_brings_its_inputs(text_models):
     with pytest.raises(UsageError, match="unmasked brings its own example inputs"):
-        catalog.size_for("unmasked", 128)
-    assert catalog.size_for("unmasked", None) == 224
+        catalog.variant("unmasked", input_size=128)
+    assert catalog.variant("unmasked").input_size == 224
 
 
 def test_an_argument_needs_a_name(text_models):
@@ -120,8 +123,8 @@ def test_a_users_model_is_found_by_its_name_alone(user_models, tmp_path, monkeyp
     assert {"mine", "fed"} <= set(catalog.names())
     assert catalog.find("mine").task == "user"
     assert type(catalog.build("mine")).__name__ == "Linear"
-    assert catalog.example_inputs("fed", 8, device="cpu")[0].shape == (8, 4)
-    assert [tensor.shape for tensor in catalog.example_inputs("one", 2, device="cpu")] == [(2, 4)]
+    assert catalog.example_inputs(catalog.variant("fed", 8), device="cpu")[0].shape == (8, 4)
+    assert [tensor.shape for tensor in catalog.example_inputs(catalog.variant("one", 2), device="cpu")] == [(2, 4)]
     for name in ("bad", "lost", "lazy"):
         with pytest.raises(SettingsError):
             catalog.build(name)

@@ -133,10 +133,10 @@ def test_recurrent_modules_are_one_call(model):
 
 @pytest.mark.parametrize("name", ["resnet18", "swin_t", "vit_b_32", "googlenet"])
 def test_a_prediction_on_meta_is_what_runs(name):
-    model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, 1, device="cpu")
+    model, image = catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu")
     seen = verify_on_device(model, image, "cpu")
     assert seen.differences == []
-    predicted = predict(catalog.build(name), catalog.example_inputs(name, 1))
+    predicted = predict(catalog.build(name), catalog.example_inputs(name))
     assert [call.tuple_id for call in predicted.calls] == [call.tuple_id for call in seen.capture.calls]
 
 
@@ -155,8 +155,11 @@ def test_predicting_leaves_the_model_as_it_was():
 )
 def test_variants_are_other_tuples_without_gaps(options):
     inputs = {key: value for key, value in options.items() if key != "mode"}
-    plain = predict(catalog.build("resnet18"), catalog.example_inputs("resnet18", 2))
-    found = predict(catalog.build("resnet18", **options), catalog.example_inputs("resnet18", 2, **inputs))
+    plain = predict(catalog.build("resnet18"), catalog.example_inputs(catalog.variant("resnet18", 2)))
+    found = predict(
+        catalog.build(catalog.variant("resnet18", **options)),
+        catalog.example_inputs(catalog.variant("resnet18", 2, **inputs)),
+    )
     assert not found.gaps
     assert not found.overlaps
     assert len(found.calls) == len(plain.calls)

@@ -9,15 +9,16 @@ from farm.operators.replay import mismatches
 
 
 def _one_of_each_family_and_the_others_if_there_is_time() -> list[object]:
-    families = {name.split("_")[0].rstrip("0123456789"): name for name in catalog.names()}
+    families = {name.split("_")[0].rstrip("0123456789"): name for name in catalog.names(source="torchvision")}
     return [
-        name if name in families.values() else pytest.param(name, marks=pytest.mark.slow) for name in catalog.names()
+        name if name in families.values() else pytest.param(name, marks=pytest.mark.slow)
+        for name in catalog.names(source="torchvision")
     ]
 
 
 @pytest.mark.parametrize("name", _one_of_each_family_and_the_others_if_there_is_time())
 def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
-    model, inputs = catalog.build(name), catalog.example_inputs(name, 1)
+    model, inputs = catalog.build(name), catalog.example_inputs(name)
     found = predict(model, inputs)
     assert found.gaps == ()
     assert found.overlaps == ()
@@ -29,19 +30,21 @@ def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_32", "efficientnet_b0", "densenet121", "swin_v2_t"])
 def test_training_leaves_no_gap(name):
-    found = predict(catalog.build(name, mode="train"), catalog.example_inputs(name, 2))
+    found = predict(
+        catalog.build(catalog.variant(name, mode="train")), catalog.example_inputs(catalog.variant(name, 2))
+    )
     assert found.gaps == ()
     assert found.overlaps == ()
 
 
 @pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "shufflenet_v2_x0_5"])
 def test_attention_and_all_around_it_replay_alike_on_real_tensors(name):
-    found = capture(catalog.build(name, device="cpu"), catalog.example_inputs(name, 1, device="cpu"))
+    found = capture(catalog.build(name, device="cpu"), catalog.example_inputs(name, device="cpu"))
     assert mismatches(found, "cpu") == []
 
 
 def test_attention_in_training_replays_alike_on_real_tensors():
     # The slow path folds its batch into one product or not, by whether the weights ask for gradients.
-    model = catalog.build("vit_b_32", device="cpu", mode="train")
-    found = capture(model, catalog.example_inputs("vit_b_32", 2, device="cpu"))
+    model = catalog.build(catalog.variant("vit_b_32", mode="train"), device="cpu")
+    found = capture(model, catalog.example_inputs(catalog.variant("vit_b_32", 2), device="cpu"))
     assert mismatches(found, "cpu") == []

@@ -119,7 +119,7 @@ def _flat(out):
 
 @pytest.mark.parametrize("name", ["vit_b_32", "swin_t", "shufflenet_v2_x0_5", "mobilenet_v3_small", "densenet121"])
 def test_every_tuple_of_a_model_gives_on_the_cpu_what_it_was_predicted_to_give(name):
-    found = predict(catalog.build(name), catalog.example_inputs(name, 1))
+    found = predict(catalog.build(name), catalog.example_inputs(name))
     for spec in found.tuples.values():
         rebuilt = rebuild(spec, "cpu")
         seen = capture(_Model(rebuilt.run), ())
@@ -131,7 +131,7 @@ def test_every_tuple_of_a_model_gives_on_the_cpu_what_it_was_predicted_to_give(n
 
 @pytest.mark.parametrize("name", ["vit_b_32", "swin_t"])
 def test_replaying_attention_takes_the_fast_path(name):
-    found = predict(catalog.build(name), catalog.example_inputs(name, 1))
+    found = predict(catalog.build(name), catalog.example_inputs(name))
     attention = [spec for spec in found.tuples.values() if spec.short_name == "MultiheadAttention"]
     assert bool(attention) == name.startswith("vit")
     for spec in attention:
@@ -266,7 +266,7 @@ def test_absurd_sizes_are_refused_before_memory_is_asked_for():
 @pytest.mark.parametrize("name", ["vit_b_16", "swin_t", "convnext_tiny"])
 def test_on_the_card_every_tuple_runs_what_the_model_ran(name):
     model = catalog.build(name, device="cuda")
-    found = capture(model, catalog.example_inputs(name, 4, device="cuda"), device_type="cuda")
+    found = capture(model, catalog.example_inputs(catalog.variant(name, 4), device="cuda"), device_type="cuda")
     assert not found.gaps
     assert sum(found.operators.values()) == sum(
         count * sum(capture(_Model(rebuild(found.tuples[key], "cuda").run), (), device_type="cuda").operators.values())

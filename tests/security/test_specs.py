@@ -18,8 +18,7 @@ def captured():
     from farm.models.catalog import build, example_inputs
     from farm.operators.capture import predict
 
-    model = build("resnet18", dtype="float32", memory_format="contiguous", mode="eval")
-    inputs = example_inputs("resnet18", 1, 224, dtype="float32", memory_format="contiguous")
+    model, inputs = build("resnet18"), example_inputs("resnet18")
     return [spec.to_json() for spec in predict(model, inputs, device_type="cpu", grad_enabled=False).tuples.values()]
 
 
