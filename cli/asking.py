@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,32 @@ class Asked:
         list[Path] | None,
         _what("-f", "--file", help="A measurement file (YAML), - for standard input. May be repeated."),
     ] = None
-    batch: Annotated[int | None, _what("-b", "--batch", help="Batch size. Default: what suits the card.")] = None
+    batch: Annotated[
+        str | None,
+        _what("-b", "--batch", metavar="N,...", help="Batch size. Default: what suits the card. Several: a job each."),
+    ] = None
     input_size: Annotated[int | None, _what(help="Height and width of the input. Default: the model's own.")] = None
-    dtype: Annotated[str | None, _what(help="float32, float16 or bfloat16. Default: float32.")] = None
+    length: Annotated[
+        str | None,
+        _what(metavar="N,...", help="Tokens in each sequence. Default: the model's own. Several: a job each."),
+    ] = None
+    padded: Annotated[
+        bool | None, _what("--padded", help="Sequences of unequal length, filled up and masked.", show_default=False)
+    ] = None
+    phase: Annotated[
+        str | None,
+        _what(help="encode, prefill (a prompt) or decode (one token beside a cache). Default: the model's first."),
+    ] = None
+    cache: Annotated[
+        str | None, _what(metavar="N,...", help="Tokens that decode is beside. Default: 1024. Several: a job each.")
+    ] = None
+    layers: Annotated[int | None, _what(help="Keep so many of the model's layers. Default: all.")] = None
+    dtype: Annotated[
+        str | None,
+        _what(
+            help="float32, float16 or bfloat16. Default: on a GPU bfloat16 where the model generates text, else float32."
+        ),
+    ] = None
     memory_format: Annotated[str | None, _what(help="contiguous or channels_last. Default: contiguous.")] = None
     mode: Annotated[str | None, _what(help="eval or train. Default: eval.")] = None
     operators: Annotated[
@@ -95,7 +119,8 @@ class Asked:
     as_json: Annotated[bool, _where("--json", help="Print only JSON on stdout.")] = False
 
     def wishes(self) -> list[Wish]:
-        """One wish per model and per entry of the files; what the command line says wins over a file.
+        """One wish per model and per entry of the files, for each combination of the lists that the command line says; what it
+        says wins over a file.
 
         Raises:
             UsageError: nothing to measure was named.
@@ -108,6 +133,7 @@ class Asked:
         from farm.models.catalog import find, matching
 
         wished = {f.name: getattr(self, f.name) for f in dataclasses.fields(Wish) if hasattr(self, f.name)}
+        grid = {name: _numbers(f"--{name}", wished.pop(name)) for name in _GRID}
         said = Wish(**{**wished, "operators": None if self.operators is None else operator_names(self.operators)})
         if said.operators == ():
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
@@ -120,9 +146,32 @@ class Asked:
         models = list(dict.fromkeys(found for name in self.models or () for found in matching(name)))
         for name in models:
             find(name)
-        named = [dataclasses.replace(said, model=name) for name in models]
-        written = measurement_file.load(self.files or (), check_model=find)
-        return named + [said.over(wish) for wish in written]
+        cells: list[dict[str, Any]] = [
+            dict(zip(_GRID, cell, strict=True)) for cell in itertools.product(*grid.values())
+        ]
+        named = [dataclasses.replace(said, model=name, **cell) for name in models for cell in cells]
+        for wish in measurement_file.load(self.files or (), check_model=find):
+            of_it = cells if wish.model else cells[:1]  # a sweep has a grid of its own
+            named += [dataclasses.replace(said, **cell).over(wish) for cell in of_it]
+        return named
+
+
+#: What may be several numbers on the command line.
+_GRID = ("batch", "length", "cache")
+
+
+def _numbers(option: str, text: str | None) -> tuple[int | None, ...]:
+    """ "1,8,64" as numbers; one None where nothing was said."""
+    from farm.errors import UsageError
+
+    if text is None:
+        return (None,)
+    for part in text.split(","):
+        if not part.strip().lstrip("-").isdecimal():
+            raise UsageError(
+                f"{option} wants a whole number, not '{part}'.", f"Several are separated by commas: {option} 1,8."
+            )
+    return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
 def asks(verb: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import opening
-from cli.options import AsJson
+from cli.options import AsJson, Cache, Layers, Length, Padded, Phase
 from cli.output import emit_json, show
 
 if TYPE_CHECKING:
@@ -22,7 +22,17 @@ def estimate(
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    length: Length = None,
+    padded: Padded = False,
+    phase: Phase = None,
+    cache: Cache = None,
+    layers: Layers = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, float16 or bfloat16. Default: bfloat16 where the model generates text, else float32."
+        ),
+    ] = None,
     memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
     mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
     card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
@@ -37,12 +47,25 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate what a model costs on a card, from readings alone: runs nothing."""
+    from farm.asking.defaults import default_dtype
     from farm.errors import UsageError
     from farm.models import catalog
 
     if fill not in ("", "roofline"):
         raise UsageError(f"There is no predictor '{fill}'.", "Give --fill roofline, or leave it out.")
-    variant = catalog.variant(model, batch, input_size=input_size, dtype=dtype, memory_format=memory_format, mode=mode)
+    variant = catalog.variant(
+        model,
+        batch,
+        input_size=input_size,
+        length=length,
+        padded=padded,
+        phase=phase,
+        cache=cache,
+        layers=layers,
+        dtype=dtype or default_dtype(model, "cuda"),
+        memory_format=memory_format,
+        mode=mode,
+    )
 
     def ask(session: Session) -> Estimate:
         return _asked(session, variant, card, launch, tf32, torch, fill)

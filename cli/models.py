@@ -14,7 +14,7 @@ def models(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'. Default: all.")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Where they come from: torchvision or user. Default: all.")] = None,
+    source: Annotated[str | None, typer.Option(help="Where they come from: torchvision, transformers or user. Default: all.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import opening
-from cli.options import AsJson
+from cli.options import AsJson, Cache, Layers, Length, Padded, Phase
 from cli.output import emit_json, show
 
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
@@ -22,20 +22,42 @@ def operators(
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    length: Length = None,
+    padded: Padded = False,
+    phase: Phase = None,
+    cache: Cache = None,
+    layers: Layers = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="float32, float16 or bfloat16. Default: bfloat16 where the model generates text, else float32."
+        ),
+    ] = None,
     memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
     mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
-    from farm.asking.defaults import defaults_for
+    from farm.asking.defaults import default_dtype, defaults_for
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
 
-    variant = catalog.variant(model, input_size=input_size, dtype=dtype, memory_format=memory_format, mode=mode)
+    variant = catalog.variant(
+        model,
+        input_size=input_size,
+        length=length,
+        padded=padded,
+        phase=phase,
+        cache=cache,
+        layers=layers,
+        dtype=dtype,
+        memory_format=memory_format,
+        mode=mode,
+    )
     kind = opening.kind_of_cards() if batch is None else ""
-    variant = dataclasses.replace(variant, batch=defaults_for(kind).batch if batch is None else batch)
-    listed = list_operators(variant)
+    batch = defaults_for(kind).batch if batch is None else batch
+    dtype = dtype or default_dtype(model, kind or "cuda")
+    listed = list_operators(dataclasses.replace(variant, batch=batch, dtype=dtype))
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

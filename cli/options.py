@@ -6,6 +6,14 @@ from typing import Annotated
 
 import typer
 
+Length = Annotated[int | None, typer.Option(help="Tokens in each sequence. Default: the model's own.")]
+Padded = Annotated[bool, typer.Option("--padded", help="Sequences of unequal length, filled up and masked.")]
+Phase = Annotated[
+    str | None,
+    typer.Option(help="encode, prefill (a prompt) or decode (one token beside a cache). Default: the model's."),
+]
+Cache = Annotated[int | None, typer.Option(help="Tokens that decode is beside. Default: 1024.")]
+Layers = Annotated[int | None, typer.Option(help="Keep so many of the model's layers. Default: all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]

@@ -54,6 +54,7 @@ TORCH_ROOMS = (
     "farm/benchmark/process.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",
+    "farm/models/decoding.py",
     "farm/models/tensors.py",
 )
 TORCH_FREE_AT_IMPORT = (

@@ -17,9 +17,15 @@ def command_of(request: Request) -> str:
     if request.variant is None:
         return ""
     variant, protocol, usual = request.variant, request.protocol, Protocol()
-    words = ["farm", "run", variant.model, "--batch", str(variant.batch), "--input-size", str(variant.input_size)]
+    words = ["farm", "run", variant.model, "--batch", str(variant.batch)]
+    words += ["--input-size", str(variant.input_size)] if variant.input_size else []
+    words += ["--length", str(variant.length)] if variant.length and variant.phase != "decode" else []
+    # Of a model that generates text, a CPU's default is another than a card's.
+    words += ["--phase", variant.phase, "--dtype", variant.dtype] if variant.phase else []
     for option, value, default in (
-        ("--dtype", variant.dtype, Variant.dtype),
+        ("--cache", str(variant.cache), "0"),
+        ("--layers", str(variant.layers), "0"),
+        ("--dtype", "" if variant.phase else variant.dtype, "" if variant.phase else Variant.dtype),
         ("--memory-format", variant.memory_format, Variant.memory_format),
         ("--mode", variant.mode, Variant.mode),
         ("--operators", ",".join(request.operators), "all"),
@@ -28,6 +34,7 @@ def command_of(request: Request) -> str:
         if value != default:
             words += [option, value]
     words += ["--launch", protocol.launch, "--data", protocol.data]
+    words += ["--padded"] * variant.padded
     words += ["--tf32"] * protocol.tf32 + ["--cudnn-benchmark"] * protocol.cudnn_benchmark
     if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
         words.append("--quick")

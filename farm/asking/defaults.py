@@ -50,6 +50,18 @@ def defaults_for(card_kind: str) -> Defaults:
     return _DEFAULTS[card_kind]
 
 
+def default_dtype(model: str, card_kind: str) -> str:
+    """What a model is read in on a kind of card: models that generate text are served in bfloat16, which few CPUs have
+    arithmetic for.
+
+    Raises:
+        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
+    """
+    from farm.models.catalog import find
+
+    return "bfloat16" if find(model).generates and card_kind != "cpu" else "float32"
+
+
 @dataclass(frozen=True)
 class Wish:
     """What a person said about one job; None is "not said". Exactly one of model and sweep is set when it is complete.
@@ -61,6 +73,12 @@ class Wish:
     sweep: Sweep | None = None
     batch: int | None = None
     input_size: int | None = None
+    length: int | None = None
+    padded: bool | None = None
+    phase: str | None = None
+    cache: int | None = None
+    layers: int | None = None
+    text: str | None = None
     dtype: str | None = None
     memory_format: str | None = None
     mode: str | None = None
@@ -116,7 +134,8 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
             raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
         from farm.models import catalog
 
-        said = {"batch": defaults.batch, **wish._said(name for name in _VARIANT if name != "model")}
+        usual = {"batch": defaults.batch, "dtype": default_dtype(wish.model, card_kind)}
+        said = {**usual, **wish._said(name for name in _VARIANT if name != "model")}
         variant = catalog.variant(wish.model, **said)
     return Request(
         variant=variant,

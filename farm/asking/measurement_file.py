@@ -32,8 +32,9 @@ LARGEST_SIZE = 2**63 - 1  # that PyTorch takes
 _WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or false"
 Kind = str | tuple[str, ...]
 _VARIANT_KEYS: dict[str, Kind] = {
-    f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name != "model"
-}
+    f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name not in ("model", "text")
+} | {"phase": ("encode", "prefill", "decode"), "padded": _FLAG}
+_SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers")
 _ENTRY_KEYS: dict[str, Kind] = {"target": _NUMBER, "reuse": REUSE_CHOICES}
 _PROTOCOL_KEYS: dict[str, Kind] = {f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol)}
 _STOPPING_KEYS: dict[str, Kind] = {f.name: _NUMBER for f in dataclasses.fields(Stopping)}
@@ -205,7 +206,7 @@ class _File:
 
     def _value(self, key: str, node: yaml.Node, at: str, kind: Kind) -> Any:
         value = self._scalar(node, at, kind)
-        if key in ("batch", "input_size") and not 1 <= value <= LARGEST_NUMBER:
+        if key in _SIZE_KEYS and not 1 <= value <= LARGEST_NUMBER:
             raise self._error(node, at, f"is {value}; it must be from 1 to {LARGEST_NUMBER}", "")
         if key == "target" and not 0 < value <= 1:
             raise self._error(node, at, f"is {value}; it must be above 0 and at most 1", "Write target: 0.95, say.")

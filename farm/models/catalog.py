@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
-from farm.models import own, torchvision
+from farm.models import own, torchvision, transformers
 from farm.models.entry import ModelEntry, Source, check_installed
 from farm.words.protocol import Variant
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Those of the first two always win a name; below them it must be unambiguous.
 _WINNING = cast(tuple[Source, ...], (torchvision, own))
-SOURCES = _WINNING
+SOURCES = (*_WINNING, *cast(tuple[Source, ...], (transformers,)))
 
 _MOST_SIZES = 2  # of a model's own inputs that stand in a title
 
@@ -140,8 +140,7 @@ def variant(name: str, batch: int = 1, **said: Any) -> Variant:
     given = {key: value for key, value in said.items() if value is not None}
     if entry.origin == own.NAME and "input_size" in given:
         own.refuse_size(entry.own_name)
-    given["input_size"] = entry.check_size(given.get("input_size"))
-    return Variant(model=entry.name, batch=batch, **given)
+    return Variant(model=entry.name, batch=batch, **entry.completed(given))
 
 
 # ------------------------------------------------------------------------------------------------- building
@@ -160,7 +159,7 @@ def build(
     """
     import torch
 
-    from farm.models.tensors import EmptyOnMeta, dtype_of, memory_format_of
+    from farm.models.tensors import EmptyOnMeta, memory_format_of
 
     wanted = variant(wanted) if isinstance(wanted, str) else wanted
     source, entry = _found(wanted.model)
@@ -175,7 +174,7 @@ def build(
             torch.manual_seed(seed)
         model = source.make(entry, wanted, device)
     if not (real_buffers and on_meta):
-        model = model.to(device=device, dtype=dtype_of(wanted))
+        model = model.to(device=device)
     if wanted.memory_format != Variant.memory_format and entry.task != "video":
         model = model.to(memory_format=memory_format_of(wanted))  # type: ignore[call-overload]
     return model.train(wanted.mode == "train")
@@ -194,7 +193,8 @@ def example_inputs(wanted: Variant | str, *, device: str | torch.device = "meta"
 
     wanted = variant(wanted) if isinstance(wanted, str) else wanted
     source, entry = _found(wanted.model)
-    entry.check_size(wanted.input_size)
+    check_installed(source, wanted.model)
+    entry.completed(wanted.to_json())
     return source.inputs(entry, wanted, torch.device(device), seed)
 
 

@@ -84,7 +84,10 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     Raises:
         SettingsError: it could not be made, or is no module.
     """
+    from farm.models.tensors import dtype_of
+
     model, positional, keywords = _made(entry.own_name)
+    model = model.to(dtype_of(variant))
     return by_position(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 

@@ -109,12 +109,14 @@ def refused() -> Mapping[str, str]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    models = torchvision_models()
+    from farm.models.tensors import dtype_of
+
+    models, dtype = torchvision_models(), dtype_of(variant)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # googlenet and inception_v3 announce another default of theirs
         if entry.task == "segmentation":
-            return models.get_model(variant.model, weights=None, weights_backbone=None)
-        return models.get_model(variant.model, weights=None)
+            return models.get_model(variant.model, weights=None, weights_backbone=None).to(dtype)
+        return models.get_model(variant.model, weights=None).to(dtype)
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FORMAT = 1  # raised when a column changes its meaning or goes; a new column leaves it as it is
 
@@ -81,9 +81,15 @@ VARIANT = _columns(
     ("model", "text", "the model's name"),
     ("weights", "text", "where its weights come from"),
     ("batch", "integer", "batch size"),
-    ("input_size", "integer", "height and width of the input", "px"),
+    ("input_size", "integer", "height and width of the input; 0 of a model that takes no images", "px"),
     ("memory_format", "text", "contiguous or channels_last"),
     ("mode", "text", "eval or train"),
+    ("length", "integer", "of each sequence in the batch: tokens, or a sound's values; 0 of a model that takes none"),
+    ("padded", "boolean", "whether the sequences are shorter than that, filled up and masked"),
+    ("phase", "text", "of a model of tokens: encode, prefill or decode"),
+    ("cache", "integer", "tokens that the caches of a decode pass have room for; 0 elsewhere"),
+    ("layers", "integer", "layers kept of the model; 0 all"),
+    ("text", "text", "the content id of the tokens; empty: of the farm's own text"),
     ("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP"),
 )
 
@@ -281,7 +287,11 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
 }
 
 #: What files of this format may lack, since it came later; nothing is known of it then.
-ADDED = {"verdicts": frozenset(["request", "capture_id", "operators", "made_of"])}
+_OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
+    **dict.fromkeys(["readings", "calls", "captures"], _OF_TOKENS),
+}
 
 _ONE_ROW_IS = {
     "readings": "one reading: a subject, a card, software and a protocol, with what came out",

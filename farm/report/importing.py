@@ -160,6 +160,7 @@ _READ = {
             "dtype",
             "memory_format",
             "mode",
+            *ADDED["readings"],
             "model_flops",
             "kernels",
             "flags",
@@ -211,9 +212,9 @@ def _rows(path: Path, parquet: pq.ParquetFile, table: str) -> Iterator[Row]:
 
     columns = [entry.name for entry in TABLES[table] if table not in _READ or entry.name in _READ[table]]
     try:
-        later = dict.fromkeys(ADDED.get(table, ()))
+        later = ADDED.get(table, {})
         for batch in parquet.iter_batches(batch_size=AT_ONCE, columns=columns):
-            yield from (later | row for row in batch.to_pylist())
+            yield from ({**later, **row} for row in batch.to_pylist())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Refused(f"{path} is damaged: {str(error).splitlines()[0][:200]}.", "Export it again.") from error
 
@@ -329,9 +330,12 @@ class _Reader:
         return spec
 
     def variant(self, row: Row) -> Variant:
-        sizes = {name: _count(row, name) for name in ("batch", "input_size")}
-        return Variant(model=_name(row, "model"), dtype=row["dtype"], memory_format=row["memory_format"], mode=row["mode"],
-                       weights=row["weights"], **sizes)  # fmt: skip
+        counts: dict[str, Any] = {
+            name: _count(row, name) for name in ("batch", "input_size", "length", "cache", "layers")
+        }
+        words = {name: row[name] for name in ("dtype", "memory_format", "mode", "weights", "phase")}
+        text = _name(row, "text", empty=True, most=32)
+        return Variant(model=_name(row, "model"), padded=_truth(row, "padded"), text=text, **words, **counts)
 
     def capture(self, row: Row) -> tuple[str, dict[str, Any], Variant, dict[str, int]]:
         variant = self.variant(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -112,7 +113,7 @@ def _rows(session: Session, ids: list[str]) -> dict[str, Found]:
             *(_SOFTWARE[name] for name in ("torch", "driver")),
             *(_PROTOCOL[name] for name in ("launch", "residency")),
             _PROTOCOL.data.label("data_class"),
-            *(_VARIANT[name] for name in ("model", "batch", "input_size", "dtype", "memory_format", "mode")),
+            *(_VARIANT[one.name] for one in dataclasses.fields(Variant)),
         )
         .select_from(tables.Reading)
         .join(tables.Software, _SOFTWARE.id == _READING.software_id)
@@ -127,9 +128,7 @@ def _rows(session: Session, ids: list[str]) -> dict[str, Found]:
         values = dict(row._mapping)
         label = values["label"]
         if label is None and values["model"] is not None:
-            label = str(
-                Variant(*(values[name] for name in ("model", "batch", "input_size", "dtype", "memory_format", "mode")))
-            )
+            label = str(Variant(**{one.name: values[one.name] for one in dataclasses.fields(Variant)}))
         about = {
             "operator": values["short_name"] or "",
             "operator_id": values["subject_id"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
 from farm.errors import UsageError
 from farm.store import tables
+from farm.words.protocol import Variant
 from farm.words.reading import Trace
 
 
@@ -67,5 +69,7 @@ def label_of(session: Session, reading: tables.Reading) -> str:
     titled = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
     if title := session.exec(titled.limit(1)).first():
         return title
-    variant = session.get(tables.ModelVariant, reading.subject_id)  # a study's, which has no job
-    return f"{variant.model} {variant.batch}x{variant.input_size} {variant.dtype}" if variant else reading.subject_id
+    row = session.get(tables.ModelVariant, reading.subject_id)  # a study's, which has no job
+    if row is None:
+        return reading.subject_id
+    return str(Variant(**{one.name: getattr(row, one.name) for one in dataclasses.fields(Variant)}))

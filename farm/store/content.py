@@ -122,7 +122,7 @@ def store_variant(
 ) -> str:
     row = {
         "id": variant.id,
-        **variant.to_json(),
+        **dataclasses.asdict(variant),
         "flops": flops,
         "model_flops": model_flops,
         "bytes_moved": bytes_moved,

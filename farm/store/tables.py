@@ -117,7 +117,7 @@ class Operator(SQLModel, table=True):
 
 
 class ModelVariant(SQLModel, table=True):
-    """Model + weights + batch + input size + dtype + memory format + mode."""
+    """A variant's fields, as of `farm.words.protocol.Variant`."""
 
     __tablename__ = "model_variant"
     id: str = Field(primary_key=True, max_length=32)
@@ -128,6 +128,12 @@ class ModelVariant(SQLModel, table=True):
     dtype: str
     memory_format: str
     mode: str
+    length: int = 0
+    padded: bool = False
+    phase: str = ""
+    cache: int = 0
+    layers: int = 0
+    text: str = ""
     flops: int = Field(default=0, sa_type=BigInteger)
     model_flops: int = Field(default=0, sa_type=BigInteger)  # PyTorch's own counter over the whole model
     bytes_moved: int = Field(default=0, sa_type=BigInteger)

@@ -109,17 +109,28 @@ class Stopping(Plain):
 
 @dataclass(frozen=True)
 class Variant(Plain):
-    """A model variant: all that decides what a model computes. Models are built with seeded random weights."""
+    """A model variant: all that decides what a model computes. Models are built with seeded random weights.
+
+    What a model has no use for is at its default, and stands in neither its JSON nor its id: sizes of images for one of
+    tokens, and the other way round.
+    """
 
     model: str
     batch: int
-    input_size: int
+    input_size: int  # 0: it takes no images
     dtype: str = "float32"
     memory_format: str = "contiguous"
     mode: str = "eval"
     weights: str = "random"
+    length: int = 0  # of each sequence in the batch: tokens, or a sound's values where there is no phase
+    padded: bool = False  # whether the sequences are shorter than that, filled up and masked
+    phase: str = ""  # encode | prefill | decode, of a model of tokens
+    cache: int = 0  # with decode: tokens that the caches have room for, the new one among them
+    layers: int = 0  # what is left of a deep model; 0 all
+    text: str = ""  # the content id of the tokens; "" of the corpus that the farm brings
 
     CHOICES = {  # noqa: RUF012 - not a field
+        "phase": ("", "encode", "prefill", "decode"),
         "dtype": ("float32", "float16", "bfloat16"),
         "memory_format": ("contiguous", "channels_last"),
         "mode": ("eval", "train"),
@@ -132,25 +143,47 @@ class Variant(Plain):
                 raise UsageError(
                     f"{name.replace('_', ' ')} '{value}' is unknown.", f"Choose one of {', '.join(choices)}."
                 )
-        for what, value, step in (
-            ("batch", self.batch, "Give -b 1 or more."),
-            ("input size", self.input_size, "Give --input-size 224, say."),
+        least = 0 if self.length or self.phase else 1
+        for what, value, smallest, step in (
+            ("batch", self.batch, 1, "Give -b 1 or more."),
+            ("input size", self.input_size, least, "Give --input-size 224, say."),
+            ("length", self.length, 0, "Give --length 128, say."),
+            ("cache", self.cache, 0, "Give --cache 1024, say."),
+            ("number of layers", self.layers, 0, "Give --layers 4, say, or leave it out for all."),
         ):
-            if not 1 <= value <= LARGEST_NUMBER:
-                raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
+            if not smallest <= value <= LARGEST_NUMBER:
+                raise UsageError(f"The {what} is {value}; it must be from {smallest} to {LARGEST_NUMBER}.", step)
+
+    def to_json(self) -> dict[str, Any]:
+        data = super().to_json()
+        return {name: value for name, value in data.items() if name in _ALWAYS or value != _VARIANT_DEFAULTS[name]}
 
     @property
     def id(self) -> str:
         return content_id(self.to_json())
 
     def __str__(self) -> str:
-        return self.titled(f"{self.batch}x{self.input_size}")
+        if self.phase == "decode":
+            return self.titled(f"decode {self.batch} beside {self.cache} tokens")
+        size = f"{self.batch}x{self.length or self.input_size}"
+        if self.phase:
+            size += " tokens"
+            size += f" and {self.input_size} px" if self.input_size else ""
+        return self.titled(f"{self.phase} {size}" if self.phase == "prefill" else size)
 
     def titled(self, size: str) -> str:
         """What people call it, by the size of what goes in: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
         extra = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
         extra += "" if self.mode == "eval" else f" {self.mode}"
+        extra += " padded" if self.padded else ""
+        extra += f" of {self.layers} layers" if self.layers else ""
+        extra += f" text {self.text[:8]}" if self.text else ""
         return f"{self.model} {size} {self.dtype}{extra}"
+
+
+#: What stood in a variant's JSON before there were others.
+_ALWAYS = frozenset({"model", "batch", "input_size", "dtype", "memory_format", "mode", "weights"})
+_VARIANT_DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
 
 
 @dataclass(frozen=True)

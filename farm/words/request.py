@@ -77,6 +77,9 @@ class Request(Plain):
         if not self.operators:
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
 
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "variant": self.variant and self.variant.to_json()}
+
     @property
     def title(self) -> str:
         return str(self.variant or self.sweep)

@@ -40,7 +40,7 @@ def _on_the_cpu(monkeypatch):
         ("run resnet8*", 2, "No model's name fits 'resnet8*'.", "farm models"),
         ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
         ("run resnet18 -b 0", 2, "The batch is 0", "-b 1"),
-        ("run resnet18 -b two", 2, "--batch wants a whole number, not 'two'.", "farm run -h"),
+        ("run resnet18 -b two", 2, "--batch wants a whole number, not 'two'.", "--batch 1,8"),
         ("run resnet18 --window soon", 2, "--window wants a number, not 'soon'.", "farm run -h"),
         ("jobs -n 0", 2, "--limit wants a number from 1 to 2147483647, not '0'.", "farm jobs -h"),
         ("jobs -n 99999999999999999999", 2, "--limit wants a number from 1 to 2147483647, not", "farm jobs -h"),

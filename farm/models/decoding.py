@@ -1,0 +1,57 @@
+"""One token of each sequence beside a filled cache: what a decoder does again and again while it generates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Decoding(nn.Module):
+    """A decoder of transformers with a static cache of its own, called with the ids of one token each: (batch, 1).
+
+    The cache has room for ``size`` tokens, at least as many as the model has layers, and holds standard normal keys and
+    values. They are buffers, so that they go where the model goes, and what watches a model sees them.
+
+    A layer of the cache counts its tokens in a tensor of its own, in place. Here all count in the same, so that one call sets
+    them back before a pass, and the layers' calls are alike: layer by layer the token goes one place further, to end in the
+    last. What runs is the same; with a tensor each, setting them back would be a kernel a layer that no one else has.
+    """
+
+    def __init__(self, model: Any, batch: int, size: int) -> None:
+        from transformers import StaticCache
+
+        super().__init__()
+        self.model = model
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=size)
+        self.before = size - len(self.cache.layers)
+        heads, width = _heads_and_width(model.config)
+        # For the shapes alone: this would fill with zeros, and on the host where the model is to be on meta.
+        self.cache.early_initialization(batch, heads, width, model.dtype, torch.device("meta"))
+        for index, layer in enumerate(self.cache.layers):
+            for name in ("keys", "values"):
+                shape = getattr(layer, name).shape
+                self.register_buffer(
+                    f"{name}_{index}", torch.empty(shape, dtype=model.dtype).normal_(), persistent=False
+                )
+        self.register_buffer("counter", torch.tensor(self.before), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        counter = self.get_buffer("counter").fill_(self.before)
+        for index, layer in enumerate(self.cache.layers):
+            layer.keys, layer.values = getattr(self, f"keys_{index}"), getattr(self, f"values_{index}")
+            layer.cumulative_length, layer.device = counter, ids.device
+            if layer.is_sliding:
+                layer.cumulative_length_int = self.before
+        return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+
+
+def _heads_and_width(config: Any) -> tuple[int, int]:
+    """Of the keys and values that one token adds in one layer."""
+    config = config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1, width
+    return getattr(config, "num_key_value_heads", None) or heads, width

@@ -1,0 +1,194 @@
+"""Models of transformers, made from their own configurations with the sizes of the checkpoints that people know.
+
+``transformers.json`` writes down, for each name, the class, its configuration and what it takes; nothing is downloaded, and
+weights are random. What a name takes is told by its kind:
+
+    encoder, pair            tokens, read at once (CLIP's beside an image)           phase encode
+    decoder                  a prompt, or one token beside a cache                   phases prefill, decode
+    prompt, choices          a prompt; transformers has no static cache for it       phase prefill
+    both                     a text and as many tokens after it, or the text alone   phases prefill, encode
+    image, sound, frames     an image, a sound's values at 16 kHz, or its spectrum   no phase
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import UnsupportedModel
+from farm.models.entry import ModelEntry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from farm.words.protocol import Variant
+
+NAME = PACKAGE = "transformers"
+EXTRA = "language"
+
+_TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("transformers.json").read_text())
+_PHASES = {
+    "encoder": ("encode",),
+    "pair": ("encode",),
+    "decoder": ("prefill", "decode"),
+    "prompt": ("prefill",),
+    "choices": ("prefill",),
+    "both": ("prefill", "encode"),
+}
+_TASK = {"encoder": "text encoder", "pair": "text and image", "both": "text to text", "image": "image encoder"}
+_TASK |= dict.fromkeys(("decoder", "prompt", "choices"), "language model") | dict.fromkeys(
+    ("sound", "frames"), "sound encoder"
+)
+_LENGTH = {"encoder": 128, "both": 128}
+_PROMPT = 512  # tokens, by default
+_CHOICES = 2  # that a model with double heads chooses from
+_POSITIONS = ("max_position_embeddings", "n_positions")
+_DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+_MEL_BINS = 80
+_NO_MASK = frozenset({"fnet-base", "mamba-130m"})
+
+_REFUSED = {
+    "transfo-xl": "Transformer-XL, which transformers 5 no longer has",
+    "retribert": "RetriBERT, which transformers 5 no longer has",
+}
+
+
+@functools.cache
+def entries() -> Mapping[str, ModelEntry]:
+    return {name: _entry(name, **about) for name, about in _TABLE.items()}
+
+
+def refused() -> Mapping[str, str]:
+    return _REFUSED
+
+
+def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
+    phases = _PHASES.get(kind, ())
+    longest = about.get("positions") or next((config[key] for key in _POSITIONS if key in config), 0)
+    usual = about.get("length") or _LENGTH.get(kind, _PROMPT)
+    image = config if kind == "image" else config.get("vision_config", {})
+    return ModelEntry(
+        name=name,
+        task=_TASK[kind],
+        input_size=image.get("image_size", 0),
+        fixed_size=True,
+        origin=NAME,
+        length=0 if kind == "image" else min(usual, longest) if longest else usual,
+        longest=longest,
+        fixed_length=kind in ("image", "frames"),
+        phases=phases,
+        masked=bool(phases) and kind not in ("pair", "choices") and name not in _NO_MASK,
+        depth=0 if about.get("whole_layers") else next((config[key] for key in _DEPTH if key in config), 0),
+    )
+
+
+def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
+    import torch
+
+    from farm.models.own import by_position
+    from farm.models.tensors import dtype_of
+
+    about = _TABLE[entry.own_name]
+    kind, config = about["kind"], about["config"]
+    if variant.layers:
+        config = config | {key: variant.layers for key in _DEPTH if key in config}
+    made = _class_of(entry)
+    with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
+        model = made._from_config(made.config_class(**config), dtype=dtype_of(variant))
+        if variant.phase == "decode":
+            from farm.models.decoding import Decoding
+
+            return Decoding(model, variant.batch, variant.cache)
+    if kind == "frames" or (kind == "both" and variant.phase == "encode"):
+        model = model.get_encoder()
+    return by_position(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
+
+
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
+    return tuple(_call(entry, variant, device, seed).values())
+
+
+def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> dict[str, Any]:
+    """What the model is called with, by name."""
+    from farm.models.tensors import dtype_of, images, random_normal
+
+    about, dtype = _TABLE[entry.own_name], dtype_of(variant)
+    kind = about["kind"]
+    if kind == "image":
+        return {"pixel_values": images(variant, device, seed)}
+    if kind == "sound":
+        return {"input_values": random_normal((variant.batch, variant.length), dtype, device, seed)}
+    if kind == "frames":
+        return {"input_features": random_normal((variant.batch, _MEL_BINS, variant.length), dtype, device, seed)}
+    shape = (variant.batch, _CHOICES, variant.length) if kind == "choices" else (variant.batch, variant.length)
+    vocabulary = about["config"].get("vocab_size") or about["config"]["text_config"]["vocab_size"]
+    ids, mask = token_ids(vocabulary, shape, variant.padded, device, seed)
+    call: dict[str, Any] = {"input_ids": ids} | ({"attention_mask": mask} if variant.padded else {})
+    if variant.phase == "decode":
+        return call
+    if kind == "pair":
+        call["pixel_values"] = images(variant, device, seed)
+    if kind == "both" and variant.phase != "encode":
+        call["decoder_input_ids"], _ = token_ids(vocabulary, shape, False, device, seed + 1)
+    if variant.phase == "prefill":
+        taken = inspect.signature(_class_of(entry).forward).parameters
+        call |= {key: value for key, value in (("use_cache", False), ("logits_to_keep", 1)) if key in taken}
+    return call
+
+
+def token_ids(
+    vocabulary: int, shape: tuple[int, ...], padded: bool, device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids of tokens, above those that tokenizers keep for themselves where there are enough, and the mask of what is no
+    padding; both of the shape, int64. Padded sequences have from a quarter of the length to all of it."""
+    import torch
+
+    if device.type == "meta":
+        return (torch.empty(shape, dtype=torch.int64, device=device),) * 2
+    generator = torch.Generator().manual_seed(seed)
+    least = 10 if vocabulary > 1000 else 4
+    ids, mask = torch.randint(least, vocabulary, shape, generator=generator), torch.ones(shape, dtype=torch.int64)
+    if padded:
+        lengths = torch.randint(-(-shape[-1] // 4), shape[-1] + 1, (*shape[:-1], 1), generator=generator)
+        mask = (torch.arange(shape[-1]) < lengths).long()
+        ids = torch.where(mask.bool(), ids, 1)
+    return ids.to(device), mask.to(device)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without remarks on configurations: nothing is generated with these."""
+    logging = _package().logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _class_of(entry: ModelEntry) -> Any:
+    name = _TABLE[entry.own_name]["class"]
+    found = getattr(_package(), name, None)
+    if found is None:
+        raise UnsupportedModel(
+            f"{entry.name} is made of {name}, which transformers {_package().__version__} does not have.",
+            "Install another version of transformers.",
+        )
+    return found
+
+
+@functools.cache
+def _package() -> Any:
+    from farm.models.torchvision import torchvision_models
+
+    torchvision_models()  # transformers imports torchvision, which may want mending first
+    import transformers
+
+    return transformers

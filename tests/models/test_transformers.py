@@ -1,0 +1,114 @@
+"""transformers' models by name: what each takes, what it refuses in one line, and that it runs as it says."""
+
+import subprocess
+import sys
+
+import pytest
+
+from farm.errors import UnsupportedModel, UsageError
+from farm.models import catalog, transformers
+
+
+def test_names_need_neither_torch_nor_transformers():
+    code = (
+        "import sys; from farm.models import catalog; catalog.names(); catalog.find('transformers/bert-base');"
+        "assert not {'torch', 'transformers', 'timm'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_there_are_more_than_45_architectures():
+    assert len({about["class"] for about in transformers._TABLE.values()}) > 45
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "title"),
+    [
+        ("bert-base", {}, "bert-base 8x128 tokens float32"),
+        ("bert-base", {"length": 512, "padded": True}, "bert-base 8x512 tokens float32 padded"),
+        ("gpt2", {}, "gpt2 prefill 8x512 tokens float32"),
+        ("llama-3.1-8b", {"phase": "decode", "dtype": "bfloat16"}, "llama-3.1-8b decode 8 beside 1024 tokens bfloat16"),
+        ("llama-3.1-8b", {"layers": 4}, "llama-3.1-8b prefill 8x512 tokens float32 of 4 layers"),
+        ("t5-base", {"phase": "encode"}, "t5-base 8x128 tokens float32"),
+        ("clip-vit-base", {}, "clip-vit-base 8x77 tokens and 224 px float32"),
+        ("wav2vec2-base", {}, "wav2vec2-base 8x160000 float32"),
+        ("vit-base", {}, "vit-base 8x224 float32"),
+    ],
+)
+def test_a_variant_is_titled_by_what_goes_in(model, said, title):
+    assert str(catalog.variant(model, 8, **said)) == title
+
+
+def test_what_is_said_as_by_default_is_the_same_variant():
+    assert catalog.variant("gpt2", 8, phase="prefill", length=512, layers=12) == catalog.variant("transformers/gpt2", 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "problem", "step"),
+    [
+        ("bert-base", {"length": 513}, "positions for 512 tokens; a length of 513 is beyond", "--length 512 or less"),
+        ("gpt2", {"phase": "decode", "cache": 2048}, "a cache of 2048 is beyond", "--cache 1024"),
+        ("gpt2", {"phase": "decode", "cache": 4}, "A cache of 4 tokens is too short", "--cache 12 or more"),
+        ("gpt2", {"phase": "decode", "length": 8}, "one token of each sequence goes in", "--cache"),
+        ("gpt2", {"cache": 512}, "no cache of tokens in prefill", "--phase decode"),
+        ("bert-base", {"phase": "decode"}, "bert-base has no phase 'decode'", "It has encode."),
+        ("resnet18", {"phase": "decode"}, "resnet18 has no phase 'decode'", "it has no phases"),
+        ("resnet18", {"length": 128}, "--length 128 means nothing", "--input-size"),
+        ("resnet18", {"layers": 2}, "cannot be cut", "--layers"),
+        ("resnet18", {"padded": True}, "takes no padded sequences", ""),
+        ("bert-base", {"input_size": 224}, "bert-base takes no images", "--length"),
+        ("bert-base", {"layers": 13}, "has 12 layers, not 13", ""),
+        ("whisper-base-encoder", {"length": 100}, "a length of 3000 only", ""),
+    ],
+)
+def test_what_a_model_has_no_use_for_is_refused(model, said, problem, step):
+    with pytest.raises(UsageError, match=problem) as caught:
+        catalog.variant(model, **said)
+    assert step in caught.value.next_step
+
+
+def test_a_class_that_transformers_no_longer_has_is_refused_with_that_reason():
+    with pytest.raises(UnsupportedModel, match="transfo-xl is Transformer-XL, which transformers 5 no longer has"):
+        catalog.find("transfo-xl")
+
+
+def test_without_the_package_names_are_listed_and_building_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(transformers, "PACKAGE", "transformers_that_is_not_there")
+    assert "bert-base" in catalog.names()
+    with pytest.raises(UnsupportedModel) as caught:
+        catalog.build("bert-base")
+    assert caught.value.next_step == "Install it: pip install 'operator-farm[language]'"
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "shape"),
+    [
+        ("bert-base", {"padded": True, "length": 16}, (2, 16, 768)),
+        ("gpt2", {"length": 16}, (2, 1, 50257)),
+        ("t5-small", {"length": 16}, (2, 16, 32128)),
+        ("t5-small", {"length": 16, "phase": "encode"}, (2, 16, 512)),
+        ("vit-base", {}, (2, 197, 768)),
+    ],
+)
+def test_a_model_runs_on_its_example(model, said, shape):
+    import torch
+
+    variant = catalog.variant(model, 2, layers=2, **said)
+    with torch.no_grad():
+        found = catalog.build(variant, device="cpu")(*catalog.example_inputs(variant, device="cpu"))
+    assert next(iter(found.values())).shape == shape
+
+
+def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
+    import torch
+
+    variant = catalog.variant("gpt2", 2, phase="decode", cache=32, layers=2, dtype="bfloat16")
+    model, (ids,) = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
+    before = model.keys_1.clone()
+    assert before.shape == (2, 12, 32, 64)
+    assert before.std().item() == pytest.approx(1, rel=0.05)
+    with torch.no_grad():
+        first, again = model(ids), model(ids)
+    assert first.shape == (2, 1, 50257)
+    assert torch.equal(first, again)
+    assert (model.keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [31]
