@@ -94,17 +94,19 @@ def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
 
 
 def models(rows: Sequence[Row]) -> RenderableType:
-    """Keys: name, task, input_size, parameters, flops (of one pass at batch 1), note."""
+    """Keys: name, task, input_size, length, phases, parameters, flops (of one pass at batch 1), note."""
     if not rows:
         return Text("No model matches.")
     table = tables.ruled("model", "task", ">input", ">parameters", ">FLOP a pass", "", drops=("task", ""))
     for row in rows:
-        size = row.get("input_size")
+        size, length = row.get("input_size"), row.get("length")
+        sizes = [f"{length}{' tokens' if row.get('phases') else ''}"] if length else []
+        sizes += [f"{size} px"] if size else []
         tables.row(
             table,
             tables.cell(row, "name"),
             tables.cell(row, "task"),
-            f"{size} px" if size else NOTHING,
+            " + ".join(sizes) or NOTHING,
             count_of(row.get("parameters"), "").strip(),
             count_of(row.get("flops"), "FLOP"),
             str(row.get("note") or ""),

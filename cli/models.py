@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.options import AsJson
 from cli.output import emit_json, say, show
 
+if TYPE_CHECKING:
+    from farm.models.entry import ModelEntry
+
 
 def models(
     pattern: Annotated[
         str | None, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'. Default: all.")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Where they come from: torchvision, transformers or user. Default: all.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="Where they come from: torchvision, transformers, timm or user. Default: all but timm, which has more than a thousand."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""
     from farm.errors import UnknownModel
     from farm.models import catalog
+    from farm.models.entry import install_line, is_installed
 
     names = known = catalog.names(source=source)
+    if not pattern and not source:
+        names = [name for one in catalog.SOURCES if one.NAME != "timm" for name in catalog.names(source=one.NAME)]
     if pattern:
         if catalog.is_pattern(pattern):
             names = catalog.matching(f"{source}/{pattern}" if source else pattern)
@@ -38,7 +49,10 @@ def models(
             "origin": entry.origin,
             "parameters": entry.parameters,
             "flops": entry.flops,
-            "note": "takes this size only" if entry.fixed_size else "",
+            "length": entry.length,
+            "longest": entry.longest,
+            "phases": entry.phases,
+            "note": _note(entry),
         }
         for entry in entries
     ]
@@ -48,6 +62,17 @@ def models(
         from cli import lists
 
         show(lists.models(rows))
+        chosen = {entry.origin for entry in entries}
+        for one in catalog.SOURCES:
+            if one.NAME in chosen and not is_installed(one):
+                say(f"→ What is of {one.NAME} wants its package: {install_line(one)}")
+        if not pattern and not source:
+            say(f"→ {len(catalog.names(source='timm'))} of timm besides: farm models --source timm")
         say(
             '→ Add your own in the setting `models`: FARM_MODELS=\'{"my_net": "my_package.models:my_net"}\'; docs/settings.md'
         )
+
+
+def _note(entry: ModelEntry) -> str:
+    notes = ["takes this size only"] if entry.fixed_size and entry.input_size else []
+    return ", ".join([*notes, *entry.phases])

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
-from farm.models import own, torchvision, transformers
+from farm.models import own, timm, torchvision, transformers
 from farm.models.entry import ModelEntry, Source, check_installed
 from farm.words.protocol import Variant
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Those of the first two always win a name; below them it must be unambiguous.
 _WINNING = cast(tuple[Source, ...], (torchvision, own))
-SOURCES = (*_WINNING, *cast(tuple[Source, ...], (transformers,)))
+SOURCES = (*_WINNING, *cast(tuple[Source, ...], (transformers, timm)))
 
 _MOST_SIZES = 2  # of a model's own inputs that stand in a title
 

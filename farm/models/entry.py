@@ -186,10 +186,14 @@ def check_installed(source: Source, name: str) -> None:
     Raises:
         UnsupportedModel: the package that makes the source's models is not there; names the line that installs it.
     """
-    if source.EXTRA and importlib.util.find_spec(source.PACKAGE) is None:
+    if not is_installed(source):
         raise UnsupportedModel(
             f"{name} is a model of {source.PACKAGE}, which is not installed.", f"Install it: {install_line(source)}"
         )
+
+
+def is_installed(source: Source) -> bool:
+    return not source.EXTRA or importlib.util.find_spec(source.PACKAGE) is not None
 
 
 def install_line(source: Source) -> str:

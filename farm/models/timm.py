@@ -1,0 +1,62 @@
+"""timm's models of image classification. ``timm.json`` has their names and sizes, as timm's registry told them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farm.errors import UnsupportedModel
+from farm.models.entry import ModelEntry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from farm.words.protocol import Variant
+
+NAME = PACKAGE = EXTRA = "timm"
+
+
+@functools.cache
+def entries() -> Mapping[str, ModelEntry]:
+    table: dict[str, str] = json.loads(Path(__file__).with_name("timm.json").read_text())
+    found: dict[str, ModelEntry] = {}
+    for size, names in table.items():
+        pixels, _, only = size.partition(" ")
+        about: dict[str, Any] = {"input_size": int(pixels), "fixed_size": bool(only), "origin": NAME}
+        found |= {name: ModelEntry(name=name, task="classification", **about) for name in names.split()}
+    return found
+
+
+def refused() -> Mapping[str, str]:
+    return {}
+
+
+def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
+    from farm.models.tensors import dtype_of
+
+    timm = _package()
+    if not timm.is_model(entry.own_name):
+        raise UnsupportedModel(
+            f"{entry.name} is a model that timm {timm.__version__} does not have.", "Install another version of timm."
+        )
+    return timm.create_model(entry.own_name, pretrained=False).to(dtype_of(variant))
+
+
+def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
+    from farm.models.tensors import images
+
+    return (images(variant, device, seed),)
+
+
+@functools.cache
+def _package() -> Any:
+    from farm.models.torchvision import torchvision_models
+
+    torchvision_models()  # timm imports torchvision, which may want mending first
+    import timm
+
+    return timm
