@@ -30,13 +30,17 @@ def models(
     from farm.models import catalog
     from farm.models.entry import install_line, is_installed
 
-    names = known = catalog.names(source=source)
-    if not pattern and not source:
-        names = [name for one in catalog.SOURCES if one.NAME != "timm" for name in catalog.names(source=one.NAME)]
+    known = catalog.names(source=source)
+    # timm's would bury the others: they are shown where they are asked for, or where nothing else fits.
+    few = known if source else [name for name in known if catalog.find(name).origin != "timm"]
+    names = few
     if pattern:
         if catalog.is_pattern(pattern):
             names = catalog.matching(f"{source}/{pattern}" if source else pattern)
-        elif not (names := [name for name in names if pattern.lower() in name.lower()]):
+        else:
+            names = [name for name in few if pattern.lower() in name.lower()]
+            names = names or [name for name in known if pattern.lower() in name.lower()]
+        if not names:
             raise UnknownModel.named(pattern, known)
     entries = [catalog.find(name) for name in names]
     rows = [
