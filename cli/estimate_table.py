@@ -30,6 +30,8 @@ def estimate(found: Estimate) -> RenderableType:
     if found.whole_time:
         energy = f", {interval(found.whole_energy, ENERGY)}" if found.whole_energy else ""
         lines["whole model"] = f"{interval(found.whole_time, TIME)}{energy}, read"
+    if told := str(found.per_token):
+        lines["tokens"] = told
     if found.predicted_us is not None:
         lines["the rest"] = f"{quantity(found.predicted_us, TIME)} at least, predicted by {found.predictor}"
     if found.missing:

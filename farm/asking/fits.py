@@ -23,6 +23,7 @@ class Room:
     parameters: int  # and buffers
     inputs: int  # of the whole batch
     each: int  # of one in it
+    cache: int = 0  # of keys and values, for the whole batch; counted in neither
 
 
 def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
@@ -36,15 +37,18 @@ def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
     if not memory_bytes or _surely_fits(variant, memory_bytes):
         return
     room = room_of(variant)
-    if room.parameters + room.inputs <= memory_bytes:
+    if room.parameters + room.inputs + room.cache <= memory_bytes:
         return
-    most = (memory_bytes - room.parameters) // room.each if room.each else 0
+    most = (memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
+    takes = f"its cache takes {_gb(room.cache)}" if room.cache else f"its inputs take {_gb(room.inputs)}"
+    smaller = "a smaller batch or a shorter cache" if room.cache else "a smaller batch"
     raise UsageError(
-        f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: its inputs take {_gb(room.inputs)} and its "
-        f"parameters {_gb(room.parameters)}.",
-        f"Give a smaller batch: {most} is the most that leaves room for inputs and parameters, and its operators need more."
+        f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: {takes} and its parameters "
+        f"{_gb(room.parameters)}.",
+        f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and parameters, and its "
+        "operators need more."
         if most >= 1
-        else "Choose a card with more memory, or a smaller model.",
+        else f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}.",
     )
 
 
@@ -63,10 +67,16 @@ def room_of(variant: Variant) -> Room:
     Raises:
         UsageError: the model cannot be made, see `farm.models.catalog`.
     """
-    model = catalog.build(variant)
+    model = catalog.build(dataclasses.replace(variant, batch=1))
     # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit here.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
-    return Room(_bytes_of([*model.parameters(), *model.buffers()]), one + (variant.batch - 1) * (two - one), two - one)
+    cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
+    return Room(
+        _bytes_of([*model.parameters(), *model.buffers()]) - cache,
+        one + (variant.batch - 1) * (two - one),
+        two - one,
+        variant.batch * cache,
+    )
 
 
 def _bytes_of(values: Any) -> int:

@@ -33,14 +33,14 @@ class Decoding(nn.Module):
             for name in ("keys", "values"):
                 shape = getattr(layer, name).shape
                 self.register_buffer(
-                    f"{name}_{index}", torch.empty(shape, dtype=model.dtype).normal_(), persistent=False
+                    f"cached_{name}_{index}", torch.empty(shape, dtype=model.dtype).normal_(), persistent=False
                 )
         self.register_buffer("counter", torch.tensor(self.before), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         counter = self.get_buffer("counter").fill_(self.before)
         for index, layer in enumerate(self.cache.layers):
-            layer.keys, layer.values = getattr(self, f"keys_{index}"), getattr(self, f"values_{index}")
+            layer.keys, layer.values = getattr(self, f"cached_keys_{index}"), getattr(self, f"cached_values_{index}")
             layer.cumulative_length, layer.device = counter, ids.device
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before

@@ -286,7 +286,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
     "traces": TRACES,
 }
 
-#: What files of this format may lack, since it came later; nothing is known of it then.
+#: What files of this format may lack, since it came later, and what it is then, as far as that can be said.
 _OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),

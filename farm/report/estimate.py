@@ -20,6 +20,7 @@ from sqlmodel import Session
 from farm.errors import UsageError, did_you_mean
 from farm.prediction.predictor import Asked, Predictor
 from farm.prediction.roofline import Roofline, roofline_of
+from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.calls import classes
@@ -70,6 +71,13 @@ class Estimate:
     oldest_at_s: float | None
     notes: tuple[str, ...]
 
+    @property
+    def per_token(self) -> PerToken:
+        """Of the whole model where it was read, else of the sum where readings cover all of it."""
+        complete = self.covered_tuples == self.tuples
+        time, energy = (self.time, self.energy) if complete else (None, None)
+        return per_token(self.variant, self.whole_time or time, self.whole_energy or energy)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
 
@@ -92,6 +100,7 @@ class Estimate:
             **pair("energy", "mj", self.energy),
             **pair("whole_time", "us", self.whole_time),
             **pair("whole_energy", "mj", self.whole_energy),
+            **asdict(self.per_token),
             "predicted_us": self.predicted_us,
             "predictor": self.predictor,
             "missing": [asdict(entry) for entry in self.missing],

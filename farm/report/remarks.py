@@ -26,6 +26,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "coverage", measured
     if report.kind == "model":
         yield "intervals", f"95 %. {_systematic(verdict)}"
+    if told := str(report.per_token):
+        yield "tokens", told
     if taken := [entry for entry in verdict.adjustments if entry.used != "steady"]:
         yield "power limit", _power_limit(taken)
     if verdict.context_time_us is not None:

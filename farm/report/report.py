@@ -18,6 +18,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
+from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.tables import ItemState, JobState
@@ -168,6 +169,16 @@ class Report:
     eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
     origin: str = ""  # the farm that it was imported from
 
+    @property
+    def per_token(self) -> PerToken:
+        """Of the whole model where it was read, else of the sum where all of it was."""
+        time, energy, complete = self.verdict.time, self.verdict.energy, self.verdict.measured == self.verdict.parts
+        return per_token(
+            Request.from_json(self.request).variant,
+            time.whole or (time.total if complete else None),
+            (energy.whole or (energy.total if complete else None)) if energy else None,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -177,6 +188,7 @@ class Report:
         return {
             "schema": SCHEMA,
             **data,
+            **dataclasses.asdict(self.per_token),
             "software": list(self.software),
             "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
             "readings": dataclasses.asdict(self.readings),

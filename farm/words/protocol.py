@@ -162,6 +162,11 @@ class Variant(Plain):
     def id(self) -> str:
         return content_id(self.to_json())
 
+    @property
+    def tokens(self) -> int:
+        """That one pass goes over; 0 of a model that takes none."""
+        return self.batch * self.length if self.phase else 0
+
     def __str__(self) -> str:
         if self.phase == "decode":
             return self.titled(f"decode {self.batch} beside {self.cache} tokens")

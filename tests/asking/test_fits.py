@@ -5,6 +5,7 @@ import pytest
 from farm.asking.fits import check_fits, room_of
 from farm.devices.device import Card
 from farm.errors import UsageError
+from farm.models import catalog
 from farm.settings import settings
 from farm.words.protocol import Variant
 
@@ -30,6 +31,15 @@ def test_inputs_and_parameters_that_are_more_than_the_memory_are_told_with_the_b
         check_fits(variant(1), CARD, room.parameters)
     assert "a card with more memory" in caught.value.next_step
     check_fits(variant(101), CARD, 0)  # nobody knows its memory
+
+
+def test_a_cache_that_is_longer_than_the_memory_is_told_with_the_batch_that_leaves_room():
+    one = catalog.variant("gpt2", 64, phase="decode", cache=1024, dtype="bfloat16")
+    room = room_of(one)
+    assert room.cache == 64 * 1024 * 12 * 2 * 768 * 2
+    with pytest.raises(UsageError, match=r"gpt2 decode 64 beside 1024 tokens .* its cache takes 2.4 GB") as caught:
+        check_fits(one, CARD, room.parameters + room.cache // 2)
+    assert "a smaller batch or a shorter cache: 31 is the most" in caught.value.next_step
 
 
 def test_inputs_of_ones_own_are_not_made_to_be_counted(monkeypatch, tmp_path):

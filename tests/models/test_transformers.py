@@ -104,11 +104,11 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
 
     variant = catalog.variant("gpt2", 2, phase="decode", cache=32, layers=2, dtype="bfloat16")
     model, (ids,) = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
-    before = model.keys_1.clone()
+    before = model.cached_keys_1.clone()
     assert before.shape == (2, 12, 32, 64)
     assert before.std().item() == pytest.approx(1, rel=0.05)
     with torch.no_grad():
         first, again = model(ids), model(ids)
     assert first.shape == (2, 1, 50257)
     assert torch.equal(first, again)
-    assert (model.keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [31]
+    assert (model.cached_keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [31]

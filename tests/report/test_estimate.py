@@ -9,6 +9,7 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
+from farm.models import catalog
 from farm.prediction.predictor import RooflinePredictor
 from farm.prediction.roofline import roofline_of
 from farm.report.estimate import estimate
@@ -35,6 +36,17 @@ def test_the_sum_is_of_all_calls(any_database):
     assert found.whole_time.value == pytest.approx(looped_us)
     assert found.energy.value > 0
     assert (found.software.torch, found.card_model) == ("2.11.0+cu130", "NVIDIA H200")
+
+
+def test_a_model_of_tokens_is_told_by_the_token(database):
+    variant = catalog.variant("bert-base", 2, length=16, layers=1)
+    filled.fill(database, variant)
+    found = asked(database, variant)
+    assert found.per_token.tokens == 32
+    assert found.to_json()["tokens_per_s"] == pytest.approx(32e6 / found.whole_time.value)
+    assert found.to_json()["energy_per_token_mj"] == pytest.approx(found.whole_energy.value / 32)
+    filled.fill(database)
+    assert asked(database).to_json()["tokens_per_s"] is None
 
 
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
