@@ -1,32 +1,45 @@
-"""Counts parameters and FLOPs of every model of torchvision into the table that `farm models` shows.
+"""Counts parameters and FLOPs of every model of torchvision and transformers into the table that `farm models` shows.
 
-    python benchmarks/model_costs.py        # writes farm/models/costs.json
+    python benchmarks/model_costs.py                    # writes farm/models/costs.json
+    python benchmarks/model_costs.py transformers       # of this source alone
 
-At batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. On meta: needs no GPU and little memory.
+At batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. On meta: needs no GPU and little memory. FLOPs
+of what cannot be taken apart are left out.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+from farm.errors import CaptureError
 from farm.models import catalog
 from farm.operators.taking_apart import take_apart
 
 TABLE = Path(catalog.__file__).with_name("costs.json")
+SOURCES = ("torchvision", "transformers")
 
 
 def costs(name: str) -> dict[str, int]:
-    apart = take_apart(catalog.variant(name))
-    return {
-        "parameters": sum(parameter.numel() for parameter in catalog.build(name).parameters()),
-        "flops": apart.flops,
-    }
+    found = {"parameters": sum(parameter.numel() for parameter in catalog.build(name).parameters())}
+    try:
+        apart = take_apart(catalog.variant(name))
+    except CaptureError:
+        return found
+    return found if apart.refusal(name) else {**found, "flops": apart.flops}
 
 
 def main() -> None:
-    lines = [f'  "{name}": {json.dumps(costs(name))}' for name in catalog.names(source="torchvision")]
-    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    table = json.loads(TABLE.read_text())
+    for source in sys.argv[1:] or SOURCES:
+        names = catalog.source_named(source).entries()
+        table[source] = {name: costs(f"{source}/{name}") for name in names}
+    parts = [
+        f'  "{source}": {{\n' + ",\n".join(f'    "{name}": {json.dumps(of)}' for name, of in entries.items()) + "\n  }"
+        for source, entries in table.items()
+    ]
+    TABLE.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from farm.words.protocol import Variant
 
 # No model of the catalog has larger inputs for each of a batch: 16 frames of video.
 _MOST_PLANES = 3 * 16
+_MOST_OF_A_TOKEN = 16  # values' room that ids, masks and what is decoded beside them take, 8 bytes each
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -55,9 +56,9 @@ def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
     """Told without building it. Buffers are fewer than parameters by far."""
     parameters = catalog.find(variant.model).parameters
-    if parameters is None:  # a user's own
+    if parameters is None or variant.cache:  # a user's own, timm's; or what it holds is told by building it
         return False
-    values = 2 * parameters + variant.batch * _MOST_PLANES * variant.input_size**2
+    values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
     return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
 
 

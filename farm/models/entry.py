@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.errors import UnsupportedModel, UsageError
@@ -155,6 +158,13 @@ class ModelEntry:
                 f"{self.name} has positions for {self.longest} tokens; a {what} of {tokens} is beyond them.",
                 f"Give --{what} {self.longest} or less.",
             )
+
+
+@functools.cache
+def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
+    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size where they are known; made by
+    benchmarks/model_costs.py."""
+    return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 
 class Source(Protocol):

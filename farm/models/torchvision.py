@@ -6,14 +6,12 @@ The names are written down here; a test holds the list against torchvision.
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.models.entry import SMALLEST_OF_ALL, ModelEntry
+from farm.models.entry import SMALLEST_OF_ALL, ModelEntry, costs_of
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +66,6 @@ _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
 _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
 _SMALLEST = {"alexnet": 63, "inception_v3": 75}
 
-#: name -> parameters, and FLOPs of one pass at batch 1 and the default size; made by benchmarks/model_costs.py.
-_COSTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("costs.json").read_text())
-
 
 def _named(text: str, task: str) -> dict[str, ModelEntry]:
     return {
@@ -80,7 +75,7 @@ def _named(text: str, task: str) -> dict[str, ModelEntry]:
             input_size=_SIZES.get(name, _DEFAULT_SIZE[task]),
             smallest_size=_SMALLEST.get(name, SMALLEST_OF_ALL),
             fixed_size=name in _FIXED,
-            **_COSTS.get(name, {}),
+            **costs_of(NAME).get(name, {}),
         )
         for name in text.split()
     }

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnsupportedModel
-from farm.models.entry import ModelEntry
+from farm.models.entry import ModelEntry, costs_of
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,7 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         fixed_length=kind in ("image", "frames"),
         phases=phases,
         masked=bool(phases) and kind not in ("pair", "choices") and name not in _NO_MASK,
+        **costs_of(NAME).get(name, {}),
         depth=0 if about.get("whole_layers") else next((config[key] for key in _DEPTH if key in config), 0),
     )
 
@@ -173,8 +174,13 @@ def _quietly() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+def class_name(name: str) -> str:
+    """What a model is made of: models of one class are one architecture in several sizes."""
+    return _TABLE[name.rpartition("/")[2]]["class"]
+
+
 def _class_of(entry: ModelEntry) -> Any:
-    name = _TABLE[entry.own_name]["class"]
+    name = class_name(entry.name)
     found = getattr(_package(), name, None)
     if found is None:
         raise UnsupportedModel(

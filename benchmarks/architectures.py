@@ -1,0 +1,164 @@
+"""Takes every model of transformers apart, without a card, and writes the table of docs/results/architectures.md.
+
+    python benchmarks/architectures.py                     # all that the state file does not have yet
+    python benchmarks/architectures.py gpt2 bert-base      # these, again
+    python benchmarks/architectures.py --again             # all, again
+
+At batch 1, as it would run on a GPU: calls, tuples, seconds, whether the FLOPs of the tuples are those of PyTorch's counter over
+the whole, gaps and overlaps, or why it is refused. Of an architecture one size is taken, the first of the catalog, in each of its
+phases. What was done stands in a file of JSON lines, one a variant: a run that was cut short is gone on with. A model that takes
+longer than the limit is ended and listed so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from farm.models import catalog, transformers
+from farm.words.protocol import Variant
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "results" / "architectures.md"
+STATE = TABLE.with_suffix(".jsonl")
+
+
+def variants(names: list[str]) -> list[Variant]:
+    """Of one size an architecture, or of the models named: each of its phases, decoders in bfloat16."""
+    classes: dict[str, str] = {}
+    for name in transformers.entries():
+        classes.setdefault(transformers.class_name(name), name)
+    entries = [catalog.find(f"transformers/{name}") for name in names or classes.values()]
+    return [
+        catalog.variant(entry.name, phase=phase or None, dtype="bfloat16" if entry.generates else "float32")
+        for entry in entries
+        for phase in entry.phases or ("",)
+    ]
+
+
+def taken_apart(variant: Variant) -> dict[str, Any]:
+    """What a row of the table tells of a variant."""
+    from farm.errors import FarmError
+    from farm.operators.taking_apart import take_apart
+
+    begun = time.perf_counter()
+    try:
+        apart = take_apart(variant, device_type="cuda")
+    except FarmError as error:
+        return {"reason": error.message}
+    taken, refusal = apart.capture, apart.refusal(variant.model)
+    return {
+        "calls": len(taken.calls),
+        "tuples": len(taken.tuples),
+        "seconds": round(time.perf_counter() - begun, 2),
+        "flops": apart.flops,
+        "equal": apart.flops == apart.model_flops,
+        "gaps": len(taken.gaps),
+        "overlaps": len(taken.overlaps),
+        "reason": refusal.message if refusal else "",
+    }
+
+
+def serve(pipe: Connection) -> None:
+    """Take apart what is sent, until None is."""
+    taken_apart(catalog.variant("transformers/bert-base", layers=1))  # imports are not counted
+    pipe.send(None)
+    while (asked := pipe.recv()) is not None:
+        pipe.send(taken_apart(Variant.from_json(asked)))
+
+
+class Worker:
+    """A process that takes models apart and can be ended: one that hangs, or takes all memory, is one row of the table."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.pipe.recv()
+
+    def ask(self, variant: Variant, limit_s: float) -> dict[str, Any] | None:
+        """What became of it; None where it took longer than that, and the process is ended."""
+        self.pipe.send(variant.to_json())
+        try:
+            if self.pipe.poll(limit_s):
+                return self.pipe.recv()
+            found = None
+        except EOFError:
+            found = {"reason": "the process ended"}
+        self.process.kill()
+        self.process.join()
+        return found
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    import torch
+    from transformers import __version__
+
+    done = [row for row in rows.values() if not row["reason"]]
+    architectures = {row["class"] for row in done}
+    lines = [
+        "# Architectures of transformers, taken apart without a card",
+        "",
+        f"transformers {__version__}, torch {torch.__version__.partition('+')[0]}; batch 1, as on a GPU, on meta; `python benchmarks/architectures.py` makes this table.",
+        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are taken apart completely, "
+        f"{sum(row['equal'] for row in done)} of {len(done)} variants with as many FLOPs as PyTorch's own counter tells of the whole.",
+        "",
+        "| variant | class | calls | tuples | s | FLOP | as PyTorch counts | gaps | overlaps |",
+        "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
+    ]
+    lines += [
+        f"| {row['title']} | {row['class']} | {row['calls']} | {row['tuples']} | {row['seconds']} | {row['flops']:.3g} "
+        f"| {'yes' if row['equal'] else 'no'} | {row['gaps']} | {row['overlaps']} |"
+        for row in done
+    ]
+    if refused := [row for row in rows.values() if row["reason"]]:
+        lines += ["", "Not taken apart:", "", "| variant | class | why |", "| --- | --- | --- |"]
+        lines += [f"| {row['title']} | {row['class']} | {' '.join(row['reason'].split())[:300]} |" for row in refused]
+    absent = [f"{name} ({reason})" for name, reason in transformers.refused().items()]
+    return "\n".join([*lines, "", f"Known, and not to be had: {'; '.join(absent)}."]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--again", action="store_true", help="also what the state file has")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one variant")
+    parser.add_argument("--state", type=Path, default=STATE)
+    parser.add_argument("--table", type=Path, default=TABLE)
+    options = parser.parse_args()
+    rows: dict[str, dict[str, Any]] = {}
+    if options.state.exists():
+        rows = {row["id"]: row for row in map(json.loads, options.state.read_text().splitlines())}
+    worker: Worker | None = None
+    for variant in variants(options.models):
+        if variant.id in rows and not (options.again or options.models):
+            continue
+        worker = worker if worker and worker.process.is_alive() else Worker()
+        found = worker.ask(variant, options.limit) or {"reason": f"it took longer than {options.limit:.0f} s"}
+        about = {
+            "id": variant.id,
+            "title": str(variant),
+            "variant": variant.to_json(),
+            "class": transformers.class_name(variant.model),
+        }
+        rows[variant.id] = about | {"reason": "", **found}
+        with options.state.open("a") as file:
+            print(json.dumps(rows[variant.id]), file=file)
+        print(variant, found.get("reason") or f"{found['calls']} calls, {found['tuples']} tuples, {found['seconds']} s")
+    if worker and worker.process.is_alive():
+        worker.pipe.send(None)
+    wanted = [variant.id for variant in [*variants([]), *variants(options.models)]]
+    rows = {id_: rows[id_] for id_ in dict.fromkeys(wanted) if id_ in rows}
+    options.state.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()))
+    options.table.write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()

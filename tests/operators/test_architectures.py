@@ -1,0 +1,58 @@
+"""Models of tokens, images and sounds of other sources are taken apart completely, as docs/results/architectures.md tells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farm.models import catalog
+from farm.operators.taking_apart import take_apart
+from farm.words.protocol import Variant
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "architectures.jsonl"
+#: A model of each kind that the catalog knows, cut where that is possible.
+KINDS = [
+    catalog.variant("bert-base", 2, length=16, layers=2),
+    catalog.variant("gpt2", 2, phase="decode", cache=32, layers=2, dtype="bfloat16"),
+    catalog.variant("openai-gpt", 2, length=16, layers=2),
+    catalog.variant("openai-gpt-double-heads", 2, length=16, layers=2),
+    catalog.variant("t5-small", 2, length=16, layers=2),
+    catalog.variant("t5-small", 2, length=16, layers=2, phase="encode"),
+    catalog.variant("clip-vit-base", 2),
+    catalog.variant("vit-base", 2, layers=2),
+    catalog.variant("wav2vec2-base", 2, length=16000, layers=2),
+    catalog.variant("whisper-base-encoder", 2, layers=2),
+]
+
+
+def listed() -> list[dict]:
+    """What the table says to be taken apart."""
+    return [row for row in map(json.loads, RESULTS.read_text().splitlines()) if not row["reason"]]
+
+
+@pytest.mark.parametrize("variant", KINDS, ids=str)
+def test_a_model_of_each_kind_is_taken_apart_completely(variant: Variant) -> None:
+    found = take_apart(variant, device_type="cuda")
+    assert found.refusal(variant.model) is None
+    assert found.flops == found.model_flops > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", listed(), ids=lambda row: row["title"])
+def test_an_architecture_is_taken_apart_as_the_table_tells(row: dict) -> None:
+    variant = Variant.from_json(row["variant"])
+    assert variant.id == row["id"]
+    found = take_apart(variant, device_type="cuda")
+    assert found.refusal(variant.model) is None
+    assert found.flops == found.model_flops == row["flops"]
+
+
+def test_the_layers_of_a_decoder_are_the_same_few_tuples() -> None:
+    few, many = (
+        take_apart(catalog.variant("gpt2", phase="decode", cache=32, layers=layers), device_type="cuda")
+        for layers in (2, 4)
+    )
+    assert len(many.capture.calls) > 1.5 * len(few.capture.calls)
+    assert len(many.capture.tuples) == len(few.capture.tuples)
