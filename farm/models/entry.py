@@ -43,6 +43,7 @@ class ModelEntry:
     length: int = (
         0  # of a sequence, by default: tokens, or a sound's values where there are no phases; 0: it takes none
     )
+    shortest: int = 1
     longest: int = 0  # that it has positions for; 0 any
     fixed_length: bool = False
     phases: tuple[str, ...] = ()  # that it has, its default first
@@ -149,6 +150,11 @@ class ModelEntry:
             )
         if self.fixed_length:
             raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Leave --length away.")
+        if length < self.shortest:
+            raise UsageError(
+                f"A length of {length} leaves no room for a text in {self.name}.",
+                f"Give --length {self.shortest} or more.",
+            )
         self._check_positions(length, "length")
         return {"length": length}
 

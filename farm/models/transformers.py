@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnsupportedModel
 from farm.models.entry import ModelEntry, costs_of
+from farm.models.texts import Specials, token_ids
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,7 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         fixed_size=True,
         origin=NAME,
         length=0 if kind == "image" else min(usual, longest) if longest else usual,
+        shortest=specials_of(name).around + 1,
         longest=longest,
         fixed_length=kind in ("image", "frames"),
         phases=phases,
@@ -127,39 +129,50 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device, seed)}
     if kind == "frames":
         return {"input_features": random_normal((variant.batch, _MEL_BINS, variant.length), dtype, device, seed)}
-    shape = (variant.batch, _CHOICES, variant.length) if kind == "choices" else (variant.batch, variant.length)
-    vocabulary = about["config"].get("vocab_size") or about["config"]["text_config"]["vocab_size"]
-    ids, mask = token_ids(vocabulary, shape, variant.padded, device, seed)
-    call: dict[str, Any] = {"input_ids": ids} | ({"attention_mask": mask} if variant.padded else {})
+    beside = kind == "both" and variant.phase != "encode"  # as many rows again, which the decoder reads
+    each = _CHOICES if kind == "choices" else 1 + beside
+    ids, mask = _texts(entry, variant, each * variant.batch, device)
+    if kind == "choices":
+        return {"input_ids": ids.view(variant.batch, each, variant.length)}
+    # Each with memory of its own: a part of another tensor is another input.
+    call: dict[str, Any] = {"input_ids": ids[: variant.batch].clone()}
+    if variant.padded:
+        call["attention_mask"] = mask[: variant.batch].clone()
+    if beside:
+        call["decoder_input_ids"] = ids[variant.batch :].clone()
     if variant.phase == "decode":
         return call
     if kind == "pair":
         call["pixel_values"] = images(variant, device, seed)
-    if kind == "both" and variant.phase != "encode":
-        call["decoder_input_ids"], _ = token_ids(vocabulary, shape, False, device, seed + 1)
     if variant.phase == "prefill":
         taken = inspect.signature(_class_of(entry).forward).parameters
         call |= {key: value for key, value in (("use_cache", False), ("logits_to_keep", 1)) if key in taken}
     return call
 
 
-def token_ids(
-    vocabulary: int, shape: tuple[int, ...], padded: bool, device: torch.device, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids of tokens, above those that tokenizers keep for themselves where there are enough, and the mask of what is no
-    padding; both of the shape, int64. Padded sequences have from a quarter of the length to all of it."""
+def specials_of(name: str) -> Specials:
+    """The ids of a model that no text gives."""
+    about: dict[str, Any] = _TABLE[name.rpartition("/")[2]].get("specials", {})
+    around: dict[str, Any] = {key: tuple(about[key]) for key in ("first", "last") if key in about}
+    return Specials(**{**about, **around})
+
+
+def vocabulary_of(name: str) -> int:
+    config = _TABLE[name.rpartition("/")[2]]["config"]
+    return config.get("vocab_size") or config["text_config"]["vocab_size"]
+
+
+def _texts(entry: ModelEntry, variant: Variant, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids of so many rows of a text, and the mask of what is no padding: (rows, length), int64."""
     import torch
 
     if device.type == "meta":
-        return (torch.empty(shape, dtype=torch.int64, device=device),) * 2
-    generator = torch.Generator().manual_seed(seed)
-    least = 10 if vocabulary > 1000 else 4
-    ids, mask = torch.randint(least, vocabulary, shape, generator=generator), torch.ones(shape, dtype=torch.int64)
-    if padded:
-        lengths = torch.randint(-(-shape[-1] // 4), shape[-1] + 1, (*shape[:-1], 1), generator=generator)
-        mask = (torch.arange(shape[-1]) < lengths).long()
-        ids = torch.where(mask.bool(), ids, 1)
-    return ids.to(device), mask.to(device)
+        return (torch.empty((rows, variant.length), dtype=torch.int64, device=device),) * 2
+    # In decode one token goes in, which is none of those around a row.
+    specials = Specials() if variant.phase == "decode" else specials_of(entry.name)
+    kind = _TABLE[entry.own_name]["tokenizer"]
+    found = token_ids(kind, vocabulary_of(entry.name), rows, variant.length, padded=variant.padded, specials=specials)
+    return torch.tensor(found.ids, device=device), torch.tensor(found.mask, device=device)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ def test_what_is_said_as_by_default_is_the_same_variant():
     ("model", "said", "problem", "step"),
     [
         ("bert-base", {"length": 513}, "positions for 512 tokens; a length of 513 is beyond", "--length 512 or less"),
+        ("bert-base", {"length": 2}, "no room for a text", "--length 3 or more"),
         ("gpt2", {"phase": "decode", "cache": 2048}, "a cache of 2048 is beyond", "--cache 1024"),
         ("gpt2", {"phase": "decode", "cache": 4}, "A cache of 4 tokens is too short", "--cache 12 or more"),
         ("gpt2", {"phase": "decode", "length": 8}, "one token of each sequence goes in", "--cache"),
@@ -97,6 +98,19 @@ def test_a_model_runs_on_its_example(model, said, shape):
     with torch.no_grad():
         found = catalog.build(variant, device="cpu")(*catalog.example_inputs(variant, device="cpu"))
     assert next(iter(found.values())).shape == shape
+
+
+def test_what_goes_in_are_the_ids_of_a_text_with_what_the_model_puts_around_it():
+    import torch
+
+    ids, mask = catalog.example_inputs(catalog.variant("bert-base", 4, length=64, padded=True), device="cpu")
+    assert set(ids[:, 0].tolist()) == {101}
+    assert torch.equal(ids == 0, mask == 0)
+    assert [row[int(length) - 1].item() for row, length in zip(ids, mask.sum(1), strict=True)] == [102] * 4
+    full, other, *_ = catalog.example_inputs(catalog.variant("t5-base", 2, length=64), device="cpu")
+    assert full.unique().numel() < 100
+    assert not torch.equal(full, other)
+    assert other.storage_offset() == 0
 
 
 def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
