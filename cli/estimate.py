@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sqlmodel import Session
 
     from farm.report.estimate import Estimate
+    from farm.report.generating import Generation
 
 
 def estimate(
@@ -44,6 +45,10 @@ def estimate(
     fill: Annotated[
         str, typer.Option(help="Predict what no reading covers: roofline (a lower bound). Default: leave it out.")
     ] = "",
+    generate: Annotated[
+        int | None,
+        typer.Option(help="Of a text of so many tokens after a prompt of --length: the prompt, and a decode for each."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what a model costs on a card, from readings alone: runs nothing."""
@@ -67,21 +72,32 @@ def estimate(
         mode=mode,
     )
 
-    def ask(session: Session) -> Estimate:
-        return _asked(session, variant, card, launch, tf32, torch, fill)
+    if fill and generate is not None:
+        raise UsageError("What a text costs is summed from readings alone.", "Leave --fill or --generate away.")
+
+    def ask(session: Session) -> Estimate | Generation:
+        return _asked(session, variant, card, launch, tf32, torch, fill, generate)
 
     found = opening.first_that_knows(ask, lambda _: True)
     if as_json:
         emit_json(found.to_json())
     else:
         from cli import estimate_table
+        from farm.report.estimate import Estimate
 
-        show(estimate_table.estimate(found))
+        show(estimate_table.estimate(found) if isinstance(found, Estimate) else estimate_table.generation(found))
 
 
 def _asked(
-    session: Session, variant: object, card: str, launch: str | None, tf32: bool, torch: str, fill: str
-) -> Estimate:
+    session: Session,
+    variant: object,
+    card: str,
+    launch: str | None,
+    tf32: bool,
+    torch: str,
+    fill: str,
+    generate: int | None,
+) -> Estimate | Generation:
     from farm.prediction.predictor import RooflinePredictor
     from farm.report import estimate as estimates
     from farm.words.protocol import Protocol, Variant
@@ -90,5 +106,9 @@ def _asked(
     model = estimates.card_model_named(session, card)
     kind, roofline = estimates.peaks_of(session, model, variant.dtype, tf32)
     protocol = Protocol(launch=launch or ("eager" if kind == "cpu" else "graph"), tf32=tf32)  # type: ignore[arg-type]
+    if generate is not None:
+        from farm.report.generating import generation
+
+        return generation(session, variant, generate, model, protocol=protocol, torch=torch)
     predictor = RooflinePredictor(roofline) if fill else None
     return estimates.estimate(session, variant, model, protocol=protocol, torch=torch, predictor=predictor)

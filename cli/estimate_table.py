@@ -8,12 +8,38 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, grid, row, ruled
+from farm.report.tokens import PerToken
 from farm.words.written import ENERGY, NOTHING, TIME, interval, percent, plural, quantity, span
 
 if TYPE_CHECKING:
     from farm.report.estimate import Estimate
+    from farm.report.generating import Generation
 
 SHOWN = 10
+
+
+def generation(found: Generation) -> RenderableType:
+    """A text that a model writes: the prompt, a decode at each length of the cache that was read, and the sum."""
+    prompt = found.prefill.variant
+    table = ruled("", ">time", ">energy", drops=())
+    for one in (found.prefill, *found.decodes):
+        energy = one.whole_energy or one.energy
+        row(table, str(one.variant), interval(one.whole_time or one.time, TIME), interval(energy, ENERGY))
+    table.add_section()
+    row(
+        table,
+        f"{found.tokens} tokens after it",
+        interval(found.time, TIME),
+        interval(found.energy, ENERGY),
+        style="bold",
+    )
+    told = PerToken(prompt.batch * found.tokens, found.tokens_per_s, found.energy_per_token_mj)
+    return Group(
+        Text(f"{prompt}, then {found.tokens} tokens each", style="bold"),
+        table,
+        Text(f"  {str(told).replace('a pass', 'written')}"),
+        *(Text(f"  {note}") for note in found.notes),
+    )
 
 
 def estimate(found: Estimate) -> RenderableType:

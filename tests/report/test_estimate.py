@@ -13,6 +13,7 @@ from farm.models import catalog
 from farm.prediction.predictor import RooflinePredictor
 from farm.prediction.roofline import roofline_of
 from farm.report.estimate import estimate
+from farm.report.generating import generation
 from farm.settings import settings
 from farm.store import tables
 from tests.cli.conftest import farm  # noqa: F401
@@ -47,6 +48,32 @@ def test_a_model_of_tokens_is_told_by_the_token(database):
     assert found.to_json()["energy_per_token_mj"] == pytest.approx(found.whole_energy.value / 32)
     filled.fill(database)
     assert asked(database).to_json()["tokens_per_s"] is None
+
+
+def test_a_text_costs_its_prompt_and_a_decode_for_each_token_beside_a_growing_cache(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    about = {"layers": 1, "dtype": "bfloat16"}
+    prompt = catalog.variant("falcon-7b", 2, length=64, **about)
+    filled.fill(database, prompt)
+    with database.read() as session, pytest.raises(UsageError, match="is of a decode of falcon-7b") as refused:
+        generation(session, prompt, 64)
+    assert "--phase decode -b 2 --cache 65,128" in refused.value.next_step
+    for cache in (64, 128):
+        filled.fill(database, catalog.variant("falcon-7b", 2, phase="decode", cache=cache, **about))
+    with database.read() as session:
+        found = generation(session, prompt, 64)
+    short, long = (one.whole_time.value for one in found.decodes)
+    assert short < long
+    # From 65 to 128 tokens: the mean of an arithmetic series.
+    mean = short + (long - short) * (96.5 - 64) / 64
+    assert found.time.value == pytest.approx(found.prefill.whole_time.value + 64 * mean)
+    assert found.tokens_per_s == pytest.approx(2 * 64 / found.time.value * 1e6)
+    assert len(found.notes) == 1
+    said = farm("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200")
+    assert said.code == 0, said.stderr
+    assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 tokens each" in said.stdout
+    assert "Caches of 65 to 264 tokens are needed, and 64, 128 were read" in " ".join(said.stdout.split())
 
 
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
