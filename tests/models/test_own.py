@@ -157,3 +157,13 @@ def test_a_model_is_titled_by_what_goes_in(text_models):
     assert catalog.title_of(Variant("by_name", batch=4, input_size=224)) == "by_name 4x12 float32"
     assert catalog.title_of(Variant("unmasked", 8, 224, dtype="bfloat16")) == "unmasked 8x12 bfloat16"
     assert catalog.title_of(Variant("resnet18", batch=4, input_size=224)) == "resnet18 4x224 float32"
+
+
+def test_a_model_of_ones_own_wins_its_name_of_all_but_torchvisions(user_models):
+    user_models(gpt2="models_here:linear")
+    assert catalog.find("gpt2").origin == "user"
+    assert (catalog.find("transformers/gpt2").name, catalog.find("timm/resnet50").name) == (
+        "transformers/gpt2",
+        "timm/resnet50",
+    )
+    assert catalog.variant("transformers/gpt2").model == "transformers/gpt2"

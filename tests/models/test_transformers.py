@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from farm.asking.measurement_file import load
 from farm.errors import UnsupportedModel, UsageError
 from farm.models import catalog, transformers
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_names_need_neither_torch_nor_transformers():
@@ -126,3 +130,14 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
     assert first.shape == (2, 1, 50257)
     assert torch.equal(first, again)
     assert (model.cached_keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [31]
+
+
+def test_the_file_of_the_data_set_names_every_architecture_in_each_of_its_phases():
+    from farm.asking.defaults import complete
+
+    requests = [complete(wish, "cuda", target=0.95) for wish in load([EXAMPLES / "transformers.yml"])]
+    asked = {(transformers.class_name(one.variant.model), one.variant.phase) for one in requests if one.variant}
+    entries = transformers.entries()
+    assert asked == {
+        (transformers.class_name(name), phase) for name, entry in entries.items() for phase in entry.phases or ("",)
+    }
