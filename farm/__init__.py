@@ -28,6 +28,7 @@ __all__ = [
     "measure_tuples",
     "open_database",
     "readings",
+    "variant",
 ]
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from farm.interface.measuring import TupleReading, measure_model, measure_tuples
     from farm.interface.opening import open_database
     from farm.interface.showing import JobReport, job_report
+    from farm.models.catalog import variant
     from farm.store.database import Database
     from farm.words.protocol import Protocol, Stopping, Variant
     from farm.words.request import Request, Sweep
@@ -61,6 +63,7 @@ else:
         "measure_tuples": "farm.interface.measuring",
         "open_database": "farm.interface.opening",
         "readings": "farm.interface.frames",
+        "variant": "farm.models.catalog",
     }
 
     def __getattr__(name):
