@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from farm.models import catalog
+from farm.models.torchvision import torchvision_models
 
 _WIDE: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _BERT = _WIDE | {"intermediate_size": 64, "vocab_size": 99}
@@ -149,7 +149,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def make(name: str, **others: Any) -> nn.Module:
     """With ``others`` in its configuration; in evaluation mode, in single precision; a mixture of experts in bfloat16, as its grouped products ask for."""
-    catalog.torchvision_models()  # where it lacks its operators, transformers cannot import it either
+    torchvision_models()  # where it lacks its operators, transformers cannot import it either
     import transformers
 
     class_name, given, _ = FAMILIES[name]
