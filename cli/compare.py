@@ -51,6 +51,6 @@ def _fraction(text: str) -> float:
         value = float(number) / (100 if "%" in text else 1)
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %, which nothing exceeds
         raise UsageError(f"--fail-above wants a share such as 5% or 0.05, not '{text}'.")
     return value

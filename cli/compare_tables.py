@@ -23,7 +23,7 @@ def comparison(found: Comparison, limit: int) -> RenderableType:
         text = f"{name}  {side.text}  ({about}; {side.tuples} {plural('tuple', side.tuples)})"
         parts.append(Text(text, style="bold"))
     if found.total is None:
-        parts.append(Text("\nThey have no tuple in common."))
+        parts += [Text(""), Text("They have no tuple in common.")]
     else:
         parts += [Text(""), _table("operator", found.types, found.total)]
         if limit and found.tuples:
@@ -32,7 +32,7 @@ def comparison(found: Comparison, limit: int) -> RenderableType:
                 parts.append(Text(f"  {len(found.tuples) - limit} more moved less; -n shows them.", style="dim"))
     for name, only in (("A", found.only_a), ("B", found.only_b)):
         if only:
-            parts.append(Text(f"\nonly in {name}: {len(only)} {plural('tuple', len(only))}", style="bold"))
+            parts += [Text(""), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
             parts += [Text(f"  {label}") for label in only[: limit or SHOWN]]
             if len(only) > (limit or SHOWN):
                 parts.append(Text(f"  {len(only) - (limit or SHOWN)} more", style="dim"))

@@ -34,6 +34,7 @@ def export(
     from farm.errors import UsageError, did_you_mean
     from farm.report import export as exports
     from farm.report.filters import parse
+    from farm.words.written import plural
 
     if form is not None and form not in exports.FORMATS:
         near = did_you_mean(form, exports.FORMATS)
@@ -46,7 +47,7 @@ def export(
         emit_json({"files": files, "dictionary": str(written.dictionary)})
         return
     for table, (path, rows) in written.files.items():
-        emit(f"{path}  {rows} {table}")
+        emit(f"{path}  {rows} {plural(table[:-1], rows)}")
     emit(f"{written.dictionary}  what the columns mean")
     if not written.files["readings"][1]:
         say("No reading is meant by that." if wanted else "The database has no readings yet.")

@@ -29,6 +29,7 @@ def import_(
     from farm.report.packaged import packaged_named
     from farm.settings import settings
     from farm.store.database import Database
+    from farm.words.written import plural
 
     database = Database(settings().database)
     database.upgrade() if database.missing else database.check_schema()
@@ -39,4 +40,4 @@ def import_(
         emit_json({"imported": rows})
         return
     for one in taken:
-        emit(f"{one.path}  {one.rows} {one.table}, {one.new} new")
+        emit(f"{one.path}  {one.rows} {plural(one.table[:-1], one.rows)}, {one.new} new")

@@ -82,8 +82,11 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[T
     Raises:
         Refused: it is no export, of a newer format, cut off, or holds what no farm writes; nothing of it was written.
     """
-    origin = origin or (path.name if path.is_dir() else path.stem)
-    _name({"origin": origin}, "origin")
+    origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name itself
+    try:
+        _name({"origin": origin}, "origin")
+    except ValueError as error:
+        raise UsageError(f"{error}: {printable(origin)[:40]!r}.", "Name the farm with --origin.") from error
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     opened = {}
     for file in files:

@@ -357,7 +357,7 @@ _FROM_VERDICT = tuple(
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
-    """Of jobs that one of the selected readings was accepted in; those of other farms only where all are selected.
+    """Of jobs that one of the selected readings was accepted in; one of another farm without its job only where all are.
 
     What a cancelled job had read before its end is no basis for a verdict.
     """
@@ -408,9 +408,9 @@ def verdicts(session: Session, selection: Selection) -> Batches:
             made_of=json.dumps([entry for entry in made_of.get(of.id, ()) if entry[2] <= found.round]),
             origin="",
         )
-    if everything:
-        imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
-        for row in session.scalars(imported):
+    imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
+    for row in session.scalars(imported):
+        if wanted is None or row.job_id in wanted:
             yield _one(**{**dict.fromkeys(_names(VERDICTS)), **row.row, "origin": row.origin})
 
 

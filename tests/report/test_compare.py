@@ -92,4 +92,18 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     assert json.loads(farm("compare", "card=H200", "card=H100", "--json").stdout)["total"][
         "time_change"
     ] == pytest.approx(0.3)
-    assert farm("compare", "card=H200", "card=H100", "--fail-above", "much").code == 2
+    for text in ("much", "5"):  # five would be 500 %
+        assert farm("compare", "card=H200", "card=H100", "--fail-above", text).code == 2
+
+
+def test_what_has_nothing_in_common_is_listed_and_passes_no_bound(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    filled.fill(database)
+    said = farm("compare", "Conv2d", "Linear", "--fail-above", "5%")
+    assert said.code == 5
+    assert [line for line in said.stdout.splitlines() if line and line[0] not in "AB "] == [
+        "They have no tuple in common.",
+        "only in A: 11 tuples",
+        "only in B: 1 tuple",
+    ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from sqlmodel import select
 
+from farm.errors import UsageError
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
 from farm.report import site
@@ -82,6 +84,18 @@ def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
     assert first.sort_by("reading_id").equals(second.sort_by("reading_id"))
     with database.read() as session:
         assert session.exec(select(tables.Origin)).one().name == "the lab's"
+
+
+def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_database, tmp_path, monkeypatch):
+    filled.fill(other_database, whole=False)
+    exported(other_database, tmp_path / "berlin")
+    for named in ("x" * 301, "\x1b[31m"):
+        with pytest.raises(UsageError, match="origin"):
+            import_export(database, tmp_path / "berlin", origin=named)
+    monkeypatch.chdir(tmp_path / "berlin")
+    import_export(database, Path("."))
+    with database.read() as session:
+        assert set(session.exec(select(tables.Reading.origin))) == {"berlin"}
 
 
 def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(database, other_database, tmp_path):
@@ -178,6 +192,9 @@ def test_a_job_is_reported_as_at_home_and_asks_for_nothing(any_database, other_d
         assert site.publish(here, tmp_path / "site") == 4
     exported(any_database, tmp_path / "again")
     assert rows_of(tmp_path / "again", "verdicts") == rows_of(tmp_path / "h200", "verdicts")
+    for words, jobs in (["card=H200"], ["job1"]), (["time_us>1e9"], []):
+        exported(any_database, tmp_path / "part", filters=parse(words))
+        assert [row["job_id"] for row in rows_of(tmp_path / "part", "verdicts")] == jobs
     assert {one.new for one in import_export(any_database, tmp_path / "h200")} == {0}
     own_job = import_export(other_database, tmp_path / "again")
     assert {one.new for one in own_job} == {0}
