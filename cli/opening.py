@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sqlmodel import Session
 
     from farm.devices.device import Card
+    from farm.errors import FarmError
     from farm.store import tables
     from farm.store.database import Database
 
@@ -110,9 +111,9 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
     """The answer of one's own database, or of the readings that come with the package where it knows none.
 
     Raises:
-        FarmError: as the own database's, where neither has an answer.
+        FarmError: where neither has an answer; see `_of_both`.
     """
-    from farm.errors import FarmError, SchemaMismatch, UsageError
+    from farm.errors import Ambiguous, SchemaMismatch, UsageError
     from farm.report.packaged import database_of, packaged_files
     from farm.settings import settings
 
@@ -124,6 +125,8 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
             answer = ask(session)
         if not files or knows(answer):
             return answer
+    except Ambiguous:
+        raise
     except (SchemaMismatch, UsageError) as error:  # there is none yet, or it has no such operator or card
         if not files:
             raise
@@ -135,8 +138,7 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
             say("From the readings that come with the package.")
             return packaged
     except UsageError as error:
-        if problem is None or "Did you mean" not in problem.next_step:
-            problem = error
+        problem = _of_both(problem, error)
         packaged = None
     if answer is not None:
         return answer
@@ -144,3 +146,16 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
         return packaged
     assert problem is not None
     raise problem
+
+
+def _of_both(own: FarmError | None, packaged: FarmError) -> FarmError:
+    """What to say where neither one's own database nor the package knows: what one's own lacks, and what there is."""
+    from farm.errors import UsageError
+
+    if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
+        return packaged
+    if own.message != packaged.message or "Did you mean" in own.next_step:
+        return own
+    if "Did you mean" in packaged.next_step:
+        return packaged
+    return UsageError(own.message, " ".join(dict.fromkeys((own.next_step, packaged.next_step))))

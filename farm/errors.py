@@ -8,6 +8,7 @@
     │   ├── MeasurementFileError   malformed YAML: file, line, key
     │   ├── NoSuchJob
     │   ├── NoSuchCard
+    │   ├── Ambiguous              it means several, and one must be chosen
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be taken apart      exit 1
     ├── TupleRejected              a tuple that is not one: never built    exit 1
@@ -91,6 +92,10 @@ class NoSuchJob(UsageError):
 
 class NoSuchCard(UsageError):
     pass
+
+
+class Ambiguous(UsageError):
+    """Several are meant where one must be; ``next_step`` names them. There is no use in asking elsewhere."""
 
 
 class SettingsError(UsageError):

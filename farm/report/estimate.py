@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.errors import UsageError, did_you_mean
+from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.prediction.predictor import Asked, Predictor
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.report.tokens import PerToken, per_token
@@ -138,7 +138,7 @@ def card_model_named(session: Session, word: str) -> str:
     """The one card model with readings that a word is part of; without a word, the only one there is.
 
     Raises:
-        UsageError: none, or several.
+        UsageError: none; Ambiguous: several.
     """
     models = sorted(set(session.scalars(sqlalchemy.select(_CARD.model).distinct())))
     found = [model for model in models if word.lower() in model.lower()]
@@ -148,7 +148,7 @@ def card_model_named(session: Session, word: str) -> str:
     known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
     if not found:
         raise UsageError(f"The database has no card '{word}'.", did_you_mean(word, models) or known)
-    raise UsageError(
+    raise Ambiguous(
         f"'{word}' is part of several card models." if word else "The database has several card models.",
         f"Choose with --card: {', '.join(found[:8])}.",
     )
@@ -207,6 +207,19 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     ]
 
 
+def _run(variant: Variant) -> str:
+    """The command that measures a model, with what is not usual about it."""
+    from farm.models.catalog import find
+
+    usual = Variant(variant.model, variant.batch, find(variant.model).check_size(None))
+    options = [
+        f" --{name.replace('_', '-')} {getattr(variant, name)}"
+        for name in ("input_size", "dtype", "memory_format", "mode")
+        if getattr(variant, name) != getattr(usual, name)
+    ]
+    return f"farm run {variant.model} -b {variant.batch}{''.join(options)}"
+
+
 def estimate(
     session: Session,
     variant: Variant,
@@ -243,7 +256,7 @@ def estimate(
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         raise UsageError(
             f"No reading of {model}{about} is of a tuple of {variant}.",
-            f"Measure it: farm run {variant.model}; or import another farm's readings with `farm import`.",
+            f"Measure it: {_run(variant)}; or import another farm's readings with `farm import`.",
         )
 
     def covered(key: tuple[int | None, str]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ def _power_limit(taken: Sequence[Adjustment]) -> str:
         if number := sum(entry.used == used for entry in taken):
             told.append(f"{number} {plural('tuple', number)} taken {way}")
     time_us = sum(entry.effect_time_us for entry in taken)
-    return f"{', '.join(told)}, not steady: {round(time_us, 1) + 0.0:+.1f} µs on the sum"  # no negative zero
+    return f"{', '.join(told)}, not steady: {time_us:+z.1f} µs on the sum"
 
 
 def _neighbours(verdict: Verdict) -> str:
@@ -70,7 +70,7 @@ def _neighbours(verdict: Verdict) -> str:
     weights = "what stays in the cache is not known"
     if verdict.weights_in_cache is not None:
         weights = f"{percent(verdict.weights_in_cache)} of the weights stay in the cache"
-    return f"what the operators around them change: {share * 100:+.1f} % on the looped sum; {weights}"
+    return f"what the operators around them change: {share * 100:+z.1f} % on the looped sum; {weights}"
 
 
 def _systematic(verdict: Verdict) -> str:

@@ -145,7 +145,8 @@ class Database:
         """
         if self.missing:
             raise SchemaMismatch(
-                f"There is no database {self} yet.", "`farm run` makes it, and `farm db upgrade` makes it empty."
+                f"There is no database {self} yet.",
+                "`farm run` and `farm import` make it, `farm db upgrade` an empty one.",
             )
         version, head = self.schema_version(), newest_schema()
         if version == head:

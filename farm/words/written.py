@@ -60,7 +60,7 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
 
 def gap(figure: Figure | None) -> str:
     """``+0.3 ± 0.4 %``, signed."""
-    return NOTHING if figure is None else f"{figure.value * 100:+.1f} ± {figure.half_width * 100:.1f} %"
+    return NOTHING if figure is None else f"{figure.value * 100:+z.1f} ± {figure.half_width * 100:.1f} %"
 
 
 def count_of(number: float | None, unit: str) -> str:

@@ -31,6 +31,7 @@ def test_percentages_do_not_round_up_to_complete():
     assert percent(1.0) == "100.0 %"
     assert percent(None) == "–"
     assert gap(Figure(-0.0331, 0.011)) == "-3.3 ± 1.1 %"
+    assert gap(Figure(-0.0001, 0.002)) == "+0.0 ± 0.2 %"  # no negative zero
 
 
 def test_counts_and_spans():
