@@ -158,4 +158,8 @@ def _of_both(own: FarmError | None, packaged: FarmError) -> FarmError:
         return own
     if "Did you mean" in packaged.next_step:
         return packaged
-    return UsageError(own.message, " ".join(dict.fromkeys((own.next_step, packaged.next_step))))
+    if own.next_step == packaged.next_step:
+        return own
+    return UsageError(
+        own.message, f"{own.next_step} In the package {packaged.next_step[:1].lower()}{packaged.next_step[1:]}"
+    )

@@ -140,7 +140,8 @@ def card_model_named(session: Session, word: str) -> str:
     Raises:
         UsageError: none; Ambiguous: several.
     """
-    models = sorted(set(session.scalars(sqlalchemy.select(_CARD.model).distinct())))
+    real = sqlalchemy.select(_CARD.model).where(_CARD.kind != "simulated")  # whose figures are of no card
+    models = sorted(set(session.scalars(real.distinct())))
     found = [model for model in models if word.lower() in model.lower()]
     found = [model for model in found if model.lower() == word.lower()] or found
     if len(found) == 1:

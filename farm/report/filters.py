@@ -214,6 +214,11 @@ def select_readings(session: Session, filters: Filters) -> Selection:
     conditions: list[ColumnElement[bool]] = []
     of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
+    if filters.operators and (of_models := [entry for entry in of_variant if entry not in of_operator]):
+        raise UsageError(
+            f"'{of_models[0].text}' is said of whole models, of which {filters.operators[0]} is none.",
+            "An operator is chosen by its own sizes, for instance shape=32x64x56x56 or in_channels=64.",
+        )
     subjects: list[str] | None = None
     if filters.operators or of_operator:
         subjects = _operators(session, filters.operators, of_operator)

@@ -53,6 +53,13 @@ def find_traced(session: Session, beginning: str) -> Traced:
     reading = found[0]
     kept = session.get(tables.Trace, reading.id)
     if kept is None:
+        card = session.get_one(tables.Card, reading.card_id)
+        if card.kind == "cuda":
+            why = f"came with the export of {reading.origin}" if reading.origin else "is kept"
+            raise UsageError(
+                f"The reading {reading.id} has no time series: none {why}.",
+                "`farm export --traces` takes them along, and `farm db prune` deletes them.",
+            )
         raise UsageError(
             f"The reading {reading.id} has no time series: its card tells nothing that could be sampled.",
             "Only readings of cards with power sensors have one: GPUs, but no CPUs.",

@@ -149,14 +149,15 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     filled.fill(database, card="GPU-1", model="NVIDIA H100")
+    with database.write() as session:
+        session.add(tables.Card(id="SIM-0", kind="simulated", model="simulated card"))
     packaged = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
     assert (packaged.code, "come with the package" in packaged.stderr) == (0, True)
     unread = farm("estimate", "vgg11", "-b", "4", "--dtype", "float16", "--card", "H100")
     assert "No reading of NVIDIA H100" in unread.stderr
     assert "farm run vgg11 -b 4 --dtype float16" in unread.stderr
     unknown = farm("estimate", "resnet18", "--card", "X1").stderr
-    assert "NVIDIA H100" in unknown
-    assert "NVIDIA H200" in unknown
+    assert "There are readings of NVIDIA H100. In the package there are readings of NVIDIA H200." in unknown
     filled.fill(database, card="GPU-2", model="NVIDIA A100")
     several = farm("estimate", "resnet18", "-b", "32")
     assert (several.code, several.stdout) == (2, "")

@@ -49,6 +49,8 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UsageError, match="no order 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
+    with pytest.raises(UsageError, match="'batch=2' is said of whole models, of which Conv2d is none"):
+        found(database, "Conv2d", "batch=2")
 
 
 def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkeypatch, farm):  # noqa: F811

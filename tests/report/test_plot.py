@@ -108,6 +108,13 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
             find_traced(session, "")
         with pytest.raises(UsageError, match="No reading"):
             find_traced(session, "nothing")
-        with pytest.raises(UsageError, match="no time series") as caught:
-            find_traced(session, other)
-        assert "Only readings of cards with power sensors" in caught.value.next_step
+        for kind, origin, message, step in (
+            ("cpu", "", "its card tells nothing", "Only readings of cards with power sensors"),
+            ("cuda", "", "none is kept", "farm db prune"),
+            ("cuda", "berlin", "none came with the export of berlin", "--traces"),
+        ):
+            session.get_one(tables.Card, rows.CARD).kind = kind
+            session.get_one(tables.Reading, other).origin = origin
+            with pytest.raises(UsageError, match=f"no time series: {message}") as caught:
+                find_traced(session, other)
+            assert step in caught.value.next_step
