@@ -97,7 +97,7 @@ def capture_model(
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise UsageError(f"A {type(model).__name__} is no model.", "Give a torch.nn.Module.")
+        raise UsageError(f"A value of type {type(model).__name__} is no model.", "Give a torch.nn.Module.")
     if any(nn.parameter.is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise UsageError(
             f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",

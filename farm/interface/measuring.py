@@ -69,6 +69,10 @@ class TupleReading:
         """Of one call, None where the card does not tell. Unit: mJ."""
         return self.reading.energy_mj
 
+    def __repr__(self) -> str:
+        time = figure(self.reading.time_us, self.reading.time_half_width_us, "µs")
+        return f"<TupleReading {label_of(self.spec)}: {time} on {self.card.model}>"
+
     def _repr_html_(self) -> str:
         reading = self.reading
         rows = [

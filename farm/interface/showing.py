@@ -71,6 +71,9 @@ class JobReport:
         """Everything, as `farm report --json` has it."""
         return self.report.to_json()
 
+    def __repr__(self) -> str:
+        return f"<JobReport {self.job_id} {printable(self.report.title)}: {self.outcome}>"
+
     def _repr_html_(self) -> str:
         report, verdict = self.report, self.report.verdict
         rows: list[tuple[Any, ...]] = [

@@ -22,6 +22,7 @@ from farm.report.dictionary import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.words.sizes import sizes_of
+from farm.words.tuple import DTYPES
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in READINGS}
@@ -173,8 +174,12 @@ def _typed(column: Column, value: str, text: str) -> Any:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
         if column.kind == "integers":
             return [int(size) for size in value.strip("[]()").split("x")]
-    except (ValueError, KeyError, OverflowError):
-        wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false"}.get(column.kind, f"a {column.kind}")
+        if column.name == "dtype":  # a label's short form will do
+            return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
+    except (ValueError, KeyError, OverflowError, StopIteration):
+        wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false", "text": "one such as float32"}.get(
+            column.kind, f"a {column.kind}"
+        )
         raise UsageError(f"'{text}': {column.name} wants {wanted}, not '{value}'.") from None
     return value
 

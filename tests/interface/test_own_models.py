@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def test_tuples_are_read_on_a_held_card_and_kept_where_a_database_is_given(datab
     assert first.time_us > 0
     assert first.reading_id != second.reading_id
     assert "Linear" in first._repr_html_()
+    assert re.fullmatch(r"<TupleReading Linear .* µs on simulated card>", repr(first))
     assert farm.measure_tuples(captured.tuples[:1])[0].reading_id == ""
     with pytest.raises(TupleRejected):
         farm.measure_tuples([{"operator": "os.system"}])
@@ -95,6 +97,7 @@ def test_a_model_is_a_job_to_its_verdict_without_a_broker(database: farm.Databas
     assert report.report.state == "done"
     assert report.outcome == "pass"
     assert report.report.readings.measured == len(captured.tuples) + 1
+    assert re.fullmatch(rf"<JobReport {report.job_id} Masked-.*: {report.outcome}>", repr(report))
     assert farm.job_report(database, report.job_id[:6]).to_json() == report.to_json()
     with database.read() as session:
         from farm.store import tables

@@ -51,6 +51,9 @@ def test_what_there_is_not_names_the_nearest(database):
     assert "energy" in wrong.value.next_step
     with pytest.raises(UsageError, match="'batch=2' is said of whole models, of which Conv2d is none"):
         found(database, "Conv2d", "batch=2")
+    with pytest.raises(UsageError, match="dtype wants one such as float32, not 'single'"):
+        found(database, "Conv2d", "dtype=single")
+    assert found(database, "Conv2d", "dtype=fp32,bf16").total == found(database, "Conv2d", "dtype=float32").total > 0
 
 
 def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkeypatch, farm):  # noqa: F811
