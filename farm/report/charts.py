@@ -282,8 +282,12 @@ class Point:
     link: str = ""
 
 
-def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | None:
-    """The sum of the parts over the whole model, a point a job: what is on the line is explained by its parts."""
+def scatter(points: Iterable[Point], colours: Mapping[str, str], quantity_name: str, unit: str) -> Chart | None:
+    """The sum of the parts over the whole model, a point a job: what is on the line is explained by its parts.
+
+    Args:
+        colours: of each group.
+    """
     shown = sorted(points, key=lambda point: point.group)
     if not shown:
         return None
@@ -300,9 +304,9 @@ def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | N
         for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
     legend = [("sum = whole, and 5 % off", OTHERS)]
-    for number, group in enumerate(dict.fromkeys(point.group for point in shown)):
+    for group in dict.fromkeys(point.group for point in shown):
         members = [point for point in shown if point.group == group]
-        legend.append((group, COLOURS[number % len(COLOURS)]))
+        legend.append((group, colours[group]))
         data.append(
             {
                 "type": "scatter",
@@ -314,7 +318,7 @@ def scatter(points: Iterable[Point], quantity_name: str, unit: str) -> Chart | N
                 "customdata": [point.link for point in members],
                 "text": [f"{_text(point.title)}<br>gap {_text(point.gap)}" for point in members],
                 "hovertemplate": f"%{{text}}<br>sum %{{y:.4g}} {unit}, whole %{{x:.4g}} {unit}<extra></extra>",
-                "marker": {"color": COLOURS[number % len(COLOURS)], "size": 9, "opacity": 0.85},
+                "marker": {"color": colours[group], "size": 9, "opacity": 0.85},
             }
         )
     layout = {
@@ -363,7 +367,9 @@ def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
                 total, half_width = comparison.total.value / factor, comparison.total.half_width / factor
                 whole = comparison.whole.value / factor
                 points.append(Point(report.title, group, total, half_width, whole, told, link))
-    charts = [scatter(times, "time", "ms"), scatter(energies, "energy", "J")]
+    groups = sorted({point.group for point in (*times, *energies)})
+    colours = {group: COLOURS[number % len(COLOURS)] for number, group in enumerate(groups)}  # the same in both
+    charts = [scatter(times, colours, "time", "ms"), scatter(energies, colours, "energy", "J")]
     return [chart for chart in charts if chart is not None]
 
 

@@ -102,7 +102,7 @@ def publish(session: Session, folder: Path, told: Callable[[str], object] = lamb
             "operators.html",
             {"title": "What operators cost", "rows": operators, "left_out": left_out},
         ),
-        "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models, cards)}),
+        "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models)}),
     }
     for model in models:
         own = [(page.report, f"#{page.report.job_id}") for page in model.jobs]
@@ -233,13 +233,13 @@ def _card(model: str, cards: Sequence[tables.Card], readings: int) -> CardModel:
     )
 
 
-def _side_by_side(models: Sequence[ModelPage], cards: Sequence[CardModel]) -> list[dict[str, Any]]:
+def _side_by_side(models: Sequence[ModelPage]) -> list[dict[str, Any]]:
     """A row a variant and protocol, with the whole's figures on each card model."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for model in models:
         for page in model.jobs:
             report = page.report
-            if not report.cards or report.verdict.time.whole is None:
+            if not report.cards or report.cards[0].simulated or report.verdict.time.whole is None:
                 continue
             key = (report.title, str(report.protocol))
             row = rows.setdefault(key, {"title": report.title, "protocol": key[1], "file": model.file, "on": {}})

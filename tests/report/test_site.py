@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 
 from farm.errors import UsageError
-from farm.report import site
+from farm.report import charts, site
+from farm.report.report import build
+from farm.store import tables
 from farm.store.database import Database
 from farm.words.protocol import Variant
 from tests import browser
@@ -110,3 +113,22 @@ def test_a_browser_draws_with_the_one_script_beside_the_pages(folder, tmp_path, 
     assert console == []
     assert "time of the whole model, ms" in document
     assert 'class="main-svg"' in document
+
+
+def test_a_card_has_one_colour_in_both_figures_and_a_simulated_one_no_row(database, tmp_path):
+    job_id = measured(database)
+    with database.write() as session:
+        report = build(session, job_id)
+        session.get_one(tables.Card, rows.CARD).kind = "simulated"
+    cpu = dataclasses.replace(
+        report,
+        cards=(dataclasses.replace(report.cards[0], model="AMD EPYC"),),
+        verdict=dataclasses.replace(report.verdict, energy=None),
+    )
+    in_time, in_energy = (dict(chart["legend"]) for chart in charts.scatters([(cpu, ""), (report, "")]))
+    assert "AMD EPYC, float32" in in_time.keys() - in_energy.keys()
+    assert in_time["NVIDIA H200, float32"] == in_energy["NVIDIA H200, float32"]
+    with database.read() as session:
+        site.publish(session, tmp_path)
+    assert report.title in (tmp_path / "index.html").read_text()
+    assert report.title not in (tmp_path / "cards.html").read_text()
