@@ -26,12 +26,15 @@ def glossary(
 
     from cli import tables
     from farm.errors import UsageError, did_you_mean
+    from farm.words.data_classes import is_class
 
     known = entries()
     if not words:
         show(Group(tables.Text(", ".join(known)), tables.hanging("`farm help WORD` says what one means.", "dim")))
         return
     asked = " ".join(words).lower()
+    if asked not in known and is_class(asked):  # zeros-50+c90, as labels end
+        asked = "class of data"
     found: dict[Entry, None] = {}
     for word in [asked] if asked in known else asked.split():
         if word not in known:

@@ -28,6 +28,7 @@ def test_a_word_is_explained_and_one_that_is_not_there_is_answered_with_the_near
     assert "a 95 % interval" in farm("help", "INTERVALS").stdout
     assert len(farm("help", "pass").stdout.splitlines()) == 4, "it means two things"
     assert "accuracy" in farm("help").stdout
+    assert farm("help", "zeros-50+c90").stdout.splitlines()[0] == "class of data"
     said = farm("help", "acuracy")
     assert (said.code, said.stdout) == (2, "")
     assert "Did you mean accuracy?" in said.stderr
