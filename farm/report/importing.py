@@ -88,22 +88,18 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[T
     except ValueError as error:
         raise UsageError(f"{error}: {printable(origin)[:40]!r}.", "Name the farm with --origin.") from error
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    opened = {}
-    for file in files:
-        table, told, parquet = _open(file)
-        opened[table] = (file, told, parquet)
+    opened = [(file, *_open(file)) for file in files]
     if not opened:
         raise Refused(f"{path} holds no Parquet file.", "Name a file or folder that `farm export` wrote.")
-    tables_found = [table for table in _ORDER if table in opened]
-    if "calls" in tables_found and "captures" not in tables_found:
-        tables_found.remove("calls")
-    for table in tables_found:
-        file, _, parquet = opened[table]
+    opened.sort(key=lambda one: _ORDER.index(one[1]))
+    there = {table for _, table, _, _ in opened}
+    taken = [one for one in opened if one[1] != "calls" or "captures" in there]
+    for file, table, _, parquet in taken:
         reader = _Reader(origin)
         for row in _rows(file, parquet, table):
             _checked(file, reader, table, row)
-    _note(database, origin, path, [told for _, told, _ in opened.values()])
-    return [_take(database, opened[table][0], opened[table][2], table, origin) for table in tables_found]
+    _note(database, origin, path, [told for _, _, told, _ in opened])
+    return [_take(database, file, parquet, table, origin) for file, table, _, parquet in taken]
 
 
 def _open(path: Path) -> tuple[str, Mapping[str, Any], pq.ParquetFile]:

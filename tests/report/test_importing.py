@@ -98,6 +98,16 @@ def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_datab
         assert set(session.exec(select(tables.Reading.origin))) == {"berlin"}
 
 
+def test_all_files_of_a_folder_are_taken_in(database, other_database, tmp_path):
+    filled.fill(other_database, whole=False)
+    parts = ["Conv2d"], ["ReLU", "Linear"]
+    for number, words in enumerate(parts):
+        exported(other_database, tmp_path / "parts" / f"{number}.parquet", filters=parse(words))
+    found = import_export(database, tmp_path / "parts")
+    assert [one.path.name for one in found] == ["0.parquet", "1.parquet"]
+    assert all(one.rows == one.new > 0 for one in found)
+
+
 def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(database, other_database, tmp_path):
     filled.fill(other_database)
     exported(other_database, tmp_path / "h200")
