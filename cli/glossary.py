@@ -17,6 +17,7 @@ GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
 def glossary(
+    context: typer.Context,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[WORD]...", help="A word of a report, or a flag. Default: list all.")
     ] = None,
@@ -38,7 +39,9 @@ def glossary(
     found: dict[Entry, None] = {}
     for word in [asked] if asked in known else asked.split():
         if word not in known:
-            step = did_you_mean(word, known) or "`farm help` lists its words; `farm COMMAND -h` tells about a command."
+            commands = getattr(context.parent and context.parent.command, "commands", {})
+            step = f"`farm {word} -h` tells about the command." if word in commands else did_you_mean(word, known)
+            step = step or "`farm help` lists its words; `farm COMMAND -h` tells about a command."
             raise UsageError(f"The glossary has no '{word}'.", step)
         found |= dict.fromkeys(known[word])
     for names, text in found:
