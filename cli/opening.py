@@ -111,9 +111,9 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
     """The answer of one's own database, or of the readings that come with the package where it knows none.
 
     Raises:
-        FarmError: where neither has an answer; see `_of_both`.
+        FarmError: where neither has an answer (see `_of_both`), or where one's own cannot be read.
     """
-    from farm.errors import Ambiguous, SchemaMismatch, UsageError
+    from farm.errors import Ambiguous, NoDatabase, UsageError
     from farm.report.packaged import database_of, packaged_files
     from farm.settings import settings
 
@@ -127,7 +127,7 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
             return answer
     except Ambiguous:
         raise
-    except (SchemaMismatch, UsageError) as error:  # there is none yet, or it has no such operator or card
+    except (NoDatabase, UsageError) as error:  # there is none yet, or it has no such operator or card
         if not files:
             raise
         problem = error

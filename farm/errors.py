@@ -18,6 +18,7 @@
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
     │   ├── SchemaMismatch         the database is of another version
+    │   │   └── NoDatabase         there is none yet, or an empty one
     │   ├── NoWorker               nobody listens on a chosen card
     │   └── CardUnavailable        a worker's card does not answer now, and may later
     ├── UnhealthyCard              a card that fails a known sum           exit 1
@@ -156,6 +157,10 @@ class DatabaseUnreachable(FarmUnavailable):
 
 class SchemaMismatch(FarmUnavailable):
     pass
+
+
+class NoDatabase(SchemaMismatch):
+    """There is none yet, or one without tables: nothing is known, and nothing is in the way."""
 
 
 class NoWorker(FarmUnavailable):

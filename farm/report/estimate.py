@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
+from farm.asking.command import command_of
 from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.prediction.predictor import Asked, Predictor
 from farm.prediction.roofline import Roofline, roofline_of
@@ -29,6 +30,7 @@ from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, Part, ReadingView, Whole
 from farm.words.label import label_of
 from farm.words.protocol import Protocol, Software, Variant
+from farm.words.request import Request
 
 SECONDS_A_TUPLE = 1.4  # of card time, where the database has no reading to tell: the median on an H200
 
@@ -208,19 +210,6 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     ]
 
 
-def _run(variant: Variant) -> str:
-    """The command that measures a model, with what is not usual about it."""
-    from farm.models.catalog import find
-
-    usual = Variant(variant.model, variant.batch, find(variant.model).check_size(None))
-    options = [
-        f" --{name.replace('_', '-')} {getattr(variant, name)}"
-        for name in ("input_size", "dtype", "memory_format", "mode")
-        if getattr(variant, name) != getattr(usual, name)
-    ]
-    return f"farm run {variant.model} -b {variant.batch}{''.join(options)}"
-
-
 def estimate(
     session: Session,
     variant: Variant,
@@ -255,9 +244,12 @@ def estimate(
     sets = _sets(session, [one.operator_id for one in wanted] + [variant.id], model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
+        measuring = command_of(
+            Request(variant=variant, protocol=protocol.with_data("normal" if kind == "cpu" else "seen"))
+        )
         raise UsageError(
             f"No reading of {model}{about} is of a tuple of {variant}.",
-            f"Measure it: {_run(variant)}; or import another farm's readings with `farm import`.",
+            f"Measure it: {measuring.removesuffix(' --reuse none')}; or import another farm's readings with `farm import`.",
         )
 
     def covered(key: tuple[int | None, str]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
 from sqlmodel import Session
 
-from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
+from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.masking import masked
 
 if TYPE_CHECKING:  # to ask at what schema a database is needs none of it, and every process of the farm asks
@@ -141,10 +141,10 @@ class Database:
 
     def check_schema(self) -> None:
         """Raises:
-        SchemaMismatch: the database is not there, or older or newer than this program, and what to do.
+        SchemaMismatch: the database is older or newer than this program; NoDatabase: not there; and what to do.
         """
         if self.missing:
-            raise SchemaMismatch(
+            raise NoDatabase(
                 f"There is no database {self} yet.",
                 "`farm run` and `farm import` make it, `farm db upgrade` an empty one.",
             )
@@ -154,7 +154,7 @@ class Database:
         if version is None:
             if self._is_foreign():
                 raise self._of_somebody_else()
-            raise SchemaMismatch(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
+            raise NoDatabase(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
         if version in known_schemas():
             raise SchemaMismatch(
                 f"The database {self} has schema {version}, this program needs {head}.",

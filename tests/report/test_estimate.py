@@ -16,6 +16,7 @@ from farm.report.estimate import estimate
 from farm.report.generating import generation
 from farm.settings import settings
 from farm.store import tables
+from farm.store.database import newest_schema
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -153,9 +154,16 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
         session.add(tables.Card(id="SIM-0", kind="simulated", model="simulated card"))
     packaged = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
     assert (packaged.code, "come with the package" in packaged.stderr) == (0, True)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    older = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
+    assert (older.code, older.stdout) == (3, "")
+    assert "farm db upgrade" in older.stderr
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{newest_schema()}'")
     unread = farm("estimate", "vgg11", "-b", "4", "--dtype", "float16", "--card", "H100")
     assert "No reading of NVIDIA H100" in unread.stderr
-    assert "farm run vgg11 -b 4 --dtype float16" in unread.stderr
+    assert "farm run vgg11 --batch 4 --input-size 224 --dtype float16 --launch graph --data seen;" in unread.stderr
     unknown = farm("estimate", "resnet18", "--card", "X1").stderr
     assert "There are readings of NVIDIA H100. In the package there are readings of NVIDIA H200." in unknown
     filled.fill(database, card="GPU-2", model="NVIDIA A100")
