@@ -188,7 +188,8 @@ def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, t
         where = f"{page}:{block.line}"
         if block.file:
             (tmp_path / block.file).write_text(block.text)
-            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)  # another test's, of the same name
+            monkeypatch.setitem(sys.modules, Path(block.file).stem, sys)  # other tests have modules of that name:
+            del sys.modules[Path(block.file).stem]  # theirs is put aside, and this page's taken away
             monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, block.file).exists()])
         elif block.language == "python":
             exec(compile(block.text, where, "exec"), {})
