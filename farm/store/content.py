@@ -1,4 +1,4 @@
-"""Writing the rows that never change: software, protocols, operators, variants and captures.
+"""Writing the rows that never change: software, protocols, operators, variants, token ids and captures.
 
 All are content-addressed, so writing one twice is no error and two writers at once agree.
 """
@@ -15,12 +15,14 @@ from sqlalchemy import insert
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
 
+from farm.errors import Unreadable, UsageError
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import database_now
 from farm.words import protocol as protocols
 from farm.words.label import label_of
 from farm.words.reading import Reading
+from farm.words.tokens import Tokens, TokensRejected
 from farm.words.verification import Verification
 
 if TYPE_CHECKING:
@@ -129,6 +131,41 @@ def store_variant(
     }
     insert_new(session, tables.ModelVariant, [row])
     return variant.id
+
+
+def store_tokens(session: Session, tokens: Tokens) -> str:
+    """The id under which `find_tokens` gives them back, on whatever host."""
+    row = {
+        "id": tokens.id,
+        "batch": tokens.batch,
+        "length": tokens.length,
+        "row_lengths": list(tokens.row_lengths),
+        "padding": tokens.padding,
+        "packed": tokens.compressed(),
+    }
+    insert_new(session, tables.TokenInput, [row])
+    return tokens.id
+
+
+def find_tokens(session: Session, tokens_id: str) -> Tokens:
+    """
+    Raises:
+        Unreadable: there are none of that id, or no longer the ones that were stored.
+    """
+    row = session.get(tables.TokenInput, tokens_id)
+    if row is None:
+        raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
+    try:
+        found = Tokens.of_compressed(row.batch, row.length, row.row_lengths, row.padding, row.packed)
+    except (TokensRejected, UsageError, TypeError) as error:
+        reason = str(error)
+    else:
+        if found.id == tokens_id:
+            return found
+        reason = "they are others"
+    raise Unreadable(
+        f"The database no longer holds the token ids {tokens_id}: {reason}.", "Restore the database from a backup."
+    )
 
 
 def find_capture(

@@ -139,6 +139,18 @@ class ModelVariant(SQLModel, table=True):
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
 
 
+class TokenInput(SQLModel, table=True):
+    """The ids that a language model reads; ``id`` is `farm.words.tokens.Tokens.id`."""
+
+    __tablename__ = "token_input"
+    id: str = Field(primary_key=True, max_length=32)
+    batch: int
+    length: int
+    row_lengths: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))  # the rest is padding
+    padding: str  # on which side: right | left
+    packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))  # `Tokens.compressed`
+
+
 class Capture(SQLModel, table=True):
     """One taking-apart of a variant: predicted at submit time, or observed on a card.
 

@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from sqlmodel import select
 
-from farm.store.content import store_operators
-from farm.store.tables import Operator
+from farm.errors import Unreadable
+from farm.store.content import find_tokens, store_operators, store_tokens
+from farm.store.tables import Operator, TokenInput
+from farm.words.tokens import Tokens
 from farm.words.tuple import OperatorTuple
 from tests.statements import values_at_once
 
@@ -48,3 +51,28 @@ def test_a_large_sweep_asks_with_few_values_in_a_statement(any_database):
     assert max(numbers) < 600
     with any_database.read() as session:
         assert len(session.exec(select(Operator.id)).all()) == 1300
+
+
+def test_token_ids_are_stored_once_and_found_whole(any_database):
+    tokens = Tokens.of_rows([[5, 6, 7], [8]], 4, pad=0, padding="left")
+    for _ in range(2):
+        with any_database.write() as session:
+            assert store_tokens(session, tokens) == tokens.id
+    with any_database.read() as session:
+        assert find_tokens(session, tokens.id) == tokens
+        assert len(session.exec(select(TokenInput.id)).all()) == 1
+        with pytest.raises(Unreadable, match="has no token ids"):
+            find_tokens(session, "0" * 32)
+
+
+@pytest.mark.parametrize("change", [{"packed": b"x"}, {"batch": 3}, {"row_lengths": [3, 2]}, {"row_lengths": None}])
+def test_token_ids_that_somebody_changed_are_not_taken(database, change):
+    tokens = Tokens.of_rows([[5, 6, 7], [8]], 4, pad=0, padding="left")
+    with database.write() as session:
+        store_tokens(session, tokens)
+    with database.write() as session:
+        row = session.get(TokenInput, tokens.id)
+        for name, value in change.items():
+            setattr(row, name, value)
+    with database.read() as session, pytest.raises(Unreadable, match="no longer holds"):
+        find_tokens(session, tokens.id)
