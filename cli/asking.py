@@ -62,6 +62,13 @@ class Asked:
         str | None, _what(metavar="N,...", help="Tokens that decode is beside. Default: 1024. Several: a job each.")
     ] = None
     layers: Annotated[int | None, _what(help="Keep so many of the model's layers. Default: all.")] = None
+    text: Annotated[
+        Path | None, _what(metavar="FILE", help="A text that language models read. Default: the farm's own.")
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        _what(metavar="FOLDER", help="With --text: the folder of the tokenizer.json that makes it into ids."),
+    ] = None
     dtype: Annotated[
         str | None,
         _what(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import opening
-from cli.options import AsJson, Cache, Layers, Length, Padded, Phase
+from cli.options import AsJson, Cache, Layers, Length, Padded, Phase, Text, Tokenizer
 from cli.output import emit_json, show
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def estimate(
     phase: Phase = None,
     cache: Cache = None,
     layers: Layers = None,
+    text: Text = None,
+    tokenizer: Tokenizer = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -67,6 +69,8 @@ def estimate(
         phase=phase,
         cache=cache,
         layers=layers,
+        text=text,
+        tokenizer=tokenizer,
         dtype=dtype or default_dtype(model, "cuda"),
         memory_format=memory_format,
         mode=mode,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import typer
 
 from cli import opening
-from cli.options import AsJson, Cache, Layers, Length, Padded, Phase
+from cli.options import AsJson, Cache, Layers, Length, Padded, Phase, Text, Tokenizer
 from cli.output import emit_json, show
 
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
@@ -27,6 +26,8 @@ def operators(
     phase: Phase = None,
     cache: Cache = None,
     layers: Layers = None,
+    text: Text = None,
+    tokenizer: Tokenizer = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -42,22 +43,24 @@ def operators(
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
 
+    catalog.find(model)  # before the cards are looked for
+    kind = opening.kind_of_cards() if batch is None else ""
     variant = catalog.variant(
         model,
+        defaults_for(kind).batch if batch is None else batch,
         input_size=input_size,
         length=length,
         padded=padded,
         phase=phase,
         cache=cache,
         layers=layers,
-        dtype=dtype,
+        text=text,
+        tokenizer=tokenizer,
+        dtype=dtype or default_dtype(model, kind or "cuda"),
         memory_format=memory_format,
         mode=mode,
     )
-    kind = opening.kind_of_cards() if batch is None else ""
-    batch = defaults_for(kind).batch if batch is None else batch
-    dtype = dtype or default_dtype(model, kind or "cuda")
-    listed = list_operators(dataclasses.replace(variant, batch=batch, dtype=dtype))
+    listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,13 @@ Phase = Annotated[
 ]
 Cache = Annotated[int | None, typer.Option(help="Tokens that decode is beside. Default: 1024.")]
 Layers = Annotated[int | None, typer.Option(help="Keep so many of the model's layers. Default: all.")]
+Text = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A text that the model reads. Default: the farm's own.")
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="With --text: the folder of the tokenizer.json that makes it into ids."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]

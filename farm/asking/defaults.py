@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from farm.errors import UsageError
@@ -78,7 +79,8 @@ class Wish:
     phase: str | None = None
     cache: int | None = None
     layers: int | None = None
-    text: str | None = None
+    text: Path | None = None
+    tokenizer: Path | None = None
     dtype: str | None = None
     memory_format: str | None = None
     mode: str | None = None
@@ -135,8 +137,8 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         from farm.models import catalog
 
         usual = {"batch": defaults.batch, "dtype": default_dtype(wish.model, card_kind)}
-        said = {**usual, **wish._said(name for name in _VARIANT if name != "model")}
-        variant = catalog.variant(wish.model, **said)
+        said = {**usual, **wish._said([*_VARIANT, "tokenizer"])}
+        variant = catalog.variant(said.pop("model"), **said)
     return Request(
         variant=variant,
         sweep=wish.sweep,

@@ -35,11 +35,12 @@ _VARIANT_KEYS: dict[str, Kind] = {
     f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name not in ("model", "text")
 } | {"phase": ("encode", "prefill", "decode"), "padded": _FLAG}
 _SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers")
-_ENTRY_KEYS: dict[str, Kind] = {"target": _NUMBER, "reuse": REUSE_CHOICES}
+_PATH_KEYS = ("text", "tokenizer")
+_ENTRY_KEYS: dict[str, Kind] = {**dict.fromkeys(_PATH_KEYS, _TEXT), "target": _NUMBER, "reuse": REUSE_CHOICES}
 _PROTOCOL_KEYS: dict[str, Kind] = {f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol)}
 _STOPPING_KEYS: dict[str, Kind] = {f.name: _NUMBER for f in dataclasses.fields(Stopping)}
 _COMMON = ("reuse", "protocol", "stopping")
-_MODEL_ENTRY = ("model", *_VARIANT_KEYS, "operators", "target", *_COMMON)
+_MODEL_ENTRY = ("model", *_VARIANT_KEYS, *_PATH_KEYS, "operators", "target", *_COMMON)
 _SWEEP_ENTRY = ("sweep", "name", "grid", *_COMMON)
 _TOP_LEVEL = ("defaults", "measurements")
 
@@ -212,7 +213,7 @@ class _File:
             raise self._error(node, at, f"is {value}; it must be above 0 and at most 1", "Write target: 0.95, say.")
         if key == "model" and self.check_model is not None:
             self._checked(self.check_model, value, node, at)
-        return value
+        return Path(self.name).parent / value if key in _PATH_KEYS else value
 
     def _operators(self, node: yaml.Node, at: str) -> tuple[str, ...]:
         if isinstance(node, yaml.SequenceNode):

@@ -43,9 +43,11 @@ from farm.benchmark.health import AGAIN_AFTER_S, HealthCheck
 from farm.devices.device import Card, Device
 from farm.devices.finding import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
+from farm.models.texts.known import know
 from farm.settings import settings
 from farm.words.protocol import Protocol, Software, Stopping, Subject
 from farm.words.reading import Reading
+from farm.words.tokens import Tokens
 from farm.words.verification import Verification
 
 PR_SET_PDEATHSIG = 1
@@ -118,6 +120,8 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
             answers.send("fingerprint", id=item_id, fingerprint=runner.fingerprint())
             return True
         subject = Subject.from_json(request["subject"])
+        if subject.tokens is not None:
+            know(Tokens.from_json(subject.tokens), alone=True)
         protocol = Protocol.from_json(request["protocol"])
         predicted = request.get("predicted")
         if request["request"] == "verify":

@@ -29,7 +29,7 @@ from farm.errors import Unreadable
 from farm.jobs import life
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.content import reading_row
+from farm.store.content import find_tokens, reading_row
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, CardState, Item, ItemState
@@ -196,7 +196,7 @@ def _claimable(holder: str) -> ColumnElement[bool]:
 
 
 def _describe(session: Session, item: Item, job: tables.Job, request: Request, token: str) -> Claim:
-    capture_id = None
+    capture_id = tokens = None
     if item.subject_kind == "operator":
         operator = session.get(tables.Operator, item.subject_id)
         assert operator is not None, "foreign data: an item's operator is stored before the item"
@@ -206,6 +206,7 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
     else:
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
+        tokens = find_tokens(session, request.variant.text).to_json() if request.variant.text else None
         newest = session.get(tables.Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
     # The item's own: under the data policy `seen` it differs from the job's.
@@ -219,7 +220,7 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         item.role,
         label,
         short_name,
-        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec),
+        Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens),
         protocol or request.protocol,
         request.stopping,
         capture_id,

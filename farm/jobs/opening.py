@@ -23,7 +23,7 @@ from farm.prediction.roofline import roofline_of
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.calls import counts, store_values
-from farm.store.content import find_capture, store_capture, store_operators, store_variant
+from farm.store.content import find_capture, share_tokens, store_capture, store_operators, store_variant
 from farm.store.database import Database
 from farm.store.locks import locked
 from farm.store.tables import JobState
@@ -250,8 +250,12 @@ def capture_for(database: Database, request: Request, *, device_type: str, torch
 
     Raises:
         CaptureError: the model cannot be taken apart without gaps.
+        Unreadable: it reads somebody's text, whose ids are not here.
     """
     assert request.variant is not None
+    if request.variant.text:
+        with database.write() as session:
+            share_tokens(session, request.variant.text)
     with database.read() as session:
         known = find_capture(
             session, request.variant.id, device_type, request.protocol.grad, torch, request.protocol.launch

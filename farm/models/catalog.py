@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
 from farm.models import own, timm, torchvision, transformers
 from farm.models.entry import ModelEntry, Source, check_installed
+from farm.models.texts.known import know
 from farm.words.protocol import Variant
 
 if TYPE_CHECKING:
@@ -130,17 +132,27 @@ def variant(name: str, batch: int = 1, **said: Any) -> Variant:
     that was given a size.
 
     Args:
-        said: fields of a variant; None is not said.
+        said: fields of a variant; None is not said. ``text``, a file, and ``tokenizer``, a folder with a `tokenizer.json`, make
+            it read that text: its ids are at hand in this process (`farm.models.texts.known`).
 
     Raises:
-        UsageError: the model does not take one of them, or has no use for it.
+        UsageError: the model does not take one of them, or has no use for it; see `farm.models.texts.given.of_a_user`.
         UnknownModel, UnsupportedModel: see `find`.
     """
     entry = find(name)
     given = {key: value for key, value in said.items() if value is not None}
+    text, tokenizer = given.pop("text", None), given.pop("tokenizer", None)
+    if (text is None) != (tokenizer is None):
+        there, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
+        raise UsageError(f"{there} means nothing without {absent}.", "Give both, or neither for the farm's own text.")
     if entry.origin == own.NAME and "input_size" in given:
         own.refuse_size(entry.own_name)
-    return Variant(model=entry.name, batch=batch, **entry.completed(given))
+    made = Variant(model=entry.name, batch=batch, **entry.completed(given))
+    if text is None or tokenizer is None:
+        return made
+    if not made.phase:
+        raise UsageError(f"{entry.name} takes no tokens, and so no text.", "Leave --text and --tokenizer away.")
+    return dataclasses.replace(made, text=know(transformers.tokens_of(entry, made, Path(text), Path(tokenizer))))
 
 
 # ------------------------------------------------------------------------------------------------- building

@@ -20,15 +20,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import UnsupportedModel
+from farm.errors import UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry, costs_of
-from farm.models.texts import Specials, token_ids
+from farm.models.texts import Specials, given, token_ids
+from farm.models.texts.known import known
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from farm.words.protocol import Variant
+    from farm.words.tokens import Tokens
 
 NAME = PACKAGE = "transformers"
 EXTRA = "language"
@@ -129,16 +131,14 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
         return {"input_values": random_normal((variant.batch, variant.length), dtype, device, seed)}
     if kind == "frames":
         return {"input_features": random_normal((variant.batch, _MEL_BINS, variant.length), dtype, device, seed)}
-    beside = kind == "both" and variant.phase != "encode"  # as many rows again, which the decoder reads
-    each = _CHOICES if kind == "choices" else 1 + beside
-    ids, mask = _texts(entry, variant, each * variant.batch, device)
+    ids, mask = _texts(entry, variant, device)
     if kind == "choices":
-        return {"input_ids": ids.view(variant.batch, each, variant.length)}
+        return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
     # Each with memory of its own: a part of another tensor is another input.
     call: dict[str, Any] = {"input_ids": ids[: variant.batch].clone()}
     if variant.padded:
         call["attention_mask"] = mask[: variant.batch].clone()
-    if beside:
+    if len(ids) > variant.batch:
         call["decoder_input_ids"] = ids[variant.batch :].clone()
     if variant.phase == "decode":
         return call
@@ -162,16 +162,51 @@ def vocabulary_of(name: str) -> int:
     return config.get("vocab_size") or config["text_config"]["vocab_size"]
 
 
-def _texts(entry: ModelEntry, variant: Variant, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of so many rows of a text, and the mask of what is no padding: (rows, length), int64."""
+def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
+    """The ids that a variant reads of somebody's text.
+
+    Raises:
+        UsageError, SettingsError: see `farm.models.texts.given.of_a_user`.
+    """
+    return given.of_a_user(
+        text,
+        tokenizer,
+        vocabulary_of(entry.name),
+        _rows(entry, variant),
+        variant.length,
+        padded=variant.padded,
+        specials=specials_of(entry.name),
+        bare=variant.phase == "decode",  # one token goes in, which is none of those around a row
+    )
+
+
+def _rows(entry: ModelEntry, variant: Variant) -> int:
+    """Of tokens that go in: of an encoder-decoder as many again, which the decoder reads."""
+    kind = _TABLE[entry.own_name]["kind"]
+    each = _CHOICES if kind == "choices" else 2 if kind == "both" and variant.phase != "encode" else 1
+    return each * variant.batch
+
+
+def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ids of a text's rows, and the mask of what is no padding: (rows, length), int64."""
     import torch
 
+    rows, vocabulary = _rows(entry, variant), vocabulary_of(entry.name)
     if device.type == "meta":
         return (torch.empty((rows, variant.length), dtype=torch.int64, device=device),) * 2
-    # In decode one token goes in, which is none of those around a row.
+    if variant.text:
+        found = known(variant.text)
+        if found.length != variant.length or found.largest >= vocabulary:
+            raise UsageError(
+                f"The token ids of the text {variant.text} are not those of {variant}: they are rows of {found.length}, up "
+                f"to {found.largest}.",
+                "Give the text again, with --text and --tokenizer.",
+            )
+        order = [row % found.batch for row in range(rows)]  # looked at with another batch, it begins again
+        return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
     specials = Specials() if variant.phase == "decode" else specials_of(entry.name)
     kind = _TABLE[entry.own_name]["tokenizer"]
-    found = token_ids(kind, vocabulary_of(entry.name), rows, variant.length, padded=variant.padded, specials=specials)
+    found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
     return torch.tensor(found.ids, device=device), torch.tensor(found.mask, device=device)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import Unreadable, UsageError
+from farm.models.texts.known import is_known, know, known
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import database_now
@@ -145,6 +146,18 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
     }
     insert_new(session, tables.TokenInput, [row])
     return tokens.id
+
+
+def share_tokens(session: Session, tokens_id: str) -> None:
+    """Have the ids of a text both at hand and in the database, whichever of the two has them.
+
+    Raises:
+        Unreadable: see `find_tokens`.
+    """
+    if is_known(tokens_id):
+        store_tokens(session, known(tokens_id))
+    else:
+        know(find_tokens(session, tokens_id))
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:

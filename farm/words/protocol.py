@@ -198,6 +198,7 @@ class Subject(Plain):
     kind: SubjectKind
     id: str
     spec: dict[str, Any]
+    tokens: dict[str, Any] | None = None  # of a variant with a text: `farm.words.tokens.Tokens` as JSON
 
 
 @dataclass(frozen=True)

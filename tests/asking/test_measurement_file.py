@@ -2,12 +2,13 @@
 
 import contextlib
 import io
+from pathlib import Path
 
 import pytest
 
 from farm.asking.defaults import complete
 from farm.asking.measurement_file import load, parse
-from farm.errors import MeasurementFileError, UnknownModel
+from farm.errors import MeasurementFileError, UnknownModel, UsageError
 
 
 def test_lists_multiply_out_and_defaults_fill_in():
@@ -35,6 +36,13 @@ measurements:
     assert wishes[-1].operators == ("Conv2d", "Linear")
     assert wishes[-1].maximum_s == 2.0
     assert wishes[-1].where == "jobs.yml:6"
+
+
+def test_a_text_and_its_tokenizer_lie_where_the_file_says_seen_from_the_file():
+    (wish,) = parse("- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml")
+    assert (wish.text, wish.tokenizer) == (Path("files/mine/a.txt"), Path("/models/bert"))
+    with pytest.raises(UsageError, match=r"The text files/mine/a\.txt does not exist"):
+        complete(wish, "cuda", target=0.95)
 
 
 def test_a_bare_list_is_enough():

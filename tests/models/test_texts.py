@@ -8,6 +8,7 @@ import pytest
 
 from farm.errors import SettingsError, UsageError
 from farm.models.texts import FOLDER, KINDS, Specials, corpus, given, token_ids
+from tests.own_text import WORDS, tokenizer_json, write_own_text
 
 BERT = Specials((101,), (102,), pad=0, others=(100, 103))
 
@@ -93,45 +94,16 @@ def test_the_ids_that_ship_are_those_of_a_tokenizer_trained_on_the_corpus(kind):
         assert made["occurrences"][:100] == pytest.approx(stored["occurrences"][:100], rel=0.05)
 
 
-TEXT = "The cat sat on the mat.\n\nA dog did not.\nIt ran.\n\nThe end.\n"
-WORDS = ["[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat", "a", "dog", "did", "not", "it", "ran", "end", "."]
-
-
-def tokenizer_json(**changes):
-    special = {"id": "[CLS]", "type_id": 0}, {"id": "[SEP]", "type_id": 0}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "Lowercase"},
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": special[0]}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": special[1]}],
-            "pair": [],
-            "special_tokens": {
-                name: {"id": name, "ids": [WORDS.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")
-            },
-        },
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {word: number for number, word in enumerate(WORDS)}, "unk_token": "[UNK]"},
-    } | changes  # fmt: skip
-
-
 @pytest.fixture
 def own(tmp_path):
     """A text and a tokenizer's folder, and a function that reads them."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    text, folder = write_own_text(tmp_path)
 
     def read(batch=2, length=6, vocabulary=100, **more):
         pytest.importorskip("tokenizers")
-        return given.of_a_user(tmp_path / "text.txt", folder, vocabulary, batch, length, **more)
+        return given.of_a_user(text, folder, vocabulary, batch, length, **more)
 
-    read.text, read.folder = tmp_path / "text.txt", folder
+    read.text, read.folder = text, folder
     return read
 
 

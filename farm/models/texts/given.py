@@ -50,11 +50,13 @@ def of_a_user(
     *,
     padded: bool = False,
     specials: Specials | None = None,
+    bare: bool = False,
 ) -> Tokens:
     """``batch`` rows of ``length`` ids of a text, for a model of ``vocabulary`` entries.
 
     Rows are cut as those of `farm.models.texts.token_ids`; a text that is too short for all of them begins again. What
-    stands before and after a row is the tokenizer's own; the model's ``specials`` say how rows are padded.
+    stands before and after a row is the tokenizer's own, and nothing does where it is to be ``bare``; the model's
+    ``specials`` say how rows are padded.
 
     Raises:
         UsageError: a file is none, too large or not what it should be; the text is too short for one row, or is not for
@@ -72,8 +74,9 @@ def of_a_user(
     encoded = _encode(tokenizer_folder, pieces, batch * length)
     if not len(encoded.ids):
         raise UsageError(f"The tokenizer in {tokenizer_folder} makes no token of {text_file}.", "Give another text.")
-    specials = replace(specials or Specials(), first=encoded.first, last=encoded.last)
-    _check_vocabulary(tokenizer_folder, [*encoded.first, *encoded.last, int(encoded.ids.max())], vocabulary)
+    first, last = ((), ()) if bare else (encoded.first, encoded.last)
+    specials = replace(specials or Specials(), first=first, last=last)
+    _check_vocabulary(tokenizer_folder, [*first, *last, int(encoded.ids.max())], vocabulary)
     _check_vocabulary(tokenizer_folder, [specials.pad], vocabulary)
     room = room_for_text(length, specials.around)
     tokens = len(encoded.ids)
