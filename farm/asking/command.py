@@ -12,7 +12,8 @@ from farm.words.request import Request
 def command_of(request: Request) -> str:
     """``farm run resnet50 --batch 32 --input-size 224 ... --reuse none``; "" for a sweep, which stands in a measurement file.
 
-    What differs between kinds of cards is named even where it is the default. Readings are taken anew.
+    What differs between kinds of cards is named even where it is the default. Readings are taken anew. Where a text of somebody's
+    own was read, which nobody keeps, FILE and FOLDER stand for it and its tokenizer.
     """
     if request.variant is None:
         return ""
@@ -35,6 +36,7 @@ def command_of(request: Request) -> str:
             words += [option, value]
     words += ["--launch", protocol.launch, "--data", protocol.data]
     words += ["--padded"] * variant.padded
+    words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
     words += ["--tf32"] * protocol.tf32 + ["--cudnn-benchmark"] * protocol.cudnn_benchmark
     if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
         words.append("--quick")

@@ -2,8 +2,11 @@
 
 import pytest
 
+from farm.asking.command import command_of
 from farm.asking.defaults import Wish, complete, operator_names
 from farm.errors import UsageError
+from farm.words.protocol import Variant
+from farm.words.request import Request
 
 
 def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
@@ -45,3 +48,8 @@ def test_operator_names_are_split_and_kept_in_order():
     assert operator_names("Conv2d, Linear,Conv2d") == ("Conv2d", "Linear")
     with pytest.raises(UsageError, match="mixes 'auto'"):
         operator_names("auto,Conv2d")
+
+
+def test_the_command_that_repeats_a_reading_of_somebodys_own_text_asks_for_the_text():
+    variant = Variant("bert-base", 2, 0, length=8, phase="encode", text="0" * 32)
+    assert " --text FILE --tokenizer FOLDER " in command_of(Request(variant=variant))
