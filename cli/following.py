@@ -31,12 +31,14 @@ PLAIN_LINE_S = 5.0  # without a terminal, a line at most this often
 
 @dataclass(frozen=True)
 class Planned:
-    """One job to make. `done_by` is a finished job that asked the same, unless all is to be read afresh."""
+    """One job to make. `done_by` is a finished job that asked the same, unless all is to be read afresh; `alone` says that
+    nothing else was asked for: what stands in its way is an error then, and else leaves it out."""
 
     wish: Wish
     request: Request
     cards: Sequence[Card]
     done_by: str = ""
+    alone: bool = True
 
     @property
     def card_ids(self) -> list[str]:
@@ -49,6 +51,7 @@ class Outcome:
 
     submitted: list[Opened] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)  # entries of files, with the jobs that have done them
+    refused: list[dict[str, str]] = field(default_factory=list)  # what cannot be measured, with the reason
 
     @property
     def job_ids(self) -> list[str]:
@@ -58,6 +61,26 @@ class Outcome:
     def shown_ids(self) -> list[str]:
         """The jobs to report: what was known first."""
         return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
+
+    def told_refused(self, done: int) -> str:
+        """What was left out, a line each; "" where nothing was.
+
+        Args:
+            done: how many were not.
+        """
+        if not self.refused:
+            return ""
+        lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
+        return "\n".join([f"{len(lines)} of {done + len(lines)} cannot be measured:", *lines])
+
+    def check_refused(self, done: int) -> None:
+        """Raises:
+        Refused: something was left out.
+        """
+        from farm.errors import Refused
+
+        if told := self.told_refused(done):
+            raise Refused(told, "`farm operators MODEL` shows where a model cannot be taken apart.")
 
 
 def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[Planned]:
@@ -71,12 +94,13 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
     from farm.asking.defaults import complete
     from farm.asking.names import check_asked_operators
 
-    planned = []
+    wishes, planned = list(wishes), []
+    alone = len({number if wish.where else wish.title for number, wish in enumerate(wishes)}) == 1
     for wish in wishes:
         for group in by_model(cards).values():
             with _placed(wish):
                 request = complete(wish, group[0].kind, target=target)
-            planned.append(Planned(wish, request, group))
+            planned.append(Planned(wish, request, group, alone=alone))
     check_asked_operators([job.request for job in planned])
     return planned
 
@@ -92,6 +116,26 @@ def _placed(wish: Wish) -> Iterator[None]:
         if not wish.where:
             raise
         raise MeasurementFileError(f"{wish.where}: {error.message}", error.next_step) from error
+
+
+@contextlib.contextmanager
+def _or_refused(job: Planned, outcome: Outcome) -> Iterator[None]:
+    """One model of several that cannot be made, taken apart or held by a card is left out and said; alone it is an error."""
+    from farm.errors import CaptureError, FarmError, NoSuchCard, UnknownOperator, UsageError
+    from farm.models.catalog import title_of
+
+    try:
+        yield
+    except (CaptureError, UsageError) as error:
+        if job.alone or isinstance(error, NoSuchCard | UnknownOperator):  # these are wrong of all of them
+            raise
+        where, title = f"{job.wish.where}: " if job.wish.where else "", job.request.title
+        if job.request.variant is not None:
+            with contextlib.suppress(FarmError):  # a person's own model is asked for the sizes of its inputs
+                title = title_of(job.request.variant)
+        reason = error.message.removeprefix(where)
+        outcome.refused.append({"title": title, "reason": reason})
+        say(f"{where}{title} is left out: {reason}")
 
 
 def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
@@ -117,32 +161,40 @@ def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked
     Args:
         database: None where there is none yet.
         own: see `farm.jobs.rehearsal.rehearsing`.
+
+    Raises:
+        Refused: one of several cannot be measured; what the others come to has been said.
     """
     from farm.jobs.rehearsal import rehearsing
     from farm.words.written import plural, span
 
     outcome = Outcome()
     left = list(planned) if database is None else still_to_do(database, planned, outcome)
-    check_fit(left)
+    foreseen = []
     with rehearsing(database, own) as rehearsal:
-        foreseen = [rehearsal.foresee(job.request, job.card_ids) for job in left]
-    expected_s = sum(one.expected_s for one in foreseen)
+        for job in fitting(left, outcome):
+            with _or_refused(job, outcome):
+                foreseen.append((job, rehearsal.foresee(job.request, job.card_ids)))
+    expected_s = sum(one.expected_s for _, one in foreseen)
+    done = len(foreseen) + len(outcome.skipped)
     if asked.as_json:
-        jobs = [one.to_json() for one in foreseen]
-        emit_json({"jobs": jobs, "skipped": outcome.skipped, "expected_s": expected_s})
+        jobs = [one.to_json() for _, one in foreseen]
+        emit_json({"jobs": jobs, "skipped": outcome.skipped, "refused": outcome.refused, "expected_s": expected_s})
+        outcome.check_refused(done)
         return
-    for job, one in zip(left, foreseen, strict=True):
+    for job, one in foreseen:
         cards = f"{len(job.cards)} {plural('card', len(job.cards))} ({job.cards[0].model})"
         emit(
             f"{one.title} on {cards}: {one.calls} calls of {one.tuples} operator {plural('tuple', one.tuples)}; {one.new} "
             f"to measure, {one.reused} known already" + (f"; {span(one.expected_s)} or more" if one.new else "")
         )
-    new = sum(one.new for one in foreseen)
+    new = sum(one.new for _, one in foreseen)
     emit(
         f"In all {new} to measure"
         + (f", {span(expected_s)} or more." if new else ".")
         + " Nothing was begun (--dry-run)."
     )
+    outcome.check_refused(done)
 
 
 def submit_all(
@@ -153,7 +205,7 @@ def submit_all(
     pinned: bool = False,
     farm: EmbeddedFarm | None = None,
 ) -> None:
-    """Make the jobs.
+    """Make the jobs; what of several cannot be measured is left out.
 
     Args:
         outcome: filled job by job, so that whoever interrupts this knows what is under way.
@@ -165,49 +217,60 @@ def submit_all(
     from farm.words.request import named
     from tasks.submit import submit
 
-    check_fit(planned)
     # A name that a model does not have is told before anything is started or submitted.
-    taken_apart = [
-        tuples_of(database, job.request, job.card_ids) if named(job.request.operators) else None for job in planned
-    ]
-    for job, tuples in zip(planned, taken_apart, strict=True):
+    taken_apart = []
+    for job in fitting(planned, outcome):
+        with _or_refused(job, outcome):
+            tuples = tuples_of(database, job.request, job.card_ids) if named(job.request.operators) else None
+            taken_apart.append((job, tuples))
+    for job, tuples in taken_apart:
         if farm is not None and not (known := bool(job.done_by) and farm.registered()):
             farm.start()
-        with doing() as told:
-            if farm is None:
-                one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned, told=told)
-            else:
-                one = submit(
-                    database,
-                    job.request,
-                    job.card_ids,
-                    tuples=tuples,
-                    pinned=pinned,
-                    ready=farm.wait_ready,
-                    known=known,
-                    told=told,
-                )
-        outcome.submitted.append(one)
-        for reason, count in one.left_out.items():  # nothing is left out in silence
-            assert job.request.sweep is not None
-            say(f"{one.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
-        say(
-            f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
-            f"{one.new} to measure, {one.reused} known already"
-        )
+        with _or_refused(job, outcome):
+            with doing() as told:
+                if farm is None:
+                    one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned, told=told)
+                else:
+                    one = submit(
+                        database,
+                        job.request,
+                        job.card_ids,
+                        tuples=tuples,
+                        pinned=pinned,
+                        ready=farm.wait_ready,
+                        known=known,
+                        told=told,
+                    )
+            outcome.submitted.append(one)
+            _say_opened(job, one)
 
 
-def check_fit(planned: Sequence[Planned]) -> None:
-    """Raises:
-    UsageError: a model that no job has measured yet cannot lie in the memory of a card that is to measure it.
+def _say_opened(job: Planned, one: Opened) -> None:
+    for reason, count in one.left_out.items():  # nothing is left out in silence
+        assert job.request.sweep is not None
+        say(f"{one.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
+    say(
+        f"job {one.job_id}: {one.title}, {one.calls} calls of {one.tuples} operator tuples; "
+        f"{one.new} to measure, {one.reused} known already"
+    )
+
+
+def fitting(planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
+    """Those that can lie in the memory of the cards that are to measure them, as far as no job has measured them yet.
+
+    Raises:
+        UsageError: the only one cannot.
     """
     from farm.asking.fits import check_fits
 
+    left = []
     for job in planned:
-        if job.request.variant is not None and not job.done_by:
-            smallest = min(job.cards, key=lambda card: card.memory_bytes)
-            with _placed(job.wish):
+        with _or_refused(job, outcome), _placed(job.wish):
+            if job.request.variant is not None and not job.done_by:
+                smallest = min(job.cards, key=lambda card: card.memory_bytes)
                 check_fits(job.request.variant, smallest, smallest.memory_bytes)
+            left.append(job)
+    return left
 
 
 @contextlib.contextmanager
@@ -324,36 +387,46 @@ def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[
 
 
 def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
-    """Print the reports of ended jobs, and of those that had done what a file asks.
+    """Print the reports of ended jobs, and of those that had done what a file asks; then what was left out.
 
     Raises:
-        BelowTarget: ``--check`` was given and a verdict did not pass.
+        BelowTarget: ``--check`` was given, and a verdict did not pass or something was left out.
+        Refused: something was left out.
     """
     from farm.report import report as reports
 
     with database.read() as session:
         built = [reports.build(session, job_id) for job_id in outcome.shown_ids]
     if asked.as_json:
-        emit_json({"reports": [one.to_json() for one in built], "skipped": outcome.skipped})
+        reports_json = [one.to_json() for one in built]
+        emit_json({"reports": reports_json, "skipped": outcome.skipped, "refused": outcome.refused})
     else:
         from cli import report_tables
 
         for one in built:
             show(report_tables.report(one))
     if asked.check:
-        check(built)
+        check(built, outcome.told_refused(len(built)))
+    outcome.check_refused(len(built))
 
 
-def check(reports: Sequence[Report]) -> None:
-    """Raises:
-    BelowTarget: a verdict did not pass.
+def check(reports: Sequence[Report], refused: str = "") -> None:
+    """
+    Args:
+        refused: what has no report because it cannot be measured, as `Outcome.told_refused` tells it.
+
+    Raises:
+        BelowTarget: a verdict did not pass, or something has none.
     """
     from farm.errors import BelowTarget
 
     # A sweep has no whole to be held against, and a few operators of a model are not all of it: neither can fail.
     failing = [one for one in reports if one.kind == "model" and one.verdict.missed]
     if failing:
+        told = f"{len(failing)} of {len(reports)} verdicts did not pass: {', '.join(one.title for one in failing)}."
         raise BelowTarget(
-            f"{len(failing)} of {len(reports)} verdicts did not pass: {', '.join(one.title for one in failing)}.",
+            "\n".join(filter(None, [told, refused])),
             f"`farm report {failing[0].job_id}` shows the gap and what is not measured.",
         )
+    if refused:
+        raise BelowTarget(refused, "The verdicts of the others pass.")

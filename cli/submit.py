@@ -50,9 +50,12 @@ def submit(
     if wait:
         following.conclude(database, outcome, asked)
     elif asked.as_json:
-        emit_json({"jobs": [one.to_json() for one in outcome.submitted], "skipped": outcome.skipped})
+        jobs_json = [one.to_json() for one in outcome.submitted]
+        emit_json({"jobs": jobs_json, "skipped": outcome.skipped, "refused": outcome.refused})
     elif outcome.job_ids:
         say(f"→ Follow with `farm status {' '.join(outcome.job_ids)} --watch`.")
+    if not wait:
+        outcome.check_refused(len(outcome.submitted) + len(outcome.skipped))
 
 
 def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:

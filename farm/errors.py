@@ -11,6 +11,7 @@
     │   ├── Ambiguous              it means several, and one must be chosen
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be taken apart      exit 1
+    ├── Refused                    so one of several, or it does not fit   exit 1
     ├── TupleRejected              a tuple that is not one: never built    exit 1
     ├── Unreadable                 a stored row that no longer parses      exit 1
     ├── Unmeasurable               an item that ends as a row with reason  (not an exit)
@@ -105,6 +106,10 @@ class SettingsError(UsageError):
 
 class CaptureError(FarmError):
     pass
+
+
+class Refused(FarmError):
+    """Of several things to measure some cannot be; the others were."""
 
 
 class TupleRejected(FarmError):

@@ -145,6 +145,9 @@ def variant(name: str, batch: int = 1, **said: Any) -> Variant:
     if (text is None) != (tokenizer is None):
         there, absent = ("--text", "--tokenizer") if tokenizer is None else ("--tokenizer", "--text")
         raise UsageError(f"{there} means nothing without {absent}.", "Give both, or neither for the farm's own text.")
+    for key in ("length", "cache", "layers"):
+        if given.get(key) == 0:  # in a variant it means that nothing was said
+            raise UsageError(f"--{key} is 0; it must be at least 1.", f"Leave --{key} away for the model's own.")
     if entry.origin == own.NAME and "input_size" in given:
         own.refuse_size(entry.own_name)
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))

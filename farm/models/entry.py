@@ -116,7 +116,9 @@ class ModelEntry:
             if not self.depth:
                 raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Leave --layers away.")
             if layers > self.depth:
-                raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", "Give --layers fewer.")
+                raise UsageError(
+                    f"{self.name} has {self.depth} layers, not {layers}.", f"Give --layers {self.depth} or less."
+                )
             found["layers"] = layers if layers < self.depth else 0
         return found
 

@@ -16,7 +16,9 @@ from farm.models import catalog
 from farm.operators.capture import Capture, capture, predict
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.recorder import UNDER_AUTOCAST
+from farm.words.label import label_of
 from farm.words.protocol import Variant
+from farm.words.tuple import OperatorTuple
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +99,21 @@ def take_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False
             model, arguments = _built(variant, "cpu")
             flops = model_flops(model, arguments, computed=True)
             taken = capture(model, arguments, grad_enabled=grad)
-    return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, flops)
+    return TakenApart(taken, {tuple_id: _cost_of(spec) for tuple_id, spec in taken.tuples.items()}, flops)
+
+
+def _cost_of(spec: OperatorTuple) -> Cost:
+    """
+    Raises:
+        CaptureError: how much it gives, and with that what it costs, depends on values.
+    """
+    try:
+        return cost(spec)
+    except NotImplementedError as error:  # nonzero, unique: PyTorch knows no size of theirs on meta
+        raise CaptureError(
+            f"What {label_of(spec)} costs cannot be told: how much it gives depends on the values that it gets.",
+            "Write the part without it, with shapes that are known.",
+        ) from error
 
 
 def _refuse_to_run(variant: Variant, model: nn.Module, error: CaptureError) -> None:

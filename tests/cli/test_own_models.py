@@ -71,6 +71,27 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     assert "1 tuple" in shown.stdout
 
 
+def test_one_of_several_that_cannot_be_taken_apart_is_left_out_and_alone_an_error(farm, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    written = tmp_path / "jobs.yml"
+    written.write_text("- {model: autocast}\n- {model: loud, batch: [1, 2]}\n")
+    for what in (("auto*", "loud"), ("-f", written)):
+        said = farm("run", *what, "--dry-run")
+        assert (said.code, "loud 4x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), said.stderr
+        assert "Nothing was begun" in said.stdout
+        at_once, _, end = said.stderr.partition("error: ")
+        where = f"{written}:1: " if "-f" in what else ""
+        assert f"{where}autocast 4x8 float32 is left out: autocast cannot be taken apart completely:" in at_once
+        assert f"1 of {3 if where else 2} cannot be measured:\n  autocast 4x8 float32: autocast cannot be" in end
+    foreseen = farm("run", "-f", written, "--dry-run", "--json")
+    (refused,) = json.loads(foreseen.stdout)["refused"]
+    assert (foreseen.code, refused["title"]) == (1, "autocast 4x8 float32")
+    assert refused["reason"].startswith("autocast cannot be taken apart completely: ")
+    alone = farm("run", "autocast", "-b", "1,2", "--dry-run")
+    assert (alone.code, alone.stdout) == (1, "")
+    assert "error: autocast cannot be taken apart completely" in alone.stderr
+
+
 def test_what_a_model_prints_is_no_result(farm):
     said = farm("operators", "loud", "--json")
     assert json.loads(said.stdout)["operators"]

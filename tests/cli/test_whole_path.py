@@ -83,23 +83,42 @@ def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm, 
     assert "ended" in farm("resume", job).stderr
 
 
-def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_process, tmp_path):
+LEFT_OUT = """
+import torch
+
+class Calls(torch.nn.Module):
+    def forward(self, values):
+        return values.nonzero()
+
+def make(): return Calls(), torch.ones(2, 8)
+"""
+
+
+def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_process, tmp_path, monkeypatch):
+    (tmp_path / "left_out.py").write_text(LEFT_OUT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FARM_MODELS", '{"left_out": "left_out:make"}')
     path = tmp_path / "jobs.yml"
     path.write_text(
         "- sweep: Conv2d\n  name: kernels\n"
         "  grid: {in_channels: 3, out_channels: 8, kernel_size: [1, 3, 9], image_size: 7}\n"
-        "- {model: squeezenet1_1, batch: [1, 2]}\n"
+        "- {model: left_out}\n- {model: squeezenet1_1, batch: [1, 2]}\n"
     )
     said = farm_process("run", "-f", path, "--json")
-    assert said.code == 0, said.stderr
+    # What cannot be taken apart stops none of the others.
+    assert said.code == 1, said.stderr
+    (refused,) = json.loads(said.stdout)["refused"]
+    assert f"jobs.yml:4: {refused['title']} is left out: {refused['reason']}" in said.stderr
+    assert f"error: 1 of 4 cannot be measured:\n  {refused['title']}: {refused['reason']}" in said.stderr
     reports = json.loads(said.stdout)["reports"]
     assert [report["kind"] for report in reports] == ["sweep", "model", "model"]
     assert len(reports[0]["tuples"]) == 2
     assert "1 of 3 combinations left out" in said.stderr
 
     # What is done already is not measured again, and its report is shown.
-    said = farm_process("run", "-f", path, "--json")
+    said = farm_process("run", "-f", path, "--json", "--check")
     again = json.loads(said.stdout)
+    assert (said.code, again["refused"]) == (5, [refused])
     assert [one["title"] for one in again["skipped"]] == [
         "kernels",
         "squeezenet1_1 1x224 float32",
