@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from farm.errors import BrokerUnreachable, NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.opening import Opened, Tuples, open_job, plan_rest
+from farm.jobs.opening import Opened, Tuples, open_job, plan_rest, take_all_layers_apart
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -46,6 +46,7 @@ def submit(
     ready = functools.cache(ready)  # a worker that dies later is started anew, and not waited for
     if request.variant is not None:
         told(f"Taking {request.variant.model} apart", 0, 0)
+        take_all_layers_apart(database, request, card_ids)
     opened = open_job(
         database,
         request,

@@ -28,7 +28,7 @@ from farm.interface.capturing import CapturedModel
 from farm.interface.showing import JobReport, figure, job_report, table
 from farm.jobs import cards, items, jobs, owner
 from farm.jobs.closing import Closing, close_round
-from farm.jobs.opening import Tuples, open_job
+from farm.jobs.opening import Tuples, open_job, take_all_layers_apart
 from farm.settings import settings
 from farm.store import tables
 from farm.store.calls import predicted_counts, store_observed, store_values
@@ -185,6 +185,7 @@ def measure_model(
             )
         cards.register(database, process.card, software, holder=holder, queue="")
         try:
+            take_all_layers_apart(database, request, [chosen.id])
             known = None if in_hand is None else _stored(database, in_hand, how, chosen.kind, software.torch)
             job = open_job(
                 database,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlmodel import Session, col, select
 
 from farm.devices.installed import torch_version
-from farm.errors import NoSuchJob, UnknownOperator, did_you_mean
+from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
 from farm.jobs.planning import Planned, add_tuples, note_planning
@@ -206,6 +206,21 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str]) -> 
         calls = counts(session, capture_id)
         _check_named(session, request, calls)
     return Tuples(calls, capture_id)
+
+
+def take_all_layers_apart(database: Database, request: Request, card_ids: Sequence[str]) -> None:
+    """Of a model of which some layers are measured, store what all of them call, too: its report has a sum for them."""
+    if request.variant is None or not request.variant.layers:
+        return
+    whole = request.replace(
+        variant=dataclasses.replace(request.variant, layers=0),
+        protocol=request.protocol.with_data("normal"),  # it is not run for its values: it may not fit anywhere
+    )
+    device_type, torch = _device_and_torch(database, card_ids)
+    try:
+        capture_for(database, whole, device_type=device_type, torch=torch)
+    except (CaptureError, UsageError) as error:
+        _log.warning("%s has no sum for all layers in its report: %s", request.variant, error.message)
 
 
 def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -> None:

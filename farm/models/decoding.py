@@ -15,17 +15,18 @@ class Decoding(nn.Module):
     values. They are buffers, so that they go where the model goes, and what watches a model sees them.
 
     A layer of the cache counts its tokens in a tensor of its own, in place. Here all count in the same, so that one call sets
-    them back before a pass, and the layers' calls are alike: layer by layer the token goes one place further, to end in the
-    last. What runs is the same; with a tensor each, setting them back would be a kernel a layer that no one else has.
+    them back before a pass, and the layers' calls are alike: layer by layer the token goes one place further, in a model of
+    ``depth`` layers to end in the last; one that is cut to fewer makes the same calls. What runs is the same; with a tensor
+    each, setting them back would be a kernel a layer that no one else has.
     """
 
-    def __init__(self, model: Any, batch: int, size: int) -> None:
+    def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
         from transformers import StaticCache
 
         super().__init__()
         self.model = model
         self.cache: Any = StaticCache(config=model.config, max_cache_len=size)
-        self.before = size - len(self.cache.layers)
+        self.before = size - max(depth, len(self.cache.layers))
         heads, width = _heads_and_width(model.config)
         # For the shapes alone: this would fill with zeros, and on the host where the model is to be on meta.
         self.cache.early_initialization(batch, heads, width, model.dtype, torch.device("meta"))

@@ -109,7 +109,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
         if variant.phase == "decode":
             from farm.models.decoding import Decoding
 
-            return Decoding(model, variant.batch, variant.cache)
+            return Decoding(model, variant.batch, variant.cache, entry.depth)
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     return by_position(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))

@@ -170,29 +170,8 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     Raises:
         CaptureError: it cannot be taken apart.
     """
-    stored = session.scalars(
-        sqlalchemy.select(_CAPTURE.id)
-        .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
-        .order_by(
-            _CAPTURE.launch != launch, _CAPTURE.origin.like(tables.IMPORTED + "%"), _CAPTURE.origin, _CAPTURE.id.desc()
-        )
-    ).first()
-    if stored is not None:
-        calls: dict[str, dict[str, int]] = defaultdict(dict)
-        for (operator_id, data), number in classes(session, stored, "seen").items():
-            calls[operator_id][data] = number
-        names = ("id", "short_name", "label", "flops", "bytes_moved", "spec")
-        rows = {
-            row.id: row
-            for batch in in_batches(calls)
-            for row in session.execute(
-                sqlalchemy.select(*(_OPERATOR[name] for name in names)).where(_OPERATOR.id.in_(batch))
-            )
-        }
-        return [
-            Wanted(row.id, row.short_name, row.label, row.flops, row.bytes_moved, calls[row.id], row.spec)
-            for row in (rows[operator_id] for operator_id in calls)
-        ]
+    if stored := stored_tuples(session, variant, device_type, launch):
+        return stored
     from farm.operators.taking_apart import take_apart
 
     apart = take_apart(variant, device_type=device_type)
@@ -207,6 +186,34 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
             spec.to_json(),
         )
         for id_, spec in apart.capture.tuples.items()
+    ]
+
+
+def stored_tuples(session: Session, variant: Variant, device_type: str, launch: str) -> list[Wanted]:
+    """The tuples of a model as a stored capture has them, best of the same launch; none where there is no capture."""
+    stored = session.scalars(
+        sqlalchemy.select(_CAPTURE.id)
+        .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
+        .order_by(
+            _CAPTURE.launch != launch, _CAPTURE.origin.like(tables.IMPORTED + "%"), _CAPTURE.origin, _CAPTURE.id.desc()
+        )
+    ).first()
+    if stored is None:
+        return []
+    calls: dict[str, dict[str, int]] = defaultdict(dict)
+    for (operator_id, data), number in classes(session, stored, "seen").items():
+        calls[operator_id][data] = number
+    names = ("id", "short_name", "label", "flops", "bytes_moved", "spec")
+    rows = {
+        row.id: row
+        for batch in in_batches(calls)
+        for row in session.execute(
+            sqlalchemy.select(*(_OPERATOR[name] for name in names)).where(_OPERATOR.id.in_(batch))
+        )
+    }
+    return [
+        Wanted(row.id, row.short_name, row.label, row.flops, row.bytes_moved, calls[row.id], row.spec)
+        for row in (rows[operator_id] for operator_id in calls)
     ]
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farm.words.data_classes import holds_nothing
-from farm.words.written import TIME, percent, plural, quantity, span
+from farm.words.written import ENERGY, TIME, interval, percent, plural, quantity, span
 
 if TYPE_CHECKING:
+    from farm.report.all_layers import AllLayers
     from farm.report.report import Report
     from farm.verdict.audit import KernelAudit
     from farm.verdict.verdict import Adjustment, Verdict
@@ -28,6 +29,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "intervals", f"95 %. {_systematic(verdict)}"
     if told := str(report.per_token):
         yield "tokens", told
+    if report.all_layers is not None:
+        yield "all layers", _all_layers(report.all_layers)
     if taken := [entry for entry in verdict.adjustments if entry.used != "steady"]:
         yield "power limit", _power_limit(taken)
     if verdict.context_time_us is not None:
@@ -50,6 +53,20 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         yield "data", f"{told}: filled ones take more energy"
     if verdict.flags:
         yield "flags", ", ".join(f"{name} ×{number}" for name, number in verdict.flags.items())
+
+
+def _all_layers(found: AllLayers) -> str:
+    """The sum for the whole model, which no whole is there for."""
+    sums = [interval(found.time, TIME), *([interval(found.energy, ENERGY)] if found.energy else [])]
+    told = f"all {found.layers} come to {', '.join(sums)}" if found.time else f"no reading is of all {found.layers}"
+    told += "; not held against a whole"
+    if each := str(found.per_token):
+        told += f"; {each}"
+    if found.lacking:
+        number = found.tuples - found.covered_tuples
+        told += f"; without {number} of {found.tuples} tuples ({percent(1 - found.coverage)} of the estimated cost), of which "
+        told += f"there is no reading: {found.lacking[0].label}{', ...' if number > 1 else ''}"
+    return told
 
 
 def _power_limit(taken: Sequence[Adjustment]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
+from farm.report.all_layers import AllLayers, all_layers
 from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import fetch
@@ -168,6 +169,7 @@ class Report:
     verification: Verification  # of the capture; without what is told by tuple
     eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
     origin: str = ""  # the farm that it was imported from
+    all_layers: AllLayers | None = None  # of a model of which some layers were read
 
     @property
     def per_token(self) -> PerToken:
@@ -185,6 +187,10 @@ class Report:
         for name in ("cards", "types", "rounds", "eagerly"):
             data[name] = [vars(entry) for entry in data[name]]
         data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
+        if self.all_layers is None:
+            del data["all_layers"]
+        else:
+            data["all_layers"] = self.all_layers.to_json()
         return {
             "schema": SCHEMA,
             **data,
@@ -259,6 +265,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         eagerly=_eagerly(evidence),
         origin=session.scalar(select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id))
         or "",
+        all_layers=all_layers(session, job, capture, evidence),
     )
 
 

@@ -129,7 +129,20 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
         first, again = model(ids), model(ids)
     assert first.shape == (2, 1, 50257)
     assert torch.equal(first, again)
-    assert (model.cached_keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [31]
+    assert (model.cached_keys_1 != before).any(dim=(0, 1, 3)).nonzero().flatten().tolist() == [
+        21
+    ]  # as in all 12 layers
+
+
+def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
+    from farm.operators.taking_apart import take_apart
+
+    two, all_of_them = (
+        take_apart(catalog.variant("gpt2", 1, phase="decode", cache=16, layers=layers)).capture.counts
+        for layers in (2, None)
+    )
+    assert set(two) == set(all_of_them)
+    assert sum(two.values()) < sum(all_of_them.values())
 
 
 def test_the_file_of_the_data_set_names_every_architecture_in_each_of_its_phases():

@@ -13,10 +13,15 @@ from sqlmodel import select
 from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
+from farm.jobs.opening import take_all_layers_apart
+from farm.models import catalog
+from farm.operators.taking_apart import take_apart
+from farm.report.remarks import remarks
 from farm.store import tables
 from farm.verdict.composing import compose, evidence_of
 from farm.words.protocol import Protocol
-from tests.report import rows
+from farm.words.request import Request
+from tests.report import measured, rows
 
 
 def built(database, job_id, number=None):
@@ -240,3 +245,39 @@ def test_kernels_are_held_against_the_whole_only_under_the_same_numeric_flags(da
     assert audit.explained == 0.875
     _with_verification(database, kernels=kernels, tuple_kernels=tuples, numerics={"tf32": True})
     assert built(database, job_id).verdict.kernels is None
+
+
+def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
+    variant = catalog.variant("gpt2", 1, length=8, layers=1)
+    job_id = measured.measured(database, variant)
+    assert built(database, job_id).all_layers is None, "nobody has taken the whole model apart"
+    take_all_layers_apart(database, Request(variant=variant), [rows.CARD])
+    found = built(database, job_id)
+    calls = take_apart(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
+    figures = {row.operator_id: row for row in found.tuples}
+    told = found.to_json()["all_layers"]
+    assert (told["layers"], told["covered"], told["lacking"]) == (12, 1.0, [])
+    assert told["time_us"] == pytest.approx(sum(calls[id_] * row.time_us for id_, row in figures.items()))
+    assert told["energy_mj"] == pytest.approx(sum(calls[id_] * row.energy_mj for id_, row in figures.items()))
+    assert told["time_half_width_us"] > found.verdict.time.total.half_width
+    assert told["tokens_per_s"] == pytest.approx(8e6 / told["time_us"])
+    assert re.fullmatch(
+        r"all 12 come to .* µs, .* mJ; not held against a whole; 8 tokens a pass: .* a token", remark_of(found)
+    )
+
+    # One that no reading covers is listed, and its share of the cost is told.
+    left_out = max(found.tuples, key=lambda row: row.calls * row.estimated_us)
+    with database.write() as session:
+        item = session.exec(select(tables.Item).where(tables.Item.subject_id == left_out.operator_id)).one()
+        item.state, item.reading_id, item.reason = "failed", None, "raised"
+    found = built(database, job_id)
+    told = found.to_json()["all_layers"]
+    (lacking,) = told["lacking"]
+    assert (lacking["operator_id"], lacking["calls"]) == (left_out.operator_id, calls[left_out.operator_id])
+    assert (told["covered"], told["tokens_per_s"]) == (pytest.approx(1 - lacking["share"]), None)
+    assert f"without 1 of {len(calls)} tuples (" in remark_of(found)
+    assert built(database, measured.measured(database, job_id="job2")).all_layers is None
+
+
+def remark_of(found):
+    return dict(remarks(found))["all layers"]
