@@ -319,9 +319,10 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
         assert json.loads(said.stdout)["jobs"][0]["abandoned"] is True
 
 
-def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
+def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeypatch):
     def made(_database, _planned, outcome, **_):
         outcome.submitted += [Opened(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
+        outcome.refused += [{"title": "ghi", "reason": "it has no operators"}]
 
     for module, name, instead in (
         (app, "check_broker", lambda _: None),
@@ -331,7 +332,12 @@ def test_submit_says_how_to_follow_every_job(farm, monkeypatch):
         (following, "submit_all", made),
     ):
         monkeypatch.setattr(module, name, instead)
-    assert "`farm status abc def --watch`" in farm("submit", "resnet18", "squeezenet1_1").stderr
+    said = farm("submit", "resnet18", "squeezenet1_1")
+    assert said.code == 1
+    assert "`farm status abc def --watch`" in said.stderr
+    assert "error: 1 of 3 cannot be measured:\n  ghi: it has no operators" in said.stderr
+    said = farm("submit", "resnet18", "squeezenet1_1", "--json")
+    assert json.loads(said.stdout)["refused"] == [{"title": "ghi", "reason": "it has no operators"}]
 
 
 def test_a_reader_that_goes_away_is_no_error():

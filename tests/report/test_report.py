@@ -13,7 +13,6 @@ from sqlmodel import select
 from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
-from farm.jobs.opening import take_all_layers_apart
 from farm.models import catalog
 from farm.operators.taking_apart import take_apart
 from farm.report.remarks import remarks
@@ -21,6 +20,7 @@ from farm.store import tables
 from farm.verdict.composing import compose, evidence_of
 from farm.words.protocol import Protocol
 from farm.words.request import Request
+from tasks.submit import submit
 from tests.report import measured, rows
 
 
@@ -251,7 +251,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     variant = catalog.variant("gpt2", 1, length=8, layers=1)
     job_id = measured.measured(database, variant)
     assert built(database, job_id).all_layers is None, "nobody has taken the whole model apart"
-    take_all_layers_apart(database, Request(variant=variant), [rows.CARD])
+    assert submit(database, Request(variant=variant), [rows.CARD]).new == 0, "readings serve: nothing is published"
     found = built(database, job_id)
     calls = take_apart(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
     figures = {row.operator_id: row for row in found.tuples}
@@ -268,7 +268,8 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     # One that no reading covers is listed, and its share of the cost is told.
     left_out = max(found.tuples, key=lambda row: row.calls * row.estimated_us)
     with database.write() as session:
-        item = session.exec(select(tables.Item).where(tables.Item.subject_id == left_out.operator_id)).one()
+        of_it = (tables.Item.job_id == job_id, tables.Item.subject_id == left_out.operator_id)
+        item = session.exec(select(tables.Item).where(*of_it)).one()
         item.state, item.reading_id, item.reason = "failed", None, "raised"
     found = built(database, job_id)
     told = found.to_json()["all_layers"]
