@@ -123,13 +123,13 @@ class Soak:
         return self.chance.choice(found).parent().kill() if found else False
 
     def _worker(self) -> bool | None:
-        return self._kill("tasks", "card")
+        return self._kill("tasks.main", "card")
 
     def _control(self) -> bool | None:
-        return self._kill("tasks", "control")
+        return self._kill("tasks.main", "control")
 
     def _tree(self) -> bool | None:
-        found = self.farm.processes("tasks", "card")
+        found = self.farm.processes("tasks.main", "card")
         if not found:
             return False
         victim = self.chance.choice(found)
@@ -150,7 +150,7 @@ class Soak:
             self.supervisors.append(self.farm.start("worker"))
 
     def _freeze(self) -> bool | None:
-        found = self.farm.processes("tasks", "card")
+        found = self.farm.processes("tasks.main", "card")
         if not found:
             return False
         victim = self.chance.choice(found)

@@ -76,9 +76,9 @@ WEIGHTS = {
 }
 COMMANDS = {
     "benchmark": ("farm.benchmark.process",),
-    "worker": ("tasks", "card"),
-    "card": ("tasks", "card"),
-    "control": ("tasks", "control"),
+    "worker": ("tasks.main", "card"),
+    "card": ("tasks.main", "card"),
+    "control": ("tasks.main", "control"),
     "host": ("cli", "worker"),
 }
 STOPPED_S = (1.5 * LEASE_S, 2.5 * LEASE_S)

@@ -1,7 +1,7 @@
 """The workers of one host: a pinned Celery worker per card, one control worker beside them, and their supervisor.
 
-    python -m tasks card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python starts)
-    python -m tasks control      aggregation, rounds, reconciling; no card
+    python -m tasks.main card ID      serve one card (CUDA_VISIBLE_DEVICES is set before Python starts)
+    python -m tasks.main control      aggregation, rounds, reconciling; no card
 
 `farm worker` supervises all of a host's (`run`).
 
@@ -310,7 +310,7 @@ class Supervisor:
             output = (self.log_dir / f"{child.name}.log").open("ab")
         try:
             child.process = subprocess.Popen(
-                [sys.executable, "-m", "tasks", *child.arguments, "--parent", str(os.getpid())],
+                [sys.executable, "-m", "tasks.main", *child.arguments, "--parent", str(os.getpid())],
                 env=environment_of_children(child.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -382,7 +382,7 @@ def _hand_back(supervisor: Supervisor, current: Settings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tasks")
+    parser = argparse.ArgumentParser(prog="python -m tasks.main")
     parser.add_argument("role", choices=("card", "control"))
     parser.add_argument("card", nargs="?")
     parser.add_argument("--parent", type=int, default=0)

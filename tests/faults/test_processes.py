@@ -159,7 +159,7 @@ def test_a_host_that_is_slow_to_start_its_processes_starts_them(start, tmp_path)
 
 DEAF_AT_FIRST = """
 import os, sys
-if "tasks" in sys.orig_argv and "card" in sys.orig_argv and not os.path.exists({mark!r}):
+if "tasks.main" in sys.orig_argv and "card" in sys.orig_argv and not os.path.exists({mark!r}):
     open({mark!r}, "w").close()
     import celery.worker.request
     def revoked(self):

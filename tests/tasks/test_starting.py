@@ -30,7 +30,6 @@ def hostile(tmp_path, monkeypatch):
     return tmp_path / "trap"
 
 
-@pytest.mark.slow
 def test_a_run_in_a_folder_with_files_of_the_same_names_measures_and_runs_none_of_them(hostile, tmp_path):
     (tmp_path / "sweep.yml").write_text(SWEEP)
     done = subprocess.run(
