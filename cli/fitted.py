@@ -1,7 +1,7 @@
 """A table that a narrow terminal does not cut: what is least important drops out, and numbers, ids and names stay whole.
 
-No word is broken: what folds, folds between words. In a pipe it is an ordinary table: what reads it may count on every
-column.
+No word is broken: what folds, folds between words. A pipe has no width, so that what reads it may count on every column;
+where `COLUMNS` gives it one, it is told what a terminal of that width would be.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FittedTable(Table):
     drops: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if not options.is_terminal or self._fits([_natural(column) for column in self.columns], options):
+        if self._fits([_natural(column) for column in self.columns], options):
             yield from super().__rich_console__(console, options)
             return
         shown, dropped = list(self.columns), []

@@ -267,9 +267,11 @@ def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
     assert sum(line.startswith(LONG[1]) for line in console.file.getvalue().splitlines()) >= 5
 
 
-def test_a_pipe_gets_every_column_however_narrow():
-    head = text(lists.jobs(JOBS), 100).splitlines()[1]
+def test_a_pipe_gets_every_column_and_where_it_is_told_a_width_no_broken_word():
+    head = text(lists.jobs(JOBS), 1000).splitlines()[1]
     assert head.split() == ["job", "title", "state", "items", "time", "energy", "coverage", "verdict", "age"]
+    narrow = text(lists.jobs(JOBS), 80)
+    assert all(job["id"] in narrow for job in JOBS)
 
 
 @NARROW
