@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import opening
-from cli.options import AsJson, Cache, Layers, Length, Padded, Phase, Text, Tokenizer
+from cli.options import (
+    AsJson,
+    Cache,
+    Dtype,
+    InputSize,
+    Layers,
+    Length,
+    MemoryFormat,
+    Mode,
+    Model,
+    Padded,
+    Phase,
+    Text,
+    Tokenizer,
+)
 from cli.output import emit_json, show
 
 if TYPE_CHECKING:
@@ -18,11 +32,9 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    model: Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")],
+    model: Model,
     batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
-    input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
-    ] = None,
+    input_size: InputSize = None,
     length: Length = None,
     padded: Padded = False,
     phase: Phase = None,
@@ -30,14 +42,9 @@ def estimate(
     layers: Layers = None,
     text: Text = None,
     tokenizer: Tokenizer = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, float16 or bfloat16. Default: bfloat16 where the model generates text, else float32."
-        ),
-    ] = None,
-    memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
-    mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    dtype: Dtype = None,
+    memory_format: MemoryFormat = "contiguous",
+    mode: Mode = "eval",
     card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
     launch: Annotated[str | None, typer.Option(help="graph or eager. Default: graph on a GPU, eager on a CPU.")] = None,
     tf32: Annotated[bool, typer.Option("--tf32", help="With readings that allowed TF32.")] = False,

@@ -7,20 +7,32 @@ from typing import Annotated
 import typer
 
 from cli import opening
-from cli.options import AsJson, Cache, Layers, Length, Padded, Phase, Text, Tokenizer
+from cli.options import (
+    AsJson,
+    Cache,
+    Dtype,
+    InputSize,
+    Layers,
+    Length,
+    MemoryFormat,
+    Mode,
+    Model,
+    Padded,
+    Phase,
+    Text,
+    Tokenizer,
+)
 from cli.output import emit_json, show
 
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
 def operators(
-    model: Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")],
+    model: Model,
     batch: Annotated[
         int | None, typer.Option("-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`.")
     ] = None,
-    input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the input. Default: the model's own.")
-    ] = None,
+    input_size: InputSize = None,
     length: Length = None,
     padded: Padded = False,
     phase: Phase = None,
@@ -28,14 +40,9 @@ def operators(
     layers: Layers = None,
     text: Text = None,
     tokenizer: Tokenizer = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, float16 or bfloat16. Default: bfloat16 where the model generates text, else float32."
-        ),
-    ] = None,
-    memory_format: Annotated[str, typer.Option(help="contiguous or channels_last.")] = "contiguous",
-    mode: Annotated[str, typer.Option(help="eval or train.")] = "eval",
+    dtype: Dtype = None,
+    memory_format: MemoryFormat = "contiguous",
+    mode: Mode = "eval",
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""

@@ -7,6 +7,14 @@ from typing import Annotated
 
 import typer
 
+Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")]
+InputSize = Annotated[int | None, typer.Option(help="Height and width of the input. Default: the model's own.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32, float16 or bfloat16. Default: bfloat16 where the model generates text, else float32."),
+]
+MemoryFormat = Annotated[str, typer.Option(help="contiguous or channels_last.")]
+Mode = Annotated[str, typer.Option(help="eval or train.")]
 Length = Annotated[int | None, typer.Option(help="Tokens in each sequence. Default: the model's own.")]
 Padded = Annotated[bool, typer.Option("--padded", help="Sequences of unequal length, filled up and masked.")]
 Phase = Annotated[
