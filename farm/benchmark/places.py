@@ -8,7 +8,8 @@ it does in the model. Each call runs twice there, between events of the graph: t
 the second what it left itself. The difference is what the place adds to the tuple looped with everything warm; what an
 event adds is in both.
 
-Nothing of the model but the order of its calls and the lives of its storages goes in.
+Nothing of the model but the order of its calls, the lives of its storages and its own integers (token ids, positions, masks:
+what is computed from them says where others read) goes in.
 """
 
 from __future__ import annotations
@@ -107,7 +108,19 @@ class Player:
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
                     if storage in outside and storage not in self._given:
-                        self._given[storage] = base.clone().untyped_storage()
+                        self._given[storage] = self._held(storage, base)
+
+    def _held(self, storage: int, base: torch.Tensor) -> torch.UntypedStorage:
+        """A copy of what memory holds that no call makes: the model's own integers, else what the tuple has there."""
+        integers = self._capture.integers.get(storage)
+        if integers is None or integers.device.type == "meta":
+            return base.clone().untyped_storage()
+        return (
+            torch.empty(0, dtype=torch.uint8, device=integers.device)
+            .set_(integers)
+            .to(self._device, copy=True)
+            .untyped_storage()
+        )
 
     def play(self, step: Step) -> None:
         """Go through all calls. Memory that a call makes is let go of behind the last that reads it."""
@@ -121,7 +134,16 @@ class Player:
                 for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
             ]
             operator = Rebuilt(shapes.spec, self._device, storages)
+            counters = [
+                (base, base.clone())
+                for number, base in zip(self._numbers(call), storages, strict=True)
+                if number in call.writes and not base.is_floating_point()
+            ]
             out = step(call, operator.run)
+            if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
+                for counter, before in counters:
+                    counter.copy_(before)
+                operator.run()
             held = {tensor.untyped_storage()._cdata for tensor in storages}
             fresh = {
                 one._cdata: one for one in map(torch.Tensor.untyped_storage, tensors_in(out)) if one._cdata not in held

@@ -273,7 +273,8 @@ class TorchVerifier(Runner):
             return False
         try:
             self._torch.cuda.synchronize()
-            self._torch.zeros(1, device=self._torch_device).add_(1).item()
+            # A random number: after a graph that could not be captured the generator may think that one still is.
+            self._torch.zeros(1, device=self._torch_device).normal_().item()
         except RuntimeError:
             return True
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,10 +16,12 @@ class Decoding(nn.Module):
     The cache has room for ``size`` tokens, at least as many as the model has layers, and holds standard normal keys and
     values. They are buffers, so that they go where the model goes, and what watches a model sees them.
 
-    A layer of the cache counts its tokens in a tensor of its own, in place. Here all count in the same, so that one call sets
-    them back before a pass, and the layers' calls are alike: layer by layer the token goes one place further, in a model of
+    A layer of the cache counts its tokens in a tensor of its own, in place. Here all count in the same, so that one call makes
+    it anew before a pass, and the layers' calls are alike: layer by layer the token goes one place further, in a model of
     ``depth`` layers to end in the last; one that is cut to fewer makes the same calls. What runs is the same; with a tensor
-    each, setting them back would be a kernel a layer that no one else has.
+    each, setting them back would be a kernel a layer that no one else has. A layer with a window copies the number of its last
+    place from the host at each token, which no CUDA graph can hold; here it is on the card from the beginning, as it is once such
+    a model is compiled.
     """
 
     def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
@@ -36,16 +40,30 @@ class Decoding(nn.Module):
                 self.register_buffer(
                     f"cached_{name}_{index}", torch.empty(shape, dtype=model.dtype).normal_(), persistent=False
                 )
-        self.register_buffer("counter", torch.tensor(self.before), persistent=False)
+        self.register_buffer("last", torch.tensor([-1]), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        counter = self.get_buffer("counter").fill_(self.before)
+        counter = torch.full((), self.before, device=ids.device)
         for index, layer in enumerate(self.cache.layers):
             layer.keys, layer.values = getattr(self, f"cached_keys_{index}"), getattr(self, f"cached_values_{index}")
             layer.cumulative_length, layer.device = counter, ids.device
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before
-        return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+        with self._last_place_known():
+            return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+
+    @contextlib.contextmanager
+    def _last_place_known(self) -> Iterator[None]:
+        made = torch.tensor
+
+        def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return self.get_buffer("last") if isinstance(data, list) and data == [-1] else made(data, *args, **kwargs)
+
+        torch.tensor = tensor
+        try:
+            yield
+        finally:
+            torch.tensor = made
 
 
 def _heads_and_width(config: Any) -> tuple[int, int]:

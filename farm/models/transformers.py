@@ -16,7 +16,7 @@ import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
             return Decoding(model, variant.batch, variant.cache, entry.depth)
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
+    model.forward = _masked_by_padding_alone(model.forward, variant.padded)
     return by_position(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
 
 
@@ -146,7 +147,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
         call["pixel_values"] = images(variant, device, seed)
     if variant.phase == "prefill":
         taken = inspect.signature(_class_of(entry).forward).parameters
-        call |= {key: value for key, value in (("use_cache", False), ("logits_to_keep", 1)) if key in taken}
+        call |= {key: value for key, value in (("use_cache", True), ("logits_to_keep", 1)) if key in taken}
     return call
 
 
@@ -208,6 +209,45 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
     kind = _TABLE[entry.own_name]["tokenizer"]
     found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
     return torch.tensor(found.ids, device=device), torch.tensor(found.mask, device=device)
+
+
+def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
+    """A pass that has a mask where there is padding, and none where there is none, also while a CUDA graph is recorded.
+
+    A model of transformers reads its mask to see whether it can do without. While it is recorded it cannot read: it keeps the
+    mask then, or makes one, which is another and slower attention than the same pass takes when it is launched. What it would
+    read is known here.
+    """
+
+    @functools.wraps(forward)
+    def without_asking(*args: Any, **kwargs: Any) -> Any:
+        import torch
+        from transformers import masking_utils
+
+        with contextlib.ExitStack() as until:
+            until.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
+            for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+                if not padded and (
+                    decides := getattr(masking_utils, name, None)
+                ):  # on a mask that the model made itself
+                    until.enter_context(_replaced(masking_utils, name, functools.partial(_without_mask, decides)))
+            return forward(*args, **kwargs)
+
+    return without_asking
+
+
+def _without_mask(decides: Callable[..., bool], mask: Any, *args: Any, **kwargs: Any) -> bool:
+    return decides(None, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,12 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES, READS_BACK
@@ -69,6 +70,8 @@ class Capture:
     ``gaps`` and ``overlaps`` are texts for people: the aten operator, where, and why. ``operators`` counts the
     aten operators that cost anything, as the auditor saw them; ``traces`` has them by tuple, of its first call.
     ``owners`` has an entry for all that took the owner's slot, free calls too: the index of its call, or None.
+    ``integers`` is the memory, by storage, of token ids, positions and masks that no call made; none of it is computed where
+    tensors are fake.
     """
 
     tuples: dict[str, OperatorTuple]
@@ -82,6 +85,7 @@ class Capture:
     operators: Counter[str]
     traces: dict[str, Trace]
     owners: tuple[int | None, ...] = ()
+    integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -164,6 +168,7 @@ class Recorder:
         self.traces: dict[str, Trace] = {}
         self.storages: dict[int, int] = {}
         self.storage_specs: list[StorageSpec] = []
+        self.integers: dict[int, torch.UntypedStorage] = {}
         self.kept: list[StorageWeakRef] = []  # an address is not used again while a weak reference holds it
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.roles: dict[int, str] = {}
@@ -350,7 +355,12 @@ class Recorder:
             self.tuples[spec.id] = spec
             self.traces[spec.id] = Trace(tuple(call.costly), tuple(map(_output_text, tensors_in(out))))
         roles = [tensor.role for tensor in spec.tensors]
-        reads = dict.fromkeys(map(self._storage, given.tensors, roles))
+        made = len(self.storage_specs)
+        behind = {self._storage(tensor, role): tensor for tensor, role in zip(given.tensors, roles, strict=True)}
+        reads = tuple(behind)
+        for storage, tensor in behind.items():
+            if storage >= made and not tensor.is_floating_point() and type(tensor) is not FakeTensor:
+                self.integers[storage] = tensor.untyped_storage()
         writes = {self.storages[key] for key in call.written if key in given.storages}
         for tensor in tensors_in(out):
             if _storage_key(tensor) not in given.storages:
@@ -361,7 +371,7 @@ class Recorder:
             held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
             self.watch(call.path, spec.operator, activations, held)
         self.owned[call.number] = len(self.calls)
-        self.calls.append(Call(len(self.calls), call.path, spec.id, tuple(reads), tuple(sorted(writes))))
+        self.calls.append(Call(len(self.calls), call.path, spec.id, reads, tuple(sorted(writes))))
 
     def _storage(self, tensor: torch.Tensor, role: str) -> int:
         storage = tensor.untyped_storage()
@@ -385,6 +395,7 @@ class Recorder:
             operators=self.operators,
             traces=self.traces,
             owners=tuple(self.owned),
+            integers=self.integers,
         )
 
 

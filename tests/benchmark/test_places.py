@@ -65,3 +65,32 @@ def test_what_is_played_makes_what_the_model_makes(name):
     for call, _, out, _ in played(seen):
         shapes = seen.traces[call.tuple_id].outputs
         assert not isinstance(out, torch.Tensor) or shapes[0].startswith(str(tuple(out.shape)))
+
+
+class Counting(nn.Module):
+    """Writes where its counter of tokens says, as a static cache does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, 4, 8))
+        self.register_buffer("counter", torch.tensor(0))
+
+    def forward(self, token):
+        self.counter.fill_(2)
+        for _ in range(2):
+            place = torch.arange(1, device=token.device) + self.counter
+            self.counter.add_(1)
+            self.cache.index_copy_(1, place, token)
+        return self.cache * 2
+
+
+def test_a_call_that_is_run_twice_leaves_counters_where_one_run_leaves_them():
+    seen = capture(Counting().eval(), (torch.randn(1, 1, 8),))
+
+    def twice(call, run):
+        out = run()
+        run()
+        return out
+
+    with torch.no_grad():
+        Player(seen, CPU).play(twice)  # a place behind the end of the cache would raise
