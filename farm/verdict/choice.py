@@ -64,7 +64,16 @@ def _at_its_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chose
     if steady.energy and burst_energy:
         energy = _between(steady.energy, burst_energy, share)
     why = f"the whole hits the power limit at {clock:.0f} MHz, between {low:.0f} (steady) and {high:.0f} (burst)"
-    return Chosen(_between(steady.time, burst_time, share), energy, "interpolated", why)
+    # What lies between two states is a curve, and a straight line is taken: off by nothing at its ends.
+    bent = share * (1 - share)
+    return Chosen(
+        _between(steady.time, burst_time, share),
+        energy,
+        "interpolated",
+        why,
+        unsure_us=bent * abs(burst_time.value - steady.time.value),
+        unsure_mj=bent * abs(burst_energy.value - steady.energy.value) if steady.energy and burst_energy else 0.0,
+    )
 
 
 def _if_throttled(chosen: Chosen, burst: Burst, whole_mhz: float | None) -> Chosen:

@@ -129,3 +129,11 @@ def test_where_the_cache_holds_all_a_place_adds_no_more_than_strangers_do():
         for name, share in (("conv", 1), ("conv", 0.5), ("relu", 1))
     ]
     assert times == pytest.approx([80 + 5, 80 + 8.5, 80 + 2])
+
+
+@pytest.mark.parametrize(("clock", "unsure_us", "unsure_mj"), [(1400, 0, 0), (1690, 20 / 4, 12 / 4), (1980, 0, 0)])
+def test_between_steady_and_bursts_a_sum_is_least_sure_half_way(clock, unsure_us, unsure_mj):
+    burst = Burst(time_us=80.0, energy_mj=52.0, sm_clock_mhz=1980.0)
+    limited = reading(details=Details(burst=burst), flags=("throttled_power",), sm_clock_mhz=1400.0)
+    chosen = choose(limited, [whole(0, sm_clock_mhz=clock, flags=("throttled_power",))])
+    assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(unsure_us), pytest.approx(unsure_mj))
