@@ -26,11 +26,11 @@ ORDER = (
     "asking",
     "store",
     "benchmark",
+    "training",
     "operators",
     "models",
     "devices",
     "words",
-    "json_file",
     "settings",
     "masking",
     "errors",
@@ -40,6 +40,10 @@ MOST_LOOSE_FILES = 4
 #: The only files that may import torch when they themselves are imported.
 TORCH_ROOMS = (
     "farm/operators/",
+    "farm/training/capture.py",
+    "farm/training/losses.py",
+    "farm/training/step.py",
+    "farm/training/taking_apart.py",
     "farm/benchmark/bursts.py",
     "farm/benchmark/cache.py",
     "farm/benchmark/canary.py",

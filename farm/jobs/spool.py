@@ -17,8 +17,8 @@ from typing import Any
 
 from farm.errors import DatabaseUnreachable
 from farm.jobs.items import Claim, Closed, complete
-from farm.json_file import write_whole
 from farm.store.database import Database
+from farm.store.json_file import write_whole
 from farm.words.protocol import Protocol, Stopping, Subject
 from farm.words.reading import Reading
 

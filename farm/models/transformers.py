@@ -104,6 +104,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     if variant.layers:
         config = config | {key: variant.layers for key in _DEPTH if key in config}
     made = _class_of(entry)
+    if variant.mode == "train" and variant.phase == "encode":  # what it is trained as
+        made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
     with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
         model = made._from_config(made.config_class(**config), dtype=dtype_of(variant))
         if variant.phase == "decode":
@@ -147,7 +149,8 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
         call["pixel_values"] = images(variant, device, seed)
     if variant.phase == "prefill":
         taken = inspect.signature(_class_of(entry).forward).parameters
-        call |= {key: value for key, value in (("use_cache", True), ("logits_to_keep", 1)) if key in taken}
+        wanted = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}
+        call |= {key: value for key, value in wanted.items() if key in taken}
     return call
 
 

@@ -21,13 +21,13 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
-from farm.json_file import write_whole
 from farm.masking import printable
 from farm.report.report import Report, TupleRow
 from farm.settings import settings
 from farm.store import tables
 from farm.store.batches import fetch_values
 from farm.store.calls import PlacedCall, placed_calls
+from farm.store.json_file import write_whole
 from farm.words.label import call_of
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse

@@ -1,0 +1,106 @@
+"""What one training step consists of, as it was seen: calls of aten operators and the tensors between them. Plain data.
+
+A call belongs to exactly one part: the forward of an owner, its backward, its recomputation, the accumulation of gradients,
+the loss or the optimizer. An owner is a leaf module or a function of the forward, as a forward capture has them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+
+from farm.words.tuple import OperatorTuple
+
+STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
+PARTS = ("forward", "backward", "recomputation", "accumulation", "loss", "optimizer")
+ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A leaf module's call or a function's, in the forward or the loss. ``what`` is its class or function ('Conv2d')."""
+
+    index: int
+    path: str
+    what: str
+    stage: str
+
+
+@dataclass(frozen=True)
+class StepCall:
+    """One aten operator that costs anything. ``reads`` and ``writes`` are numbers of `StepCapture.tensors`."""
+
+    index: int
+    tuple_id: str
+    stage: str
+    part: str
+    owner: int | None  # the index of an `Owner`; None for accumulation and the optimizer
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorLife:
+    """A piece of memory over one step. Calls are named by their index.
+
+    Attributes:
+        born: the call that made it; -1 where it was there before the step.
+        released: the call behind which nothing held it any more; None where it outlives the step.
+        uses: the calls that read or wrote it, in order.
+        saved: whether it was made before the backward and is read by it.
+    """
+
+    number: int
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    born: int
+    released: int | None
+    uses: tuple[int, ...]
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it is there before the step and behind it: 'global' in the words of planners of memory."""
+        return self.born < 0 and self.released is None
+
+
+@dataclass(frozen=True)
+class StepCapture:
+    """One step. ``unowned`` and ``overlaps`` are texts for people: what has no part, and what has two; both are to be empty."""
+
+    tuples: dict[str, OperatorTuple]
+    calls: tuple[StepCall, ...]
+    owners: tuple[Owner, ...]
+    tensors: tuple[TensorLife, ...]
+    unowned: tuple[str, ...]
+    overlaps: tuple[str, ...]
+    loss: str
+    device_type: str
+
+    @functools.cached_property
+    def counts(self) -> dict[str, int]:
+        """Calls per tuple id, in order of first appearance."""
+        return dict(Counter(call.tuple_id for call in self.calls))
+
+    @functools.cached_property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """What is held while each call runs: the tensors that are born by then and not released before."""
+        changes = [0] * (len(self.calls) + 1)
+        for tensor in self.tensors:
+            changes[max(tensor.born, 0)] += tensor.size_bytes
+            if tensor.released is not None:
+                changes[min(tensor.released + 1, len(self.calls))] -= tensor.size_bytes
+        held, curve = 0, []
+        for change in changes[:-1]:
+            held += change
+            curve.append(held)
+        return tuple(curve)
+
+    def __repr__(self) -> str:
+        return (
+            f"<StepCapture {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.owners)} owners, "
+            f"{len(self.unowned)} without one on {self.device_type}>"
+        )

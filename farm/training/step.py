@@ -1,0 +1,146 @@
+"""One training iteration in its stages, as people write it: zero_grad, forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.errors import UsageError
+from farm.training.losses import Loss
+
+#: So small that weights stay where they are over thousands of steps, in every dtype.
+LEARNING_RATE = 1e-12
+
+#: Told by a stage's name as it begins, and left as it ends.
+Around = Callable[[str], contextlib.AbstractContextManager[Any]]
+
+
+class TrainingStep:
+    """A model with what one iteration of its training needs.
+
+    Attributes:
+        loss: None until the first step has shown what the model gives.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: tuple[Any, ...],
+        *,
+        optimizer: str,
+        make_loss: Callable[[Any], Loss],
+        amp: torch.dtype | None = None,
+        accumulate: int = 1,
+        capturable: bool = False,
+    ) -> None:
+        """
+        Args:
+            optimizer: sgd, adam or adamw; with -fused or -foreach behind it that implementation, else PyTorch's choice.
+            amp: what autocast computes in.
+            accumulate: passes over the inputs before the optimizer.
+            capturable: the optimizer keeps its count of steps on the card, for a CUDA graph.
+        """
+        self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
+        self.optimizer = make_optimizer(optimizer, model, capturable=capturable)
+        self.loss: Loss | None = None
+        self._make_loss = make_loss
+
+    def run(self, around: Around = lambda stage: contextlib.nullcontext()) -> None:
+        with around("zero_grad"):
+            self.optimizer.zero_grad()
+        for _ in range(self.accumulate):
+            with self._autocast():
+                with around("forward"):
+                    output = self.model(*self.inputs)
+                if self.loss is None:
+                    self.loss = self._make_loss(output)
+                with around("loss"):
+                    loss = self.loss.of(output, self.loss.targets)
+                    if self.accumulate > 1:
+                        loss = loss / self.accumulate
+            del output
+            with around("backward"):
+                loss.backward()
+            del loss
+        with around("optimizer"):
+            self.optimizer.step()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.amp is None:
+            return contextlib.nullcontext()
+        device = next(self.model.parameters()).device
+        return torch.autocast(device.type, dtype=self.amp)
+
+
+def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:
+    """
+    Args:
+        name: one of `farm.words.iteration.OPTIMIZERS`.
+
+    Raises:
+        UsageError: the model has nothing to train.
+    """
+    kind, _, implementation = name.partition("-")
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UsageError("The model has no parameters to train.", "Give one that is trained.")
+    chosen: dict[str, Any] = {implementation: True} if implementation else {}
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
+    made = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+    return made(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
+
+
+@contextlib.contextmanager
+def checkpointed(model: nn.Module, paths: tuple[str, ...]) -> Iterator[None]:
+    """While active, modules are run anew in the backward instead of keeping what they computed.
+
+    Args:
+        paths: of the modules; ("blocks",) stands for the entries of the longest list of equal modules.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    modules = blocks_of(model) if paths == ("blocks",) else [_module(model, path) for path in paths]
+    for module in modules:
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.__dict__["forward"]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The entries of the list of equal modules that holds the most parameters: a decoder's layers, say.
+
+    Raises:
+        UsageError: there is none.
+    """
+
+    def size(children: list[nn.Module]) -> int:
+        return sum(parameter.numel() for child in children for parameter in child.parameters())
+
+    lists = []
+    for module in model.modules():
+        children = list(module.children())
+        kinds = {type(child) for child in children}
+        if len(children) > 1 and len(kinds) == 1 and not kinds & {nn.Linear, nn.Conv2d}:
+            lists.append(children)
+    if not lists:
+        raise UsageError("The model has no list of equal blocks.", "Name modules: --recompute layer1.0,layer1.1")
+    return max(lists, key=size)
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise UsageError(f"The model has no module '{path}'.", "`farm operators MODEL --layers` lists them.") from None

@@ -1,0 +1,168 @@
+"""One training step taken apart: every operator has exactly one part, and looking changes nothing."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from farm.errors import CaptureError
+from farm.models import catalog
+from farm.operators.profiled import Profiled
+from farm.training.capture import capture_step
+from farm.training.losses import loss_of
+from farm.training.step import TrainingStep
+from farm.training.taking_apart import take_step_apart
+from farm.words.iteration import Iteration
+
+CPU = torch.device("cpu")
+
+
+class Residual(nn.Module):
+    """Two users of one activation, a parameter used twice, an operation in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Linear(8, 5),
+        )
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = x + self.second(self.second(x).relu_())
+        return self.head(functional.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def stepping(model, *inputs, optimizer="sgd", **more):
+    def make_loss(output):
+        return loss_of(output, causal=False, masked=False, device=CPU)
+
+    return TrainingStep(model.train(), inputs, optimizer=optimizer, make_loss=make_loss, **more)
+
+
+def taken_apart(name, batch=2, device_type="cpu", **said):
+    of_model = {key: said.pop(key) for key in ("length", "layers", "phase", "input_size") if key in said}
+    return take_step_apart(catalog.variant(name, batch, **of_model), Iteration(**said), device_type=device_type)
+
+
+def parts(seen):
+    return Counter(call.part for call in seen.calls)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw-foreach", "adamw-fused"])
+def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer):
+    step = stepping(Residual(), torch.randn(2, 3, 16, 16), optimizer=optimizer)
+    step.run()
+    with torch.autograd.set_multithreading_enabled(False):
+        with Profiled(CPU) as plain:
+            step.run()
+        with Profiled(CPU) as watched:
+            seen = capture_step(step, warmed_up=True)
+    assert plain.counts == watched.counts
+    assert not seen.unowned
+    assert not seen.overlaps
+
+
+def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
+    seen = capture_step(stepping(Residual(), torch.randn(2, 3, 16, 16)))
+    owned = Counter((seen.owners[call.owner].what, call.part) for call in seen.calls if call.owner is not None)
+    assert owned["Conv2d", "forward"] == owned["Conv2d", "backward"] == 3
+    assert owned["Linear", "forward"] == 1
+    assert owned["Linear", "backward"] >= 2
+    assert (
+        [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"]
+        == [
+            "aten.add_.Tensor",  # of the activation with two users, and of the parameters used twice: in place, as unobserved
+        ]
+        * 3
+    )
+
+
+def test_a_tensors_life_is_from_the_call_that_made_it_to_the_last_that_holds_it():
+    seen = capture_step(stepping(Residual(), torch.randn(2, 3, 16, 16)))
+    roles = Counter(tensor.role for tensor in seen.tensors)
+    assert roles["parameter"] == roles["optimizer state"] == 6
+    assert roles["activation"] >= 3
+    for tensor in seen.tensors:
+        if tensor.released is not None and tensor.uses:
+            assert tensor.born <= tensor.uses[0] <= tensor.uses[-1] <= tensor.released
+    held = sum(tensor.size_bytes for tensor in seen.tensors if tensor.outlives)
+    assert min(seen.memory_bytes) >= held
+    assert max(seen.memory_bytes) > held
+
+
+def test_what_is_computed_anew_belongs_to_the_first_time():
+    seen = taken_apart("resnet18", 2, recompute="layer1.0,layer2.0")
+    plain = taken_apart("resnet18", 2)
+    assert not seen.unowned
+    assert parts(seen)["recomputation"] > 8
+    assert {seen.owners[call.owner].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
+    assert len(seen.owners) == len(plain.owners)
+    assert max(seen.memory_bytes) < max(plain.memory_bytes)
+
+
+def test_several_passes_may_go_before_the_optimizer():
+    one, two = (taken_apart("resnet18", 2, accumulate=passes) for passes in (1, 2))
+    assert parts(two)["forward"] == 2 * parts(one)["forward"]
+    assert parts(two)["optimizer"] == parts(one)["optimizer"]
+    assert parts(two)["accumulation"] == 2 * parts(one)["accumulation"] + 62  # each parameter's gradient
+
+
+def test_autocast_computes_in_another_type():
+    seen = taken_apart("resnet18", 2, amp="bfloat16")
+    assert not seen.unowned
+    assert any(spec.tensors[0].dtype == "bfloat16" for spec in seen.tuples.values() if "convolution" in spec.operator)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "loss"),
+    [
+        ("googlenet", {}, "cross-entropy"),
+        ("swin_t", {"input_size": 64}, "cross-entropy"),
+        ("bert-base", {"length": 16, "layers": 2}, "cross-entropy of masked tokens"),
+        ("gpt2", {"length": 16, "layers": 2, "optimizer": "adamw-fused"}, "cross-entropy of the next token"),
+        ("opt-125m", {"length": 16, "layers": 2}, "cross-entropy of the next token"),
+        ("t5-small", {"length": 16, "layers": 2, "phase": "encode"}, "mean of squares of its outputs"),
+    ],
+)
+def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model, said, loss):
+    seen, again = (taken_apart(model, **said, device_type="cuda") for _ in range(2))
+    assert not seen.unowned
+    assert not seen.overlaps
+    assert seen.loss == loss
+    assert [call.tuple_id for call in seen.calls] == [call.tuple_id for call in again.calls]
+    assert seen.tensors == again.tensors
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(Twice.apply(self.head.weight.sum() * x))
+
+
+def test_a_custom_function_owns_by_its_name_what_it_does():
+    seen = capture_step(stepping(Custom(), torch.randn(2, 4)))
+    assert not seen.unowned
+    owned = Counter((seen.owners[call.owner].what, call.part) for call in seen.calls if call.owner is not None)
+    assert owned["Twice", "forward"] == owned["Twice", "backward"] == 1
+
+
+def test_a_step_that_raises_is_one_line():
+    with pytest.raises(CaptureError, match="The training step raised: RuntimeError"):
+        capture_step(stepping(nn.Linear(4, 3), torch.randn(2, 5)))
