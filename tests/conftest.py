@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -30,6 +31,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # pytest loads readline, which tells its children, the workers of xdist, of a terminal of 80 columns that is not there.
 os.environ.pop("COLUMNS", None)
+# Hundreds of processes import the farm, and pytest rewrites every assertion: what is compiled once is kept for the others,
+# also on a machine that asks Python not to (an image's habit). It lies in __pycache__, which git ignores.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _SLOW_TESTS = bool(os.environ.get("FARM_SLOW_TESTS"))  # now: the tests' own environment has no FARM_* in it
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep

@@ -41,7 +41,7 @@ def starts_farms(item: pytest.Item) -> bool:
 
 
 def number_of_workers() -> int:
-    return len(os.sched_getaffinity(0)) + 4
+    return len(os.sched_getaffinity(0)) + 2
 
 
 class InRows(LoadScopeScheduling):
