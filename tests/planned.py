@@ -9,7 +9,10 @@ from sqlmodel import select
 
 from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
+from farm.devices.installed import torch_version
 from farm.jobs import cards, items, jobs
+from farm.jobs.opening import capture_for
+from farm.models import catalog
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.words.protocol import Protocol, Stopping, Variant
@@ -124,3 +127,9 @@ def complete(
 def readings(database: Database) -> int:
     with database.read() as session:
         return len(session.exec(select(tables.Reading.id)).all())
+
+
+def know(database: Database, model: str, batch: int = 32) -> None:
+    """Have a model taken apart, as if it had been asked for before: a command that asks for it need not import torch."""
+    request = Request(variant=catalog.variant(model, batch), protocol=Protocol())
+    capture_for(database, request, device_type="cpu", torch=torch_version())

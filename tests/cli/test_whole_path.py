@@ -13,10 +13,10 @@ import psutil
 import pytest
 from sqlmodel import select
 
+from farm.jobs import listing
 from farm.settings import settings
-from farm.store.database import Database
 from farm.store.tables import Job
-from tests.cli.conftest import Said
+from tests.planned import know
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -28,27 +28,19 @@ def _simulated_card(monkeypatch):
 
 
 @pytest.fixture
-def farm_process():
-    """Run ``farm ...`` as a process of its own: what publishes keeps connections that are not for a test's process."""
-
-    def run(*arguments):
-        command = [sys.executable, "-m", "cli", *(str(argument) for argument in arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-        assert "Traceback" not in done.stderr, done.stderr
-        return Said(done.returncode, done.stdout, done.stderr)
-
-    return run
+def known_resnet18(database, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", database.url.render_as_string())
+    settings.cache_clear()
+    know(database, "resnet18")
+    return database
 
 
 @pytest.fixture
-def shared_farm(monkeypatch, two_cards):
+def shared_farm(two_cards):
     """A running farm that this host's settings name; its database."""
     farm, _ = two_cards.whole()
-    for name, value in farm.environment.items():
-        if name.startswith("FARM_"):
-            monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    return farm.database
+    with farm.here():
+        yield farm.database
 
 
 def wait_for(condition, process, timeout_s=180):
@@ -59,9 +51,9 @@ def wait_for(condition, process, timeout_s=180):
         time.sleep(0.1)
 
 
-def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm, farm_process):
+def test_run_measures_and_reports_and_the_job_can_be_looked_at_afterwards(farm):
     # Only one type is measured: too little for a verdict, so that --check has nothing to say.
-    said = farm_process("run", "resnet18", "--json", "--operators", "Linear", "--check")
+    said = farm("run", "resnet18", "--json", "--operators", "Linear", "--check")
     assert said.code == 0, said.stderr
     (report,) = json.loads(said.stdout)["reports"]
     assert report["state"] == "done"
@@ -94,7 +86,7 @@ def make(): return Calls(), torch.ones(2, 8)
 """
 
 
-def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_process, tmp_path, monkeypatch):
+def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_path, monkeypatch):
     (tmp_path / "left_out.py").write_text(LEFT_OUT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FARM_MODELS", '{"left_out": "left_out:make"}')
@@ -104,7 +96,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_proce
         "  grid: {in_channels: 3, out_channels: 8, kernel_size: [1, 3, 9], image_size: 7}\n"
         "- {model: left_out}\n- {model: squeezenet1_1, batch: [1, 2]}\n"
     )
-    said = farm_process("run", "-f", path, "--json")
+    said = farm("run", "-f", path, "--json")
     # What cannot be taken apart stops none of the others.
     assert said.code == 1, said.stderr
     (refused,) = json.loads(said.stdout)["refused"]
@@ -116,7 +108,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_proce
     assert "1 of 3 combinations left out" in said.stderr
 
     # What is done already is not measured again, and its report is shown.
-    said = farm_process("run", "-f", path, "--json", "--check")
+    said = farm("run", "-f", path, "--json", "--check")
     again = json.loads(said.stdout)
     assert (said.code, again["refused"]) == (5, [refused])
     assert [one["title"] for one in again["skipped"]] == [
@@ -130,42 +122,46 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm_proce
     assert f"is done already, as job {jobs[0]};" in said.stderr
 
 
-@pytest.mark.parametrize(("sign", "moment"), [(signal.SIGINT, "measuring"), (signal.SIGTERM, "starting")])
-def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(sign, moment):
-    environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5"}
-    command = [sys.executable, "-m", "cli", "run", "resnet18"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as run:
-        if moment == "starting":
-            wait_for(lambda: Path(settings().state_dir, "farm.db").exists(), run)
-        else:
-            wait_for(lambda: run.stderr.readline().startswith("job "), run)
-        run.send_signal(sign)
-        stdout, stderr = run.communicate(timeout=90)
+def test_an_interrupted_run_leaves_no_process_and_says_how_to_go_on(known_resnet18):
+    with a_run(FARM_SIMULATED_ITEM_S="0.5") as run:
+        wait_for(lambda: run.stderr.readline().startswith("job "), run)
+        says_that_it_was_interrupted(run, signal.SIGINT)
+    with known_resnet18.read() as session:
+        assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]
+
+
+def test_a_run_that_is_told_to_end_while_it_starts_says_how_to_go_on():
+    with a_run() as run:
+        wait_for(lambda: Path(settings().state_dir, "farm.db").exists(), run)
+        says_that_it_was_interrupted(run, signal.SIGTERM)
+
+
+def a_run(**changes):
+    return subprocess.Popen(
+        [sys.executable, "-m", "cli", "run", "resnet18"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **changes},
+    )
+
+
+def says_that_it_was_interrupted(run, sign):
+    run.send_signal(sign)
+    stdout, stderr = run.communicate(timeout=90)
     assert (run.returncode, stdout) == (130, "")
     assert "error: interrupted." in stderr
     assert "the same command continues" in stderr
     assert "Traceback" not in stderr
-    if moment == "measuring":
-        database = Database(settings().database)
-        from farm.jobs import listing
-
-        with database.read() as session:
-            assert [job["state"] for job in listing.jobs(session, 10)] == ["cancelled"]
-        database.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "measuring"])
-def test_an_impatient_ctrl_c_ends_a_run_in_order_too(moment):
+def test_an_impatient_ctrl_c_ends_a_run_in_order_too(known_resnet18, moment):
     """Pressed again and again until the command has ended, through all that it puts in order on its way."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:  # short enough for a socket
-        environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5", "TMPDIR": temporary}
-        command = [sys.executable, "-m", "cli", "run", "resnet18"]
-        with subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        ) as run:
+        with a_run(FARM_SIMULATED_ITEM_S="0.5", TMPDIR=temporary) as run:
             begins = "Starting" if moment == "starting" else "job "
             wait_for(lambda: run.stderr.readline().startswith(begins), run)
             theirs = psutil.Process(run.pid).children(recursive=True)
@@ -181,11 +177,9 @@ def test_an_impatient_ctrl_c_ends_a_run_in_order_too(moment):
         assert left_in(temporary) == [], "its broker's folder, its logs and its workers' temporary files are gone"
 
 
-def test_a_killed_run_takes_its_workers_and_servers_with_it():
+def test_a_killed_run_takes_its_workers_and_servers_with_it(known_resnet18):
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as temporary:
-        environment = {**os.environ, "FARM_SIMULATED_ITEM_S": "0.5", "TMPDIR": temporary}
-        command = [sys.executable, "-m", "cli", "run", "resnet18"]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment) as run:
+        with a_run(FARM_SIMULATED_ITEM_S="0.5", TMPDIR=temporary) as run:
             wait_for(lambda: run.stderr.readline().startswith("job "), run)
             theirs = psutil.Process(run.pid).children(recursive=True)
             assert len(theirs) >= 3
@@ -202,13 +196,13 @@ def left_in(folder):
     return [path.name for path in Path(folder).iterdir() if not path.name.startswith("torchinductor_")]
 
 
-def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, farm_process):
-    said = farm_process("submit", "resnet18", "squeezenet1_1", "--json")
+def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm):
+    said = farm("submit", "resnet18", "squeezenet1_1", "--json")
     assert said.code == 0, said.stderr
     jobs = [row["job"] for row in json.loads(said.stdout)["jobs"]]
     assert len(jobs) == 2
 
-    waited = farm_process("submit", "resnet18", "--wait", "--card", "1")
+    waited = farm("submit", "resnet18", "--wait", "--card", "1")
     assert waited.code == 0, waited.stderr
     assert "resnet18 32x224 float32" in waited.stdout
     with shared_farm.read() as session:
@@ -231,6 +225,6 @@ def test_submit_goes_through_the_workers_of_a_running_farm(shared_farm, farm, fa
         assert submit.returncode == 130
         assert f"The farm goes on measuring. `farm status {job} --watch` follows" in stderr
     assert farm("cancel", job).code == 0
-    again = farm_process("resume", jobs[0], "--failed")
+    again = farm("resume", jobs[0], "--failed")
     assert again.code == 0, again.stderr
     assert f"0 failed or cancelled items of job {jobs[0]}" in again.stderr
