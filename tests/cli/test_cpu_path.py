@@ -5,13 +5,11 @@ On PostgreSQL; on SQLite `farm run` takes it (`test_whole_path.py`).
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from farm.store.database import Database
-from tests.farms import ROOT, Farm, kill_all_of
+from tests.farms import Farm, kill_all_of
 
 MODELS = """
 import torch
@@ -52,7 +50,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
     }
     database = Database(postgres_url)
     farm = Farm(database, environment, tmp_path / "farm.log")
-    assert farm.ask("db", "upgrade").returncode == 0
+    database.upgrade()
     worker = farm.start("worker", "--card", "cpu")
     try:
         farm.wait_for(lambda: worker.poll() is not None or farm.alive(), 120)
@@ -64,14 +62,7 @@ def cpu_farm(tmp_path, broker, postgres_url):
 
 def submit(farm, *arguments):
     """What ``farm submit --wait --json`` reports of each model."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cli", "submit", *arguments, "--quick", "--window", "0.1", "--wait", "--json"],
-        cwd=ROOT,
-        env=farm.environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = farm.say("submit", *arguments, "--quick", "--window", "0.1", "--wait", "--json")
     assert done.returncode == 0, f"{done.stderr}\n{farm.log.read_text()[-3000:]}"
     return json.loads(done.stdout)["reports"]
 

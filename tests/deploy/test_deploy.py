@@ -30,6 +30,7 @@ from tasks.servers import BrokerServer
 from tasks.worker import stop_grace_s
 from tests.farms import running
 from tests.flowers import flower_of
+from tests.planned import know
 from tests.tls import TlsProxy
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +87,7 @@ def a_farm_works(tmp_path, current):
         running(tmp_path, current.broker_url, database_url, FARM_SIMULATED_ITEM_S="0.02") as farm,
         flower_of(farm, current.flower_basic_auth) as (_, page),
     ):
+        know(farm.database, "resnet18")
         submitted = farm.ask("submit", "resnet18", "--wait")
         assert submitted.returncode == 0, submitted.stdout + submitted.stderr
 
