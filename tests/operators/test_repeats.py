@@ -31,11 +31,8 @@ class Twice(nn.Module):
         return inputs
 
 
-_MODES = [("eval", False), pytest.param("train", False, marks=pytest.mark.slow), ("train", True)]
-
-
-@pytest.mark.parametrize("name", ["resnet18", "googlenet", "swin_t", "vit_b_32", "shufflenet_v2_x0_5", "densenet121"])
-@pytest.mark.parametrize(("mode", "grad_enabled"), _MODES)
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "swin_t", "vit_b_32", "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize(("mode", "grad_enabled"), [("eval", False), ("train", True)])
 def test_a_model_is_captured_as_if_all_of_it_had_run(name, mode, grad_enabled):
     model, inputs = catalog.build(catalog.variant(name, mode=mode)), catalog.example_inputs(catalog.variant(name, 2))
     assert predict(model, inputs, grad_enabled=grad_enabled) == run_in_full(model, inputs, grad_enabled)
