@@ -169,6 +169,14 @@ def database(sqlite_url: str, _sqlite_with_tables: Path) -> Iterator[Database]:
     yield from _opened(sqlite_url)
 
 
+@pytest.fixture
+def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Database]:
+    """One more as `database`, always of SQLite."""
+    file = tmp_path / "other.db"
+    shutil.copyfile(_sqlite_with_tables, file)
+    yield from _opened(f"sqlite:///{file}")
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_database_url(request: pytest.FixtureRequest) -> str:
     """The URL of a fresh, empty database, of each kind in turn."""

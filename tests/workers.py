@@ -3,7 +3,8 @@
 A test that starts a farm waits for half of its time, for leases and heartbeats; one in process keeps a core busy. So
 there are more workers than cores, and they begin with the farms. What shares a farm is one row and goes to one worker:
 another would start a farm of its own. (The marker `xdist_group` is for that, but pytest-xdist 3.8 does not see the
-groups of pytest 9.2: its issue 1386.) All other tests follow one by one, so that no worker is left with a long rest.
+groups of pytest 9.2: its issue 1386.) All others follow file by file, so that what a file makes once, and what it imports, is
+made and imported by one worker.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def number_of_workers() -> int:
 
 
 class InRows(LoadScopeScheduling):
-    """Gives a worker a row, or a single test, whenever it has no more than two tests left."""
+    """Gives a worker a row, or a file, whenever it has no more than two tests left."""
 
     def _split_scope(self, nodeid: str) -> str:
         row = _ROW_OF.get(_file_of(nodeid))
-        return nodeid if row is None else ROWS[row][0]
+        return _file_of(nodeid) if row is None else ROWS[row][0]
 
 
 def _file_of(nodeid: str) -> str:

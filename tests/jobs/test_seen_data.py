@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from farm.jobs import items, jobs
 from farm.store import content, tables
 from farm.store.calls import classes, store_values, stored_values
@@ -19,13 +15,6 @@ from tests.planned import claim, complete, items_of, register
 VARIANT = Variant("resnet18", batch=1, input_size=224)
 SEEN = Protocol(launch="eager", data="seen")
 BEHIND_RELU = [{"zeros": 0.5, "least": 0.0, "channels": 0.0}]
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    made = Database(f"sqlite:///{tmp_path}/farm.db")
-    made.upgrade()
-    return made
 
 
 def capture(database: Database, origin: str = "predicted") -> int:

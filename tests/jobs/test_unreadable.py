@@ -12,7 +12,6 @@ from farm.jobs.items import Claim, Declined, Refused
 from farm.jobs.moving import move_items
 from farm.report.report import build
 from farm.store import tables
-from farm.store.database import Database
 from tests.planned import claim, complete, items_of, plan, register
 
 DEEP = "[" * 3000 + "]" * 3000
@@ -24,11 +23,9 @@ def write_raw(database, table, column, key, text):
 
 
 @pytest.fixture
-def on_sqlite(tmp_path):
+def on_sqlite(database):
     """PostgreSQL takes no text that is no JSON, and nests no deeper than it can."""
-    made = Database(f"sqlite:///{tmp_path / 'farm.db'}")
-    made.upgrade()
-    return made
+    return database
 
 
 @pytest.mark.parametrize("text", ["no json", DEEP, json.dumps({"another": "form"}), "[]", "null"])

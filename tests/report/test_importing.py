@@ -20,21 +20,12 @@ from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
-from farm.store.database import Database
 from farm.words.request import Request
 from tests.report import filled
 from tests.report.measured import measured
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture
-def other_database(tmp_path):
-    database = Database(f"sqlite:///{tmp_path / 'other.db'}")
-    database.upgrade()
-    yield database
-    database.close()
 
 
 def exported(database, folder, **options):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 import subprocess
 import sys
 
@@ -42,16 +41,6 @@ def test_with_json_every_line_of_every_process_is_an_object_while_items_fail_and
     assert {line["card"] for line in lines if "the operator raised" in line["message"]} == {
         farm.items(job_id)[0].card_id
     }
-
-
-def test_for_people_every_line_has_one_form_and_is_of_the_farm_or_of_its_workers(tmp_path, broker, sqlite_url):
-    with running(tmp_path, broker.url, sqlite_url, in_order=True) as farm:
-        job_id = farm.submit([""])
-        farm.wait_for(lambda: farm.ended(job_id))
-    lines = [line for line in farm.log.read_text().splitlines() if line]
-    assert any("shutdown" in line for line in lines)
-    # No hint at options of Celery's own, and nothing of what goes on inside the migrations.
-    assert [line for line in lines if not re.match(r"[\d-]+ [\d:,]+ (INFO|WARNING) +(farm|celery)\.", line)] == []
 
 
 @pytest.mark.parametrize("as_json", [True, False])
