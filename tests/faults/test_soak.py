@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_farm_that_is_hurt_all_the_time_loses_nothing(tmp_path):
-    words = ["--items", 40, "--cards", 2, "--every", 0.5, "--faults", 40, "--limit", 40]
+    words = ["--items", 40, "--cards", 2, "--every", 0.5, "--faults", 16, "--limit", 40]
     told = soaked(tmp_path, "soak", *words)
     assert told["faults"] >= 6
     assert len(told["by_kind"]) >= 5
@@ -34,7 +34,7 @@ def test_a_farm_that_is_hurt_all_the_time_loses_nothing(tmp_path):
 
 
 def test_three_hosts_that_are_hurt_at_random_lose_nothing(tmp_path):
-    told = soaked(tmp_path, "soak_hosts", "--items", 150, "--cards", 1, "--faults", 12, "--minutes", 0.6)
-    assert (told["hosts"], told["items"]) == (3, 150)
+    told = soaked(tmp_path, "soak_hosts", "--items", 100, "--cards", 1, "--faults", 8, "--minutes", 0.4)
+    assert (told["hosts"], told["items"]) == (3, 100)
     assert told["faults"] >= 6
     assert len({kind.partition(":")[0] for kind in told["by_kind"]}) >= 2
