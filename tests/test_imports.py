@@ -1,6 +1,7 @@
 """The import rules: cli -> tasks -> farm, one way through the rooms of `farm` too, and torch only where arithmetic is done."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -90,8 +91,18 @@ def files(room):
     return sorted((ROOT / room).rglob("*.py"))
 
 
-def imported(tree):
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imported(path):
     """(module, line, at the top level of the file?) of every import; those for type checking alone do not count."""
+    return list(_imported(tree_of(path)))
+
+
+def _imported(tree):
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -120,7 +131,7 @@ def test_a_room_imports_only_what_stands_below_it(room):
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in files(room)
-        for name, line, _ in imported(ast.parse(path.read_text()))
+        for name, line, _ in imported(path)
         if name.partition(".")[0] in FORBIDDEN[room]
     ]
     assert not found
@@ -152,7 +163,7 @@ def arrows():
     """(file, imported module), both dotted, of every import of `farm` by `farm`, wherever in the file it stands."""
     for path in files("farm"):
         here = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for name in modules(node):
                     if name.startswith("farm."):
@@ -209,7 +220,7 @@ def test_torch_is_imported_at_the_top_only_where_arithmetic_is_done():
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for room in ROOMS
         for path in files(room)
-        for name, line, top in imported(ast.parse(path.read_text()))
+        for name, line, top in imported(path)
         if top
         and name.partition(".")[0] in ("torch", "torchvision")
         and not str(path.relative_to(ROOT)).startswith(TORCH_ROOMS)

@@ -17,10 +17,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 #: Files whose tests start whole farms, the longest row first. One that is missing here is only done later.
 ROWS = (
-    ("faults/test_processes.py", "faults/test_messages.py", "tasks/test_flower.py", "cli/test_doctor.py"),
-    ("faults/test_cards.py", "security/test_messages.py"),
-    ("cli/test_whole_path.py",),
+    ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
     ("faults/test_databases.py",),
+    ("faults/test_cards.py", "security/test_messages.py", "cli/test_whole_path.py"),
+    ("faults/test_messages.py",),
     ("faults/test_hosts.py",),
     ("deploy/test_deploy.py",),
     ("cli/test_cpu_path.py",),
@@ -29,12 +29,19 @@ ROWS = (
     ("tasks/test_metrics.py",),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
 )
+#: Files that keep a core busy for long: begun last, one would be what all wait for.
+LONG = ("operators/test_partition.py", "operators/test_architectures.py")
 _ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows, and then all the others as they come."""
-    return sorted(items, key=lambda item: _ROW_OF.get(_file_of(item.nodeid), len(ROWS)))
+    """The rows, the long files, and then all the others as they come."""
+
+    def place(item: pytest.Item) -> int:
+        file = _file_of(item.nodeid)
+        return _ROW_OF.get(file, len(ROWS) if file.endswith(LONG) else len(ROWS) + 1)
+
+    return sorted(items, key=place)
 
 
 def starts_farms(item: pytest.Item) -> bool:
@@ -42,7 +49,7 @@ def starts_farms(item: pytest.Item) -> bool:
 
 
 def number_of_workers() -> int:
-    return len(os.sched_getaffinity(0)) + 2
+    return len(os.sched_getaffinity(0)) + 4
 
 
 class InRows(LoadScopeScheduling):

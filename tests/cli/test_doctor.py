@@ -203,15 +203,6 @@ def test_versions_that_the_database_does_not_tell_are_compared_between_the_worke
     assert "Python" not in found.message
 
 
-def test_workers_tell_what_they_run(one_card):
-    running_farm, _ = one_card.whole()
-    checks = json.loads(running_farm.say("doctor", "--json").stdout)["checks"]
-    assert levels(checks, "workers") == [("ok", "1 of cards and 1 of control listen")]
-    assert levels(checks, "programs") == [
-        ("ok", "the same versions of farm, torch, torchvision, Python here and on all workers that answer")
-    ]
-
-
 def test_a_busy_cpu_is_told_unless_a_measurement_is_what_it_is_busy_with(examined, monkeypatch):
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(hardware.os, "getloadavg", lambda: (cores, 0.0, 0.0))

@@ -7,6 +7,7 @@ still parsed, so that no option or name is told that is not there.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 import typer
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from cli.main import app
 from farm.settings import settings
@@ -47,9 +49,19 @@ class Block:
     needs: str
 
 
-def blocks(page: Path) -> Iterator[Block]:
+@functools.cache
+def tokens(page: Path) -> list[Token]:
+    return MarkdownIt().enable("table").parse(page.read_text())
+
+
+@functools.cache
+def blocks(page: Path) -> list[Block]:
+    return list(_blocks(page))
+
+
+def _blocks(page: Path) -> Iterator[Block]:
     whole = needs = ""
-    for token in MarkdownIt().enable("table").parse(page.read_text()):
+    for token in tokens(page):
         if token.type == "html_block" and (found := NEEDS.fullmatch(token.content.strip())):
             if found[1]:
                 whole = found[2]
@@ -59,19 +71,28 @@ def blocks(page: Path) -> Iterator[Block]:
             language = token.info.split()[0] if token.info else "text" if token.type == "fence" else ""
             language = "" if language == "console" else language
             title = re.search(r'title="(.+?)"', token.info)
-            where = str(page.relative_to(ROOT)), (token.map or [0])[0] + 1
+            where = name_of(page), (token.map or [0])[0] + 1
             yield Block(*where, language, title[1] if title else "", token.content, needs or whole)
             needs = ""
 
 
-BLOCKS = [block for page in PAGES for block in blocks(page)]
-SPANS = {
-    (str(page.relative_to(ROOT)), child.content)
-    for page in PAGES
-    for token in MarkdownIt().enable("table").parse(page.read_text())
-    for child in token.children or ()
-    if child.type == "code_inline" and child.content.startswith("farm ")
-}
+def all_blocks() -> Iterator[Block]:
+    return (block for page in PAGES for block in blocks(page))
+
+
+def spans() -> set[tuple[str, str]]:
+    """(page, `farm ...` in a sentence of it)"""
+    return {
+        (name_of(page), child.content)
+        for page in PAGES
+        for token in tokens(page)
+        for child in token.children or ()
+        if child.type == "code_inline" and child.content.startswith("farm ")
+    }
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -123,7 +144,7 @@ def parse(arguments: list[str], *, whole: bool) -> None:
 
 
 def test_what_is_not_run_says_what_it_needs():
-    for block in BLOCKS:
+    for block in all_blocks():
         where = f"{block.page}:{block.line}"
         assert not block.needs or block.needs in REASONS, f"{where}: {block.needs}"
         if not block.language and not block.needs:
@@ -134,7 +155,7 @@ def test_what_is_not_run_says_what_it_needs():
 
 
 def test_every_command_that_is_told_can_be_parsed():
-    told = [(block, words) for block in BLOCKS if not block.language for words in commands(block.text)]
+    told = [(block, words) for block in all_blocks() if not block.language for words in commands(block.text)]
     calls = [(block, arguments) for block, words in told if (arguments := of_farm(words)) is not None]
     assert len(calls) > 40
     for block, arguments in calls:
@@ -145,7 +166,7 @@ def test_every_command_that_is_told_can_be_parsed():
 
 
 def test_every_command_in_a_sentence_is_there():
-    for page, span in sorted(SPANS):
+    for page, span in sorted(spans()):
         try:
             parse(shlex.split(span.replace("'", " "))[1:], whole=False)
         except Exception as error:
@@ -169,23 +190,22 @@ def farm_with_jobs(tmp_path_factory):
     return home / "farm.db"
 
 
-FOLLOWED = {"docs/tutorial.md"}  # with what its commands print: tests/test_tutorial.py
-RUN = dict.fromkeys(
-    block.page
-    for block in BLOCKS
-    if not block.needs and block.language in ("", "python") and block.page not in FOLLOWED
+FOLLOWED = ROOT / "docs/tutorial.md"  # with what its commands print: tests/test_tutorial.py
+SLOW = ROOT / "docs/python.md"  # it measures
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page == SLOW)) for page in PAGES if page != FOLLOWED],
+    ids=name_of,
 )
-SLOW = {"docs/python.md"}  # it measures
-
-
-@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in RUN])
 def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, tmp_path, monkeypatch):
     shutil.copy(farm_with_jobs, tmp_path / "farm.db")
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for block in (block for block in BLOCKS if block.page == page and not block.needs):
-        where = f"{page}:{block.line}"
+    for block in (block for block in blocks(page) if not block.needs):
+        where = f"{block.page}:{block.line}"
         if block.file:
             (tmp_path / block.file).write_text(block.text)
             monkeypatch.setitem(sys.modules, Path(block.file).stem, sys)  # other tests have modules of that name:

@@ -18,12 +18,12 @@ def client_of(hurt):
     return redis.Redis.from_url(hurt.broker.redis_url)
 
 
-def test_the_broker_is_wiped_in_the_middle_of_a_job(pair):
-    job_id = pair.submit(["slow"] * 8, 0.4)
-    pair.done(job_id)
-    with client_of(pair) as client:
+def test_the_broker_is_wiped_in_the_middle_of_a_job(hurt):
+    job_id = hurt.submit(["slow"] * 8, 0.4)
+    hurt.done(job_id)
+    with client_of(hurt) as client:
         client.flushall()
-    assert pair.settled(job_id) == {"done": 8}
+    assert hurt.settled(job_id) == {"done": 8}
 
 
 def test_the_broker_is_killed_and_restarted_three_times(hurt):
@@ -116,14 +116,14 @@ def test_the_broker_keeps_nothing_of_what_is_done(hurt):
     assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())
 
 
-def test_a_chord_that_never_completes_is_forgotten(pair):
+def test_a_chord_that_never_completes_is_forgotten(hurt):
     """A part that moved to another card, or whose message was wiped, never comes."""
-    job_id = pair.submit(["slow"] * 6, 0.4)
-    pair.done(job_id)
-    with client_of(pair) as client:
+    job_id = hurt.submit(["slow"] * 6, 0.4)
+    hurt.done(job_id)
+    with client_of(hurt) as client:
         for queue in client.keys("card.*"):
             client.delete(queue)
-        assert pair.settled(job_id) == {"done": 6}
+        assert hurt.settled(job_id) == {"done": 6}
         counted = {key: client.ttl(key) for key in client.keys("celery-taskset-meta-*")}
     assert counted
     assert all(0 < left_s <= CHORD_EXPIRES_S for left_s in counted.values())

@@ -72,17 +72,17 @@ def test_an_item_that_kills_its_worker_every_time_ends_as_failed(hurt):
     assert hurt.farm.items(job_id)[0].reason == "attempts_exhausted"
 
 
-def test_sigterm_to_everything(pair):
-    job_id = pair.submit(["slow"] * 6, 0.7)
-    pair.in_work(job_id)
-    processes = pair.everything()
+def test_sigterm_to_everything(hurt):
+    job_id = hurt.submit(["slow"] * 4, 0.7)
+    hurt.in_work(job_id)
+    processes = hurt.everything()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # those that were told first may have ended others already
             process.terminate()
     _, alive = psutil.wait_procs(processes, TIMEOUT_S)
     assert not alive
-    pair.farm.start_again()
-    assert pair.settled(job_id) == {"done": 6}
+    hurt.farm.start_again()
+    assert hurt.settled(job_id) == {"done": 4}
 
 
 def test_a_worker_that_is_told_to_stop_finishes_its_item(hurt):
