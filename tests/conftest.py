@@ -64,8 +64,8 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    return workers.number_of_workers()
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return workers.number_of_workers(waiting=config.option.numprocesses == "auto")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -48,8 +48,9 @@ def starts_farms(item: pytest.Item) -> bool:
     return _file_of(item.nodeid) in _ROW_OF
 
 
-def number_of_workers() -> int:
-    return len(os.sched_getaffinity(0)) + 4
+def number_of_workers(*, waiting: bool) -> int:
+    """As many as cores, and more where half of the tests wait: each imports torch, and collects all tests."""
+    return len(os.sched_getaffinity(0)) + 4 * waiting
 
 
 class InRows(LoadScopeScheduling):
