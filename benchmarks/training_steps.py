@@ -1,0 +1,123 @@
+"""Takes training steps apart, without a card, and writes the table of docs/results/training-steps.md.
+
+    python benchmarks/training_steps.py                  # all that the state file does not have yet
+    python benchmarks/training_steps.py resnet50 gpt2    # these, again
+
+All classification models of torchvision at batch 32, and BERT, GPT-2, T5's encoder, OPT and a Llama-like decoder at batch 8, each
+with SGD, Adam and AdamW fused, as a card updates them: calls, tuples, owners, what has no owner, seconds, the largest memory of the
+process. Each step is taken apart twice; both lists are to be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from farm.models import catalog
+from farm.words.iteration import Iteration
+
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "docs" / "results" / "training-steps.md"
+STATE = TABLE.with_suffix(".jsonl")
+OPTIMIZERS = ("sgd", "adam", "adamw-fused")
+LANGUAGE = {"bert-base": {}, "gpt2": {}, "t5-base": {"phase": "encode"}, "opt-125m": {}, "llama-3.2-1b": {}}
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    """What the rows of one model tell; in a process of its own, whose memory is told."""
+    from farm.errors import FarmError
+    from farm.training.taking_apart import take_step_apart
+
+    take_step_apart(catalog.variant("squeezenet1_1", 1), Iteration())  # imports are not counted
+    variant = catalog.variant(name, 8 if name in LANGUAGE else 32, **LANGUAGE.get(name, {}))
+    rows = []
+    for optimizer in OPTIMIZERS:
+        begun_s = time.perf_counter()
+        try:
+            seen = take_step_apart(variant, Iteration(optimizer), device_type="cuda")
+            took_s = time.perf_counter() - begun_s
+            again = take_step_apart(variant, Iteration(optimizer), device_type="cuda")
+        except FarmError as error:
+            rows.append({"model": name, "optimizer": optimizer, "title": str(variant), "reason": error.message})
+            continue
+        rows.append(
+            {
+                "model": name,
+                "optimizer": optimizer,
+                "title": str(variant),
+                "calls": len(seen.calls),
+                "tuples": len(seen.tuples),
+                "owners": len(seen.owners),
+                "unowned": len(seen.unowned),
+                "overlaps": len(seen.overlaps),
+                "same": [call.tuple_id for call in seen.calls] == [call.tuple_id for call in again.calls],
+                "peak_bytes": max(seen.memory_bytes),
+                "seconds": round(took_s, 2),
+                "process_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                "reason": "",
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    import torch
+
+    done = [row for row in rows if not row["reason"]]
+    seconds = sorted(row["seconds"] for row in done)
+    slowest = max(done, key=lambda row: row["seconds"])
+    lines = [
+        "# Training steps, taken apart without a card",
+        "",
+        f"torch {torch.__version__.partition('+')[0]}, on meta; `python benchmarks/training_steps.py` makes this table. The operators are",
+        "the CPU's, updated as a card does it: a prediction for a card.",
+        "",
+        f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are taken apart; "
+        f"{sum(row['unowned'] for row in done)} operators without an owner, {sum(row['overlaps'] for row in done)} with two; "
+        f"{sum(row['same'] for row in done)} of {len(done)} the same list twice. {statistics.median(seconds):.1f} s in the median,",
+        f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two cores that did other work too; "
+        f"{max(row['process_bytes'] for row in done) / 1e9:.1f} GB the largest process.",
+        "",
+        "| variant | optimizer | calls | tuples | owners | unowned | peak | s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {row['title']} | {row['optimizer']} | {row['calls']} | {row['tuples']} | {row['owners']} | {row['unowned']} "
+        f"| {row['peak_bytes'] / 1e9:.2f} GB | {row['seconds']} |"
+        for row in done
+    ]
+    lines += [f"| {row['title']} | {row['optimizer']} | {row['reason']} | | | | | |" for row in rows if row["reason"]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--state", type=Path, default=STATE)
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.state.read_text().splitlines()] if options.state.exists() else []
+    wanted = options.models or [*catalog.names("classification", "torchvision"), *LANGUAGE]
+    there = set() if options.models else {row["model"] for row in rows}
+    context = multiprocessing.get_context("spawn")
+    for name in wanted:
+        if name in there:
+            continue
+        with context.Pool(1, maxtasksperchild=1) as pool:
+            found = pool.apply(steps, (name,))
+        rows = [row for row in rows if row["model"] != name] + found
+        options.state.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        TABLE.write_text(table(rows))
+        for row in found:
+            print(
+                row["title"], row["optimizer"], row["reason"] or f"{row['calls']} calls, {row['seconds']} s", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
