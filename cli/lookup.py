@@ -37,7 +37,7 @@ def lookup(
         emit_json({"total": found.total, "readings": rows})
         return
     if not rows:
-        say(f"No reading is meant by: {filters}")
+        say(f"No reading is meant by: {filters}\n→ Leave a word out; `farm export` writes all that there is.")
         return
     from cli import lists
 
