@@ -82,6 +82,10 @@ class Settings(BaseSettings):
         "",
         description="Folder with the modules of the setting 'models', searched after all that is installed. Empty: they are installed, or on PYTHONPATH.",
     )
+    losses: dict[str, str] = Field(
+        default_factory=dict,
+        description="Losses that the user's own models are trained with: the model's name -> 'module:function', found as in the setting 'models'.",
+    )
     lease_s: float = Field(60.0, gt=0, description="How long a claim on an item holds without renewal, in seconds.")
     item_timeout_s: float = Field(
         300.0,

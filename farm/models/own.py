@@ -18,7 +18,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
@@ -42,15 +42,43 @@ def targets() -> dict[str, str]:
     Raises:
         SettingsError: one is not of that form.
     """
-    models = settings().models
-    for name, target in models.items():
+    return _checked("models", settings().models, "takes no argument and returns the module")
+
+
+def loss(name: str) -> Callable[[Any], Any] | None:
+    """What a model of the user's is trained for: takes what the model gives, and gives a scalar. None where none is named.
+
+    Raises:
+        SettingsError: it is not of that form, or could not be imported.
+    """
+    found = _checked("losses", settings().losses, "takes the model's output and returns a scalar")
+    if name not in found:
+        return None
+    try:
+        return _imported(found[name])  # type: ignore[no-any-return]
+    except (Exception, SystemExit) as error:
+        raise SettingsError(
+            f"The loss of '{name}' could not be imported from '{found[name]}': {type(error).__name__}: {error}",
+            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it.",
+        ) from error
+
+
+def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
+    for name, target in named.items():
         module, colon, function = target.partition(":")
         if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
             raise SettingsError(
-                f"The setting 'models' gives '{target}' for '{name}', which is not 'module:function'.",
-                "Write it as 'package.module:function'; the function takes no argument and returns the module.",
+                f"The setting '{setting}' gives '{target}' for '{name}', which is not 'module:function'.",
+                f"Write it as 'package.module:function'; the function {takes}.",
             )
-    return models
+    return named
+
+
+def _imported(target: str) -> Any:
+    module_name, _, function_name = target.partition(":")
+    if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
+        sys.path.append(folder)  # last: nothing in it may stand in for what is installed
+    return getattr(importlib.import_module(module_name), function_name)
 
 
 def entries() -> Mapping[str, ModelEntry]:
@@ -152,12 +180,9 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
     from torch import nn
 
     target = targets()[name]
-    module_name, _, function_name = target.partition(":")
-    if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
-        sys.path.append(folder)  # last: nothing in it may stand in for what is installed
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
-            made = getattr(importlib.import_module(module_name), function_name)()
+            made = _imported(target)()
     except (Exception, SystemExit) as error:
         raise SettingsError(
             f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",

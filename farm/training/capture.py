@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, FarmError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_arguments
 from farm.operators.recorder import costs_something
@@ -50,7 +50,7 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
             recorder = _Recorder(step, device_type)
             with recorder.watching():
                 step.run(recorder.stage)
-    except (CaptureError, KeyboardInterrupt):
+    except FarmError:
         raise
     except Exception as error:
         raise CaptureError(

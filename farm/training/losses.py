@@ -36,6 +36,11 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
     Raises:
         UnsupportedModel: it gave nothing that a gradient comes from.
     """
+    if not any(tensor.is_floating_point() and tensor.requires_grad for tensor in tensors_in(_plain(output))):
+        raise UnsupportedModel(
+            "The model's output has no tensor that a gradient comes from: no loss can be formed.",
+            'Register a loss beside it: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
+        )
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):
         return _of_tokens(logits, causal, device)
@@ -44,11 +49,6 @@ def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) ->
         heads = [output]
     if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
         return _of_classes(heads, device)
-    if not any(tensor.is_floating_point() and tensor.requires_grad for tensor in tensors_in(_plain(output))):
-        raise UnsupportedModel(
-            "The model's output has no tensor that a gradient comes from: no loss can be formed.",
-            'Register a loss beside it: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
-        )
     return Loss("mean of squares of its outputs", (), _mean_of_squares)
 
 

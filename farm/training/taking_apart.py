@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.models import catalog
+from farm.models import catalog, own
 from farm.operators.known import nothing_computed
 from farm.operators.taking_apart import example_inputs
+from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.losses import Loss, loss_of
 from farm.training.recorded import StepCapture
@@ -59,8 +60,12 @@ def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str 
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    generates = catalog.find(variant.model).generates
-    return loss_of(output, causal=generates, masked=bool(variant.length) and not generates, device=device)
+    """What the variant is trained for: the user's own loss where one is registered beside the model, else by its output."""
+    entry = catalog.find(variant.model)
+    if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
+        return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))
+    masked = bool(variant.length) and not entry.generates
+    return loss_of(output, causal=entry.generates, masked=masked, device=device)
 
 
 def implementation(optimizer: str, device_type: str) -> str:

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from farm.errors import CaptureError
+from farm.errors import CaptureError, SettingsError, UnsupportedModel
 from farm.models import catalog
 from farm.operators.profiled import Profiled
+from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.losses import loss_of
 from farm.training.step import TrainingStep
@@ -166,3 +167,40 @@ def test_a_custom_function_owns_by_its_name_what_it_does():
 def test_a_step_that_raises_is_one_line():
     with pytest.raises(CaptureError, match="The training step raised: RuntimeError"):
         capture_step(stepping(nn.Linear(4, 3), torch.randn(2, 5)))
+
+
+def test_a_users_model_is_trained_with_the_loss_that_is_registered_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "trained_here.py").write_text(
+        "import torch\n"
+        "def net():\n    return torch.nn.Linear(4, 4), torch.randn(2, 4)\n"
+        "def loss(output):\n    return output.abs().sum()\n"
+    )
+    monkeypatch.setenv("FARM_MODELS", '{"mine": "trained_here:net"}')
+    monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
+    settings.cache_clear()
+    assert taken_apart("mine").loss == "cross-entropy"
+    monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:loss"}')
+    settings.cache_clear()
+    seen = taken_apart("mine")
+    assert seen.loss == "trained_here:loss"
+    assert "abs" in {owner.what for owner in seen.owners}
+    monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:nothing"}')
+    settings.cache_clear()
+    with pytest.raises(SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"):
+        taken_apart("mine")
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (x * self.weight).long()
+
+
+def test_a_model_that_gives_nothing_to_train_for_says_what_to_register():
+    with pytest.raises(UnsupportedModel) as caught:
+        capture_step(stepping(Counting(), torch.randn(2, 3)))
+    assert "no loss can be formed" in caught.value.message
+    assert "FARM_LOSSES" in caught.value.next_step
