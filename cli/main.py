@@ -28,6 +28,7 @@ from cli import (
     importing,
     jobs,
     lookup,
+    memory,
     models,
     operators,
     publish,
@@ -153,6 +154,7 @@ app.command("cancel")(cancel.cancel)
 app.command("cards")(cards.cards)
 app.command("models")(models.models)
 app.command("operators")(operators.operators)
+app.command("memory")(memory.memory)
 app.command("trace")(trace.trace)
 app.command("compare")(compare.compare)
 app.command("lookup")(lookup.lookup)

@@ -51,6 +51,8 @@ _CARDS: tuple[tuple[str, _Peaks], ...] = (
     ("V100", _Peaks(15.7e12, 15.7e12, 125e12, 0.9e12, 3.0)),
     ("T4", _Peaks(8.1e12, 8.1e12, 65e12, 0.32e12, 3.0)),
 )
+#: The names of cards whose data sheets are here.
+KNOWN_CARDS = tuple(name for name, _ in _CARDS)
 _GENERIC_GPU = _Peaks(20e12, 80e12, 160e12, 1.0e12, 2.5)
 # A few server cores: what a small CPU job sees, not a whole socket.
 _CPU = _Peaks(1e11, 1e11, 1e11, 2e10, 8.0)

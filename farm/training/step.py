@@ -139,6 +139,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=size)
 
 
+def paths_of_blocks(model: nn.Module) -> list[str]:
+    """The paths of `blocks_of`, in their order."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(module)] for module in blocks_of(model)]
+
+
 def _module(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)

@@ -1,0 +1,134 @@
+"""What memory a training step needs, for a terminal. Formatting, no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from cli import tables
+from cli.tables import Text
+from cli.trace import sparkline
+from farm.words.written import TIME, count_of, percent, quantity
+
+if TYPE_CHECKING:
+    from farm.report.memory import Memory
+    from farm.training.life import Interval
+    from farm.training.recorded import TensorLife
+
+_LONGEST_PATH = 48
+
+
+def table(found: Memory) -> RenderableType:
+    """Title, what it is of, the peak and what it is made of, the curve, what waits longest, and the answers asked for."""
+    parts: list[RenderableType] = [
+        Text(found.title, style="bold"),
+        _facts(found),
+        Text(),
+        _at_peak(found),
+        Text(),
+        _most_inactive(found),
+        Text(),
+        _periods(found),
+    ]
+    return Group(*parts)
+
+
+def _facts(found: Memory) -> Table:
+    life, capture = found.life, found.capture
+    at = capture.calls[life.peak]
+    table = tables.grid(2)
+    rows = [
+        ("loss", capture.loss),
+        (
+            "step",
+            f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, {len(capture.owners)} owners; "
+            f"about {quantity(life.step_us, TIME)}",
+        ),
+        ("times", f"estimates, from an {found.card}'s data sheet: arithmetic and traffic at its peaks, and a launch"),
+        *(
+            [("operators", "the CPU's: a capture without a card is a prediction for a card")]
+            if capture.device_type == "cpu"
+            else []
+        ),
+        ("base", f"{_size(life.base_bytes)} before the step and behind it"),
+        (
+            "peak",
+            f"{_size(found.peak_bytes)} at call {life.peak}: {capture.tuples[at.tuple_id].operator} in the {found.where(at)}",
+        ),
+        ("curve", sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us))),
+    ]
+    for name, told in rows:
+        table.add_row(Text(f"  {name}", style="dim"), Text(told))
+    return table
+
+
+def _at_peak(found: Memory) -> Table:
+    active = {role: row[found.life.peak] for role, row in found.life.active_by_role.items()}
+    table = tables.ruled("at the peak", ">held", ">share", ">in use", ">tensors", drops=("tensors", "share"))
+    counts: dict[str, int] = {}
+    for tensor in found.life.at_peak():
+        counts[tensor.role] = counts.get(tensor.role, 0) + 1
+    for role, size in found.at_peak().items():
+        tables.row(table, role, _size(size), percent(size / found.peak_bytes), _size(active[role]), str(counts[role]))
+    return table
+
+
+def _most_inactive(found: Memory) -> Table:
+    table = tables.ruled(
+        "waits most",
+        "role",
+        ">size",
+        ">inactive",
+        ">byte-seconds",
+        "longest from call to call",
+        drops=("longest from call to call", "role"),
+    )
+    for tensor in found.most_inactive():
+        periods = found.life.periods[tensor.number]
+        longest = max(periods, key=lambda period: period.time_us)
+        over = " of the next step" if longest.over_the_end else ""
+        tables.row(
+            table,
+            tables.clipped(_named(tensor), _LONGEST_PATH),
+            tensor.role,
+            _size(tensor.size_bytes),
+            quantity(sum(period.time_us for period in periods), TIME),
+            count_of(found.life.inactive_byte_s[tensor.number], "B·s"),
+            f"{longest.begin} to {longest.end}{over}",
+        )
+    return table
+
+
+def _named(tensor: TensorLife) -> str:
+    """Activations are called by what made them, and told apart by the number of the call."""
+    return (
+        tensor.name.removeprefix("model.")
+        if tensor.born < 0
+        else f"{tensor.name.removeprefix('model.')} of call {tensor.born}"
+    )
+
+
+def _periods(found: Memory) -> Table:
+    from farm.report.memory import LENGTHS_US, SIZES_BYTES
+
+    both = tables.ruled("inactive periods", ">number", ">size", ">byte-seconds")
+    _add(both, found.life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))
+    both.add_section()
+    _add(both, found.life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
+    return both
+
+
+def _add(table: Table, rows: list[Interval], told: Callable[[float], str]) -> None:
+    bounds = [row.least for row in rows]
+    for row, below in zip(rows, [*bounds[1:], None], strict=True):
+        if row.periods:
+            least = f"{told(row.least)} and more" if below is None else f"{told(row.least)} to {told(below)}"
+            name = f"below {told(below)}" if below is not None and not row.least else least
+            tables.row(table, name, str(row.periods), _size(row.size_bytes), count_of(row.byte_s, "B·s"))
+
+
+def _size(number: float) -> str:
+    return count_of(number, "B")

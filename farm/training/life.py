@@ -1,0 +1,183 @@
+"""The life of every tensor of a step over time: when it is held, when it is used, and when it only lies there.
+
+Times come from outside, one for each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is
+held and none does. What is there before the step and behind it is inactive over the end of the step, too: from its last use
+to its first one in the next step.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from farm.training.recorded import ROLES, StepCapture, TensorLife
+
+ALLOCATED_BYTES = 512  # what PyTorch's allocator rounds sizes up to on a card
+
+
+@dataclass(frozen=True)
+class Inactive:
+    """A period in which a tensor waits for its next use.
+
+    Attributes:
+        begin: the first call that does not use it; the number of calls where the last one did.
+        end: the call that uses it next; not behind ``begin`` where it is one of the next step.
+    """
+
+    tensor: int
+    begin: int
+    end: int
+    begin_us: float
+    time_us: float
+    over_the_end: bool
+
+    @property
+    def end_us(self) -> float:
+        """On the clock of the step in which it began."""
+        return self.begin_us + self.time_us
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Inactive periods of a range of lengths or sizes: from ``least``, below the next one's."""
+
+    least: float
+    periods: int
+    size_bytes: int
+    byte_s: float
+
+
+@dataclass(frozen=True)
+class Life:
+    """A captured step and what each of its calls takes. Unit: µs."""
+
+    capture: StepCapture
+    times_us: tuple[float, ...]
+
+    @functools.cached_property
+    def begins_us(self) -> tuple[float, ...]:
+        """When each call begins, and when the step ends, one behind the other."""
+        return tuple(itertools.accumulate(self.times_us, initial=0.0))
+
+    @property
+    def step_us(self) -> float:
+        return self.begins_us[-1]
+
+    @functools.cached_property
+    def tensors(self) -> tuple[TensorLife, ...]:
+        """Those that are held while a call runs; gradients of the step before are gone by then."""
+        return tuple(
+            tensor for tensor in self.capture.tensors if last_held(tensor, self.capture) >= max(tensor.born, 0)
+        )
+
+    @functools.cached_property
+    def periods(self) -> Mapping[int, tuple[Inactive, ...]]:
+        """The inactive periods of each tensor, by its number."""
+        return {tensor.number: tuple(self._periods(tensor)) for tensor in self.tensors}
+
+    def _periods(self, tensor: TensorLife) -> Iterable[Inactive]:
+        calls, begins = len(self.times_us), self.begins_us
+        for before, after in itertools.pairwise(tensor.uses):
+            if after > before + 1:
+                time_us = begins[after] - begins[before + 1]
+                yield Inactive(tensor.number, before + 1, after, begins[before + 1], time_us, False)
+        if tensor.outlives:
+            first, behind = (tensor.uses[0], tensor.uses[-1] + 1) if tensor.uses else (0, 0)
+            if not tensor.uses or behind < calls or first > 0:
+                time_us = self.step_us - begins[behind] + begins[first]
+                yield Inactive(tensor.number, behind, first, begins[behind], time_us, True)
+
+    @functools.cached_property
+    def inactive_byte_s(self) -> Mapping[int, float]:
+        """Size times inactive time of each tensor, by its number."""
+        return {
+            tensor.number: tensor.size_bytes * sum(period.time_us for period in self.periods[tensor.number]) / 1e6
+            for tensor in self.tensors
+        }
+
+    @functools.cached_property
+    def held_by_role(self) -> Mapping[str, tuple[int, ...]]:
+        """Bytes held while each call runs, of each role that there is."""
+        groups = {role: [tensor for tensor in self.tensors if tensor.role == role] for role in ROLES}
+        return {role: held(self.capture, group) for role, group in groups.items() if group}
+
+    @functools.cached_property
+    def active_by_role(self) -> Mapping[str, tuple[int, ...]]:
+        """Bytes of the tensors that each call reads or writes, of each role that there is."""
+        facts = {tensor.number: tensor for tensor in self.tensors}
+        rows = {role: [0] * len(self.times_us) for role in self.held_by_role}
+        for call in self.capture.calls:
+            for number in {*call.reads, *call.writes} & facts.keys():
+                rows[facts[number].role][call.index] += facts[number].size_bytes
+        return {role: tuple(row) for role, row in rows.items()}
+
+    @functools.cached_property
+    def held_bytes(self) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*self.held_by_role.values(), strict=True)))
+
+    @functools.cached_property
+    def active_bytes(self) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*self.active_by_role.values(), strict=True)))
+
+    @functools.cached_property
+    def peak(self) -> int:
+        """The first call at which the most is held."""
+        return max(range(len(self.held_bytes)), key=lambda index: self.held_bytes[index])
+
+    @property
+    def base_bytes(self) -> int:
+        """What is there before the step and behind it."""
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.outlives)
+
+    def at_peak(self) -> list[TensorLife]:
+        """The tensors that are held at the peak, the largest first."""
+        there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= last_held(one, self.capture)]
+        return sorted(there, key=lambda tensor: -tensor.size_bytes)
+
+    def by_length(self, bounds_us: tuple[float, ...]) -> list[Interval]:
+        """All inactive periods by their length; ``bounds_us`` rise."""
+        sizes = {tensor.number: tensor.size_bytes for tensor in self.tensors}
+        return _counted(bounds_us, [(one.time_us, sizes[one.tensor], one) for one in self._all()])
+
+    def by_size(self, bounds_bytes: tuple[float, ...]) -> list[Interval]:
+        """All inactive periods by the size of what waits."""
+        sizes = {tensor.number: tensor.size_bytes for tensor in self.tensors}
+        return _counted(bounds_bytes, [(sizes[one.tensor], sizes[one.tensor], one) for one in self._all()])
+
+    def _all(self) -> Iterable[Inactive]:
+        return itertools.chain.from_iterable(self.periods.values())
+
+
+def _counted(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive]]) -> list[Interval]:
+    rows = []
+    for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
+        inside = [(size, period) for value, size, period in found if least <= value < below]
+        byte_s = sum((size * period.time_us / 1e6 for size, period in inside), 0.0)
+        rows.append(Interval(least, len(inside), sum(size for size, _ in inside), byte_s))
+    return rows
+
+
+def last_held(tensor: TensorLife, capture: StepCapture) -> int:
+    """The last call at which it is held."""
+    return len(capture.calls) - 1 if tensor.released is None else tensor.released
+
+
+def held(capture: StepCapture, tensors: Iterable[TensorLife], *, rounded_to: int = 1) -> tuple[int, ...]:
+    """Bytes of these tensors that are held while each call runs.
+
+    Args:
+        rounded_to: each takes a multiple of so many bytes.
+    """
+    changes = [0] * (len(capture.calls) + 1)
+    for tensor in tensors:
+        size_bytes = -(-tensor.size_bytes // rounded_to) * rounded_to
+        changes[max(tensor.born, 0)] += size_bytes
+        changes[last_held(tensor, capture) + 1] -= size_bytes
+    return tuple(itertools.accumulate(changes[:-1]))
+
+
+def allocated_peak_bytes(capture: StepCapture) -> int:
+    """The most that is held at once, in pieces as PyTorch's allocator hands them out on a card."""
+    return max(held(capture, capture.tensors, rounded_to=ALLOCATED_BYTES))
