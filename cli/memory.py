@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cli.options import AsJson, InputSize, Layers, Length, MemoryFormat, Model, Padded, Phase
-from cli.output import emit_json, show
+from cli.output import emit_json, say, show
+from farm.errors import UsageError
 
 
 def memory(
@@ -33,13 +35,47 @@ def memory(
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16, of the weights too.")] = "float32",
     memory_format: MemoryFormat = "contiguous",
     card: Annotated[str, typer.Option(help="By whose data sheet times are estimated.")] = "H200",
+    fit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Find the largest batch that fits in so much memory: 80GB.")
+    ] = "",
+    offload: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE/s",
+            help="What could lie elsewhere while it waits, over a link of that bandwidth each way: 55GB/s.",
+        ),
+    ] = "",
+    what_if_recompute: Annotated[
+        bool,
+        typer.Option("--what-if-recompute", help="What each block would free, run anew in the backward, and cost."),
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write kernels, tensors and their life as text files in the form of G10's tool."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write tables (Parquet), a trace for Perfetto or Chrome, drawings and a page."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what memory a training step needs, when, and what only lies there: runs nothing."""
+    from farm.asking.amounts import bytes_of
     from farm.models import catalog
     from farm.report import memory as memories
+    from farm.report import memory_files
     from farm.words.iteration import Iteration
 
+    limit_bytes = bytes_of("--fit", fit) if fit else None
+    bytes_per_s = bytes_of("--offload", offload, per_second=True) if offload else None
+    if what_if_recompute and recompute:
+        raise UsageError(
+            "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
+        )
     iteration = Iteration(optimizer, amp, accumulate, recompute)
     variant = catalog.variant(
         model,
@@ -54,6 +90,16 @@ def memory(
         mode="train",
     )
     found = memories.memory(variant, iteration, card)
+    if bytes_per_s is not None:
+        found = memories.with_offload(found, bytes_per_s)
+    if limit_bytes is not None:
+        found = memories.with_fit(found, limit_bytes)
+    if what_if_recompute:
+        found = memories.with_recomputed(found)
+    for path in memory_files.write_config(found, config) if config else ():
+        say(f"Written to {path}")
+    for path in memory_files.write_all(found, out) if out else ():
+        say(f"Written to {path}")
     if as_json:
         emit_json(found.to_json())
     else:

@@ -33,6 +33,11 @@ def table(found: Memory) -> RenderableType:
         Text(),
         _periods(found),
     ]
+    answers = [*_fit(found), *_offload(found)]
+    if answers:
+        parts += [Text(), *map(tables.hanging, answers)]
+    if found.recomputed:
+        parts += [Text(), _recomputed(found)]
     return Group(*parts)
 
 
@@ -48,11 +53,7 @@ def _facts(found: Memory) -> Table:
             f"about {quantity(life.step_us, TIME)}",
         ),
         ("times", f"estimates, from an {found.card}'s data sheet: arithmetic and traffic at its peaks, and a launch"),
-        *(
-            [("operators", "the CPU's: a capture without a card is a prediction for a card")]
-            if capture.device_type == "cpu"
-            else []
-        ),
+        *([("note", found.predicted)] if found.predicted else []),
         ("base", f"{_size(life.base_bytes)} before the step and behind it"),
         (
             "peak",
@@ -119,6 +120,41 @@ def _periods(found: Memory) -> Table:
     both.add_section()
     _add(both, found.life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))
     return both
+
+
+def _fit(found: Memory) -> list[str]:
+    if found.fit is None:
+        return []
+    fit, batch = found.fit, found.variant.batch
+    most = "the largest that fits" if fit.exact else "fits; larger ones may, too,"
+    told = [f"A batch of {fit.batch} is {most} in {_size(fit.limit_bytes)}: its peak is {_size(fit.peak_bytes)}."]
+    if batch > fit.batch:
+        told.append(f"The batch of {batch} does not fit: its peak is {_size(found.allocated_peak_bytes)}.")
+    captured = ", ".join(map(str, sorted(fit.peaks_bytes)))
+    assumed = "tensors in the allocator's pieces of 512 bytes, without libraries' workspaces, the CUDA context and gaps"
+    return [*told, f"Captured at batches {captured}; counted are {assumed}."]
+
+
+def _offload(found: Memory) -> list[str]:
+    if found.offload is None:
+        return []
+    moved = found.offload
+    away = (
+        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are long enough to go out "
+        f"and come back; the link has time for {len(moved.hidden)} of them, those with the most byte-seconds first: "
+        f"{_size(moved.moved_bytes)} go out in a step, which keeps it busy for {percent(moved.link_share)} of it."
+    )
+    left = f"The peak would be {_size(moved.peak_bytes)} instead of {_size(found.peak_bytes)}."
+    return [away, left, "Assumed: transfers beside the calls cost these nothing, and go at full bandwidth."]
+
+
+def _recomputed(found: Memory) -> Table:
+    table = tables.ruled("run anew", ">peak", ">freed", ">calls more", ">time more", drops=("calls more",))
+    for row in found.recomputed:
+        name = "all of them" if "," in row.what else row.what
+        time = f"{quantity(row.time_us, TIME)} ({percent(row.time_us / found.life.step_us)})"
+        tables.row(table, name, _size(row.peak_bytes), _size(row.freed_bytes), str(row.calls), time)
+    return table
 
 
 def _add(table: Table, rows: list[Interval], told: Callable[[float], str]) -> None:

@@ -55,6 +55,12 @@ class Memory:
     def peak_bytes(self) -> int:
         return self.life.held_bytes[self.life.peak]
 
+    @property
+    def predicted(self) -> str:
+        """What the operators are where no card was asked; empty where one was."""
+        told = "The operators are the CPU's: a capture without a card is a prediction for a card."
+        return told if self.capture.device_type == "cpu" else ""
+
     @functools.cached_property
     def allocated_peak_bytes(self) -> int:
         return allocated_peak_bytes(self.capture)

@@ -17,7 +17,7 @@ from farm.errors import UsageError
 from farm.words.reading import Trace
 
 WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
-COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f")
+COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f", "#2e9ca6")
 _KINDS = "Name a .png, .svg or .pdf file."
 
 
@@ -40,13 +40,14 @@ class Chart:
     y_name: str = ""
     lines: tuple[Line, ...] = ()
     bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    areas: tuple[Line, ...] = ()  # one on the other, each constant from one x to the next
     x_log: bool = False
     zero: bool = False  # draw the zero line: the values are deviations
 
     @property
     def empty(self) -> bool:
         """Whether it would be a frame around nothing."""
-        return not self.lines and not any(self.bars.values())
+        return not self.lines and not self.areas and not any(self.bars.values())
 
 
 def check_available() -> None:
@@ -193,7 +194,13 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
         lying = _lying(chart)
         if chart.zero:
             (axis.axvline if lying else axis.axhline)(0, color="#7f7f7f", linewidth=0.8)
-        for number, line in enumerate(chart.lines):
+        if chart.areas:
+            colours = [COLOURS[number % len(COLOURS)] for number in range(len(chart.areas))]
+            rows = [area.y for area in chart.areas]
+            names = [area.name for area in chart.areas]
+            axis.stackplot(chart.areas[0].x, *rows, labels=names, colors=colours, step="post", linewidth=0)
+            axis.margins(x=0)
+        for number, line in enumerate(chart.lines, start=len(chart.areas)):
             colour = COLOURS[number % len(COLOURS)]
             several = len(set(line.x)) < len(line.x)  # repeats at one place are points, not a line
             style = "o" if several else ".-"
@@ -217,7 +224,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
         axis.set_title(chart.title, fontsize=9, loc="left")
         axis.set_xlabel(chart.y_name if lying else chart.x_name, fontsize=8)
         axis.set_ylabel("" if lying else chart.y_name, fontsize=8)
-        if len(chart.lines) > 1 or any(len(row) > 1 for row in chart.bars.values()):
+        if len(chart.lines) + len(chart.areas) > 1 or any(len(row) > 1 for row in chart.bars.values()):
             axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)

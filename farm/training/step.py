@@ -140,9 +140,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def paths_of_blocks(model: nn.Module) -> list[str]:
-    """The paths of `blocks_of`, in their order."""
-    names = {id(module): name for name, module in model.named_modules()}
-    return [names[id(module)] for module in blocks_of(model)]
+    """The paths of all modules of the class of `blocks_of`, in their order: those of all stages, where a model has several."""
+    kind = type(blocks_of(model)[0])
+    paths = [name for name, module in model.named_modules() if type(module) is kind]
+    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def _module(model: nn.Module, path: str) -> nn.Module:

@@ -1,7 +1,9 @@
 """`farm memory`: what a training step needs, from a capture alone."""
 
 import json
+import re
 
+import pyarrow.parquet as pq
 import pytest
 
 
@@ -26,10 +28,66 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
 
 
 def test_memory_says_what_its_times_and_operators_are(farm):
-    said = farm("memory", "resnet18", "-b", "2", "--input-size", "64").stdout
+    said = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB").stdout
     assert "a capture without a card is a prediction for a card" in said
     assert "estimates, from an H200's data sheet" in said
-    assert "layer4.1.conv2.weight" in said
+    assert "convolution of call 0" in said
+    assert "The batch of 512 does not fit" in said
+
+
+SMALL = ("memory", "resnet18", "-b", "2", "--input-size", "64")
+LINE = r"tensor(\d+), Name: (\S+), Is global\?: ([01]): Size in byte: (\d+), "
+
+
+def test_text_files_have_the_form_of_g10s_tool(farm, tmp_path):
+    found = json.loads(farm(*SMALL, "--config", tmp_path, "--json").stdout)
+    kernels, tensors, lives = (
+        (tmp_path / f"{name}.config").read_text() for name in ("kernels", "tensors", "liveness_analysis")
+    )
+    listed = re.findall(rf"^{LINE}$", tensors, re.MULTILINE)
+    assert [(int(number), int(size)) for number, _, _, size in listed] == [
+        (row["number"], row["size_bytes"]) for row in found["tensors"]
+    ]
+    assert len({name for _, name, _, _ in listed}) == len(listed)
+    assert re.findall(r"^Kernel ID: (\d+), Name: torch.ops.aten\.", kernels, re.MULTILINE) == list(
+        map(str, range(found["calls"]))
+    )
+    assert "Name: torch.ops.aten.relu_.default(native_batch_norm)\nInput Tensors:\ntensor" in kernels
+    assert re.search(rf"Output Tensors:\n{LINE}Dimensions: f32\[2, 64, 32, 32\]$", kernels, re.MULTILINE)
+    convolution = r"Name: convolution, Is global\?: 0: Size in byte: 524288, \n"
+    assert re.search(convolution + r"Liveness: Birth: 0, Death: \d+\.\n(_ )+\n", lives)
+    assert re.search(convolution + r"Inactive Periods:\nPeriod 0: \d+-{8}\d+\nEstimated Time:[\d.]+us\n", lives)
+
+
+def test_tables_trace_and_drawings_are_files(farm, tmp_path):
+    said = farm(*SMALL, "--out", tmp_path, "--offload", "55GB/s", "--json")
+    found = json.loads(said.stdout)
+    assert pq.read_table(tmp_path / "kernels.parquet").num_rows == found["calls"]
+    assert pq.read_table(tmp_path / "tensors.parquet")["size_bytes"].to_pylist() == [
+        row["size_bytes"] for row in found["tensors"]
+    ]
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    held = [sum(event["args"].values()) for event in trace if event["name"] == "held, bytes"]
+    assert held == [row["held_bytes"] for row in found["kernels"]]
+    owners = [event["name"] for event in trace if event["ph"] == "X" and event["name"].startswith("backward of")]
+    assert "backward of conv1 (Conv2d)" in owners
+    assert "with offloading" in (tmp_path / "memory.svg").read_text()
+    assert "inactive periods" in (tmp_path / "memory.html").read_text().lower()
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert found["offload"]["peak_bytes"] <= found["peak"]["bytes"]
+
+
+def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
+    found = json.loads(farm(*SMALL, "--fit", "1GB", "--what-if-recompute", "--json").stdout)
+    fit = found["fit"]
+    assert fit["exact"]
+    assert fit["allocated_peak_bytes"] <= fit["limit_bytes"] == 10**9
+    peaks = {row["batch"]: row["allocated_peak_bytes"] for row in fit["captured"]}
+    assert peaks[fit["batch"] + 1] > 10**9
+    rows = found["recomputed"]
+    assert [row["modules"] for row in rows[:2]] == ["layer1.0", "layer1.1"]
+    assert rows[-1]["calls"] == sum(row["calls"] for row in rows[:-1])
+    assert all(row["freed_bytes"] == found["peak"]["bytes"] - row["peak_bytes"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +96,10 @@ def test_memory_says_what_its_times_and_operators_are(farm):
         (("resnet18", "--optimizer", "lion"), "optimizer 'lion' is unknown"),
         (("resnet18", "--card", "Voodoo"), "There is no data sheet for 'Voodoo'."),
         (("resnet18", "--recompute", "layer9"), "The model has no module 'layer9'."),
+        (("resnet18", "--fit", "a lot"), "--fit wants an amount of memory, not 'a lot'."),
+        (("resnet18", "--offload", "0"), "--offload wants a bandwidth, not '0'."),
+        (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
+        (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "Leave --recompute away."),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(farm, asked, told):
