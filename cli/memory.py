@@ -95,6 +95,7 @@ def memory(
     if limit_bytes is not None:
         found = memories.with_fit(found, limit_bytes)
     if what_if_recompute:
+        say("The step is taken apart again for each block: a second or a few for each.")
         found = memories.with_recomputed(found)
     for path in memory_files.write_config(found, config) if config else ():
         say(f"Written to {path}")

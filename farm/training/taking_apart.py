@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from farm.errors import UsageError
 from farm.models import catalog, own
 from farm.operators.known import nothing_computed
 from farm.operators.taking_apart import example_inputs
@@ -33,6 +34,8 @@ def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str 
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`, `farm.training.losses` and `farm.training.step`.
         CaptureError: the step does not run.
     """
+    if variant.phase == "decode":
+        raise UsageError("A token beside a filled cache is not what a model is trained on.", "Give --phase prefill.")
     with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
         variant = dataclasses.replace(variant, mode="train")
         model = catalog.build(variant, device="meta")
