@@ -71,6 +71,12 @@ def test_tables_trace_and_drawings_are_files(farm, tmp_path):
     assert held == [row["held_bytes"] for row in found["kernels"]]
     owners = [event["name"] for event in trace if event["ph"] == "X" and event["name"].startswith("backward of")]
     assert "backward of conv1 (Conv2d)" in owners
+    slices = [
+        (event["ts"], event["ts"] + event["dur"]) for event in trace if event.get("tid") == 2 and event["ph"] == "X"
+    ]
+    assert not [
+        one for one in slices if any(one[0] < other[0] < one[1] < other[1] for other in slices)
+    ]  # nested, or apart
     assert "with offloading" in (tmp_path / "memory.svg").read_text()
     assert "inactive periods" in (tmp_path / "memory.html").read_text().lower()
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
