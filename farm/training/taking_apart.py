@@ -49,7 +49,7 @@ def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
                     found = loss_for(variant, output, torch.device("cpu"))
-                return dataclasses.replace(found, targets=fakes.tree(found.targets))
+                    return dataclasses.replace(found, targets=fakes.tree(found.targets))
 
             step = TrainingStep(
                 model,

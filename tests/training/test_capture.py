@@ -138,6 +138,10 @@ def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model,
     assert seen.tensors == again.tensors
 
 
+def test_a_batch_may_have_more_targets_than_values_are_kept_of():
+    assert not taken_apart("bert-base", 1100, length=128, layers=1).unowned
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
