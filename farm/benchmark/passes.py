@@ -231,8 +231,9 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Bring the activations of a rebuilt operator into a class of data, where it may choose them freely."""
     if data == "normal":
         return
+    from farm.operators.filling import impose
     from farm.operators.rebuild import written_inputs
-    from farm.operators.values import fill_of, impose, may_be_zero
+    from farm.operators.values import fill_of, may_be_zero
 
     spec = rebuilt.spec
     written = written_inputs(spec)

@@ -135,7 +135,7 @@ FUNCTION_NAMES: dict[Any, str] = {
 }
 
 #: What gives the host a value: on meta there is none, and it moves no more than it reads.
-READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero"} | {
+READS_BACK = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
     f"torch.Tensor.{name}"
     for name in (
         "item",

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from farm.errors import CaptureError
 from farm.operators.allowed import READS_BACK
+from farm.operators.aten import gives_nothing, places
 from farm.operators.encoding import decode, tensors_in
 from farm.operators.fakes import holds_others
 from farm.operators.known import nothing_computed
@@ -51,7 +52,8 @@ def cost(spec: OperatorTuple) -> Cost:
     """
     built = rebuild(spec, "meta")
     with torch.no_grad(), _counter() as counter:
-        out = () if spec.operator in READS_BACK else built.run()
+        silent = spec.operator in READS_BACK or (spec.kind == "aten" and gives_nothing(spec))
+        out = () if silent else built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
 
 
@@ -70,6 +72,9 @@ def cost_of_run(
     part = _part(spec, sum(produced.values()))
     read = _storage_bytes_touched(spec, part)
     written_bytes = sum(read.get(storage, 0) for storage in {spec.tensors[index].storage for index in written})
+    if spec.kind == "aten":
+        for storage in {tensor.storage for tensor in spec.tensors} - _storages_read(spec):
+            read.pop(storage, None)
     if part is not None and _name(spec) in _PLACING_ANEW:  # what was there before is not read
         read.pop(spec.tensors[part[0]].storage, None)
     return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
@@ -78,13 +83,43 @@ def cost_of_run(
 # Take a part of their first tensor, as much as they return; place what their last tensor holds in a part of their first.
 _TAKING = frozenset(
     {"gather", "index_select", "take", "take_along_dim", "select_copy", "slice_copy", "__getitem__", "masked_select"}
+    | {"index", "_unsafe_index"}
 )
 _PLACING_ANEW = frozenset({"index_copy_", "scatter_", "index_put_", "put_", "__setitem__", "index_fill_"})
+#: Of aten operators: the arguments of which only the shape is read, or that are only written.
+_NOT_READ: dict[str, frozenset[str]] = {
+    **{f"{name}_like": frozenset({"self"}) for name in ("full", "ones", "zeros", "rand", "randn")},
+    **{f"new_{name}": frozenset({"self"}) for name in ("empty", "full", "ones", "zeros")},
+    **{
+        f"{name}_": frozenset({"self"})
+        for name in ("bernoulli", "copy", "exponential", "fill", "normal", "uniform", "zero")
+    },
+    **{f"{name}_": frozenset({"self"}) for name in ("_foreach_copy", "_foreach_zero")},
+    **{
+        f"{name}_backward": frozenset({"self"})
+        for name in ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "avg_pool2d")
+    },
+    **{
+        f"{name}_backward": frozenset({"self"})
+        for name in ("avg_pool3d", "adaptive_max_pool2d", "nll_loss", "nll_loss2d")
+    },
+    **{f"max_pool{rank}_with_indices_backward": frozenset({"self"}) for rank in ("2d", "3d")},
+}
 _PLACING = _PLACING_ANEW | {"index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"}
 
 
+def _storages_read(spec: OperatorTuple) -> set[int]:
+    """The storages that an aten operator reads."""
+    unread = _NOT_READ.get(spec.short_name, frozenset())
+    return {
+        tensor.storage
+        for tensor, its in zip(spec.tensors, places(spec), strict=True)
+        if any(argument not in unread for argument, _ in its)
+    }
+
+
 def _name(spec: OperatorTuple) -> str:
-    return spec.operator.rsplit(".", 1)[-1]
+    return spec.short_name if spec.kind == "aten" else spec.operator.rsplit(".", 1)[-1]
 
 
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:

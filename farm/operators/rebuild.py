@@ -1,6 +1,6 @@
 """From a tuple's JSON to a callable with its tensors on a device: the same operators as in the model.
 
-The operator comes from `ALLOWED_OPERATORS`, a map made beforehand; nothing is imported, evaluated or looked up as an
+The operator comes from `ALLOWED_OPERATORS`, a map made beforehand, or from the list in `farm.operators.aten`; nothing is imported, evaluated or looked up as an
 attribute because a tuple says so. Strides, shared storages, offsets and argument identity are those of the original
 call, since they decide which kernels run.
 """
@@ -17,10 +17,13 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected, Unmeasurable
+from farm.operators import aten
 from farm.operators.allowed import ALLOWED_OPERATORS
+from farm.operators.aten_values import fills_of
 from farm.operators.encoding import decode, dtype_of
+from farm.operators.filling import fill
 from farm.operators.leaves import build_leaf
-from farm.operators.values import fill, fill_of
+from farm.operators.values import fill_of
 from farm.words.label import label_of
 from farm.words.tuple import OperatorTuple, TensorSpec
 
@@ -46,7 +49,7 @@ class Rebuilt:
         self._storages = storages
         self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
         for index, tensor in enumerate(spec.tensors):
-            if tensor.role == "parameter":
+            if tensor.role == "parameter" and spec.kind != "aten":  # those run below what keeps a graph of gradients
                 # As in a model, also under no_grad: matmul folds its batch by whether its operand asks for gradients.
                 wanted = self.tensors[index].is_floating_point() or self.tensors[index].is_complex()
                 self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=wanted)
@@ -131,11 +134,13 @@ def rebuild(
         filled: whether the tensors get values; without, they are whatever the memory held.
 
     Raises:
-        TupleRejected: the operator is not in the allow-list, or its parameters are not its class's.
+        TupleRejected: the operator is not in the allow-list, its parameters are not its class's, or its integers have no rule.
         Unmeasurable: the tensors would take more memory than any card has ('rejected').
     """
     device = torch.device(device)
-    if spec.operator not in ALLOWED_OPERATORS:
+    if spec.kind == "aten":
+        fills_of(spec)
+    elif spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed} bytes.", "No card holds as much.")
@@ -149,8 +154,10 @@ def rebuild(
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     """Indices of the tensors whose memory the operator writes, found by running it on meta.
 
-    Where an operator has no meta implementation, its name decides.
+    Where an operator has no meta implementation, its name decides; of an aten operator its schema says so.
     """
+    if spec.kind == "aten":
+        return aten.written(spec)
     try:
         storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(_storage_bytes(spec)))]
         trial = Rebuilt(spec, torch.device("meta"), storages)
@@ -190,8 +197,13 @@ def _weight_storages(spec: OperatorTuple) -> frozenset[int]:
     return frozenset(tensor.storage for tensor in spec.tensors if tensor.role != "activation")
 
 
-def _users(spec: OperatorTuple, storage: int) -> list[TensorSpec]:
-    return [tensor for tensor in spec.tensors if tensor.storage == storage]
+@functools.lru_cache(maxsize=8192)
+def _users(spec: OperatorTuple) -> dict[int, list[TensorSpec]]:
+    """The tensors of each storage."""
+    found: dict[int, list[TensorSpec]] = {}
+    for tensor in spec.tensors:
+        found.setdefault(tensor.storage, []).append(tensor)
+    return found
 
 
 def _is_whole(tensor: TensorSpec) -> bool:
@@ -206,7 +218,7 @@ def _is_whole(tensor: TensorSpec) -> bool:
 
 def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.Tensor:
     """The memory of one storage: the tensor itself where it is the only one, else flat elements of the first dtype."""
-    users = _users(spec, storage)
+    users = _users(spec)[storage]
     first = users[0]
     dtype = dtype_of(first.dtype)
     if len(users) == 1 and _is_whole(first):
@@ -219,7 +231,7 @@ def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.
 def _view(spec: OperatorTuple, index: int, storages: list[torch.Tensor]) -> torch.Tensor:
     tensor = spec.tensors[index]
     base = storages[tensor.storage]
-    if len(_users(spec, tensor.storage)) == 1 and _is_whole(tensor):
+    if len(_users(spec)[tensor.storage]) == 1 and _is_whole(tensor):
         return base
     dtype = dtype_of(tensor.dtype)
     flat = base if base.dtype == dtype else base.view(dtype)
@@ -241,6 +253,8 @@ def _fill(spec: OperatorTuple, storages: list[torch.Tensor], device: torch.devic
 
 
 def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
+    if spec.kind == "aten":
+        return aten.overload_of(spec.operator)
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):

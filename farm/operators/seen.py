@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import FarmError
 from farm.models import catalog
 from farm.operators.capture import capture, predict
+from farm.operators.filling import channel_dimension
 from farm.operators.taking_apart import example_inputs
-from farm.operators.values import channel_dimension
 from farm.words.data_classes import NORMAL, class_of
 from farm.words.protocol import Variant
 

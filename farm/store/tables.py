@@ -107,7 +107,7 @@ class Operator(SQLModel, table=True):
     schema_version: int
     name: str = Field(index=True)  # torch.nn.Conv2d
     short_name: str = Field(index=True)  # Conv2d
-    kind: str  # module | function
+    kind: str  # module | function | aten
     label: str
     training: bool = False
     flops: int = Field(default=0, sa_type=BigInteger)

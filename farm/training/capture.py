@@ -203,7 +203,7 @@ class _Recorder:
         between = self.now == "backward" and self.open is None and self.node is None
         if between and func is torch.ops.aten.add.Tensor and _alone(args[0]):
             func = torch.ops.aten.add_.Tensor
-        out = func(*args, **kwargs)
+        out = _as_computed(func, args, func(*args, **kwargs))
         counted = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"  # steps, by the host
         if func.namespace == "aten" and not counted and costs_something(func, args, kwargs, out):
             self._record(func, args, kwargs, out)
@@ -266,6 +266,28 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 _HELD_BY_BUFFER = 3
+
+
+#: Which of its arguments is the weight of a normalization.
+_WEIGHT_OF = {
+    torch.ops.aten.native_batch_norm.default: 1,
+    torch.ops.aten.native_group_norm.default: 1,
+    torch.ops.aten.native_layer_norm.default: 2,
+}
+
+
+def _as_computed(func: Any, args: Any, out: Any) -> Any:
+    """What an operator gives where fake tensors are told otherwise; real ones stay as they are.
+
+    Under autocast the statistics of a normalization are in the type of its weights. The gradient of a layer norm's input is contiguous.
+    """
+    if func in _WEIGHT_OF:
+        weight = args[_WEIGHT_OF[func]]
+        if weight is not None and weight.dtype != args[0].dtype:
+            return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
+    if func is torch.ops.aten.native_layer_norm_backward.default and out[0] is not None:
+        return out[0].contiguous(), *out[1:]
+    return out
 
 
 class _Memory:

@@ -31,7 +31,7 @@ from typing import Any
 SCHEMA = 1
 
 ROLES = ("parameter", "buffer", "activation")
-KINDS = ("module", "function")
+KINDS = ("module", "function", "aten")
 
 #: dtype -> (bytes of one element, short form for labels)
 DTYPES: dict[str, tuple[int, str]] = {
@@ -180,6 +180,9 @@ class TensorSpec:
 class OperatorTuple:
     """An operator, its parameters and the specs of its inputs. Equal when the ids are equal.
 
+    ``kind`` is 'module', 'function' (of PyTorch's public API) or 'aten' (what these call, forward and backward, by the name
+    of its overload: ``aten.convolution_backward.default``).
+
     ``parameters`` are the constructor's arguments of a module (empty for functions), ``arguments`` and
     ``keywords`` those of the call; all three are JSON trees as the head of this file describes.
     """
@@ -226,8 +229,10 @@ class OperatorTuple:
 
     @property
     def short_name(self) -> str:
-        """'Conv2d', 'add': what tables group by."""
+        """'Conv2d', 'add', 'convolution_backward': what tables group by."""
         parts = self.operator.split(".")
+        if self.kind == "aten":  # aten.mul.Tensor: the last part says which of several of the name
+            return parts[1]
         if parts[-1] == "__get__" and len(parts) > 1:
             return parts[-2]
         name = parts[-1].strip("_") if parts[-1].startswith("__") else parts[-1]

@@ -23,13 +23,14 @@ from farm.words.tuple import (
 
 # Bounds of what is accepted. They are far above what a model needs and far below what hurts a worker.
 _MAX_TEXT = 200
-_MAX_TENSORS = 1024
+_MAX_TENSORS = 8192  # an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 2**40
 _MAX_INTEGER = 2**63 - 1
 _MAX_DEPTH = 12
 _MAX_NODES = 20_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+_OVERLOAD = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+\Z")
 
 _NEXT_STEP = "Capture the model again with this version; a tuple is never edited by hand."
 _KEYS = {
@@ -75,6 +76,8 @@ def _parse(data: Any) -> OperatorTuple:
     operator = _name(data["operator"], "operator")
     if data["kind"] not in KINDS or not isinstance(data["kind"], str):
         raise _reject("kind", f"is none of {KINDS}")
+    if data["kind"] == "aten" and not _OVERLOAD.match(operator):
+        raise _reject("operator", "is not the name of an overload of aten")
     if type(data["training"]) is not bool:
         raise _reject("training", "is not a boolean")
     if not isinstance(data["direction"], str) or data["direction"] != "forward":
@@ -82,8 +85,8 @@ def _parse(data: Any) -> OperatorTuple:
     tensors = _tensors(data["tensors"], data["kind"])
     budget = [_MAX_NODES]
     parameters = _named_trees(data["parameters"], "parameters", 0, budget)
-    if data["kind"] == "function" and parameters:
-        raise _reject("parameters", "belong to modules, and this is a function")
+    if data["kind"] != "module" and parameters:
+        raise _reject("parameters", "belong to modules, and this is none")
     if not isinstance(data["arguments"], list):
         raise _reject("arguments", "are not a list")
     for tree in data["arguments"]:
@@ -139,7 +142,7 @@ def _tensors(data: Any, kind: str) -> tuple[TensorSpec, ...]:
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
             raise _reject(f"{where}.dtype", "is no known dtype")
         name = _name(entry["name"], f"{where}.name") if "name" in entry else ""
-        if name and (kind == "function" or entry["role"] == "activation" or name in names):
+        if name and (kind != "module" or entry["role"] == "activation" or name in names):
             raise _reject(f"{where}.name", "is not the one name of a module's own tensor")
         names.add(name)
         shape = _sizes(entry["shape"], f"{where}.shape")
