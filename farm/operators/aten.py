@@ -138,6 +138,13 @@ def gives_nothing(spec: OperatorTuple) -> bool:
     return all(one.alias_info is not None for one in returns)
 
 
+def read_by_host(spec: OperatorTuple) -> frozenset[int]:
+    """Storages that an operator of a card reads from the host, unless a graph is captured: then its kernel reads them."""
+    if spec.short_name != "_scaled_dot_product_efficient_attention_backward":
+        return frozenset()
+    return frozenset(spec.tensors[index].storage for index, _ in _given_as(spec, {"philox_seed", "philox_offset"}))
+
+
 def _given_as(spec: OperatorTuple, names: set[str]) -> Iterator[tuple[int, str]]:
     for index, its in enumerate(places(spec)):
         for name, _ in its:

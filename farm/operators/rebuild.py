@@ -112,7 +112,7 @@ class Rebuilt:
         """
         held = _weight_storages(self.spec)
         storages = [
-            base.clone() if (weights if number in held else activations) else base
+            _copy(base, self.spec) if (weights if number in held else activations) else base
             for number, base in enumerate(self._storages)
         ]
         return Rebuilt(self.spec, self.device, storages)
@@ -221,11 +221,18 @@ def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.
     users = _users(spec)[storage]
     first = users[0]
     dtype = dtype_of(first.dtype)
+    if spec.kind == "aten" and device.type == "cuda" and storage in aten.read_by_host(spec):
+        return torch.empty(first.shape, dtype=dtype, pin_memory=True)  # which host and card both read
     if len(users) == 1 and _is_whole(first):
         return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
     widest = max(user.itemsize_bytes for user in users)
     size_bytes = -(-_storage_bytes(spec)[storage] // widest) * widest
     return torch.empty(size_bytes // first.itemsize_bytes, dtype=dtype, device=device)
+
+
+def _copy(base: torch.Tensor, spec: OperatorTuple) -> torch.Tensor:
+    on_host = spec.kind == "aten" and base.device.type == "cpu" and bool(aten.read_by_host(spec)) and base.is_pinned()
+    return base.clone().pin_memory() if on_host else base.clone()
 
 
 def _view(spec: OperatorTuple, index: int, storages: list[torch.Tensor]) -> torch.Tensor:

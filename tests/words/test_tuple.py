@@ -227,3 +227,31 @@ def test_ten_thousand_mangled_tuples_are_accepted_or_rejected_and_nothing_else()
             assert label_of(spec)
             spec.parameters_for_query()
     assert rejected > 5_000
+
+
+def optimizer_update(number: int) -> OperatorTuple:
+    """Of as many parameters in one call, with five tensors each."""
+    tensors = tuple(
+        TensorSpec("parameter", "", (64, 64, 3, 3), "float32", storage=index) for index in range(5 * number)
+    )
+    lists = [[{"tensor": index} for index in range(begin * number, (begin + 1) * number)] for begin in range(5)]
+    return OperatorTuple("aten._fused_adamw_.default", "aten", {}, tuple(lists), {"lr": 1e-12}, tensors)
+
+
+def test_an_optimizer_updates_all_parameters_in_one_call():
+    spec = optimizer_update(897)
+    assert parse(json.loads(json.dumps(spec.to_json()))) == spec
+    assert spec.short_name == "_fused_adamw_"
+    assert label_of(spec) == "_fused_adamw_ lr 1e-12 | 4485 of 64x64x3x3 (parameter) fp32"
+    with pytest.raises(TupleRejected, match="a list of at most 8192 tensors"):
+        parse(optimizer_update(2000).to_json())
+
+
+def test_an_aten_operator_is_named_with_its_overload():
+    image = TensorSpec("activation", "", (2, 3), "float32")
+    spec = OperatorTuple("aten.mul.Tensor", "aten", {}, ({"tensor": 0}, {"tensor": 0}), {}, (image,))
+    assert (spec.short_name, label_of(spec)) == ("mul", "mul | 2x3 + 2x3 fp32")
+    assert spec.id == "704f30c7fe4a34ef1a5c9a05b78d9a26"
+    for name in ("torch.mul", "aten.mul", "aten.mul.Tensor.more"):
+        with pytest.raises(TupleRejected, match="overload of aten"):
+            parse(spec.to_json() | {"operator": name})
