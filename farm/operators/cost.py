@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farm.errors import CaptureError
 from farm.operators.allowed import READS_BACK
@@ -51,7 +51,7 @@ def cost(spec: OperatorTuple) -> Cost:
         TupleRejected: it cannot be built.
     """
     built = rebuild(spec, "meta")
-    with torch.no_grad(), _counter() as counter:
+    with torch.no_grad(), flop_counter() as counter:
         silent = spec.operator in READS_BACK or (spec.kind == "aten" and gives_nothing(spec))
         out = () if silent else built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
@@ -200,9 +200,9 @@ def _on_meta(tree: Any) -> Any:
     return tree
 
 
-def _counter() -> FlopCounterMode:
+def flop_counter() -> FlopCounterMode:
     """PyTorch's, with what it lacks."""
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_mm_flops})
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_mm_flops, **_ATTENTION})
 
 
 def _grouped_mm_flops(rows: Any, experts: Any, *_: Any, **__: Any) -> int:
@@ -210,8 +210,25 @@ def _grouped_mm_flops(rows: Any, experts: Any, *_: Any, **__: Any) -> int:
     return 2 * math.prod(rows) * int(experts[-1])
 
 
+def _attention(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(
+    gradient: Any, query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any
+) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
+#: The CPU's, which PyTorch's counter does not know.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
 def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    with torch.no_grad(), _counter() as counter:
+    with torch.no_grad(), flop_counter() as counter:
         model(*args, **kwargs)
     return counter.get_total_flops()
 

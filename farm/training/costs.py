@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from farm.operators.cost import Cost
+from farm.operators.cost import Cost, flop_counter
 from farm.operators.encoding import decode, dtype_of, tensors_in, written_arguments
 from farm.training.recorded import StepCapture
 from farm.words.tuple import OperatorTuple
@@ -21,28 +20,11 @@ def costs_of(capture: StepCapture) -> Mapping[str, Cost]:
     """The cost of each tuple of a step, by its id: FLOPs of products, convolutions and attention, and the bytes read and
     written at least once. What cannot run on meta has no FLOPs, and moves what it is given.
     """
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
+    with torch.no_grad(), flop_counter() as counter:
         return {key: _cost(spec, counter) for key, spec in capture.tuples.items()}
 
 
-def _attention(query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(
-    gradient: Any, query: Any, key: Any, value: Any, *rest: Any, out_shape: Any = None, **options: Any
-) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
-
-
-#: The CPU's, which PyTorch's counter does not know.
-_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
-
-
-def _cost(spec: OperatorTuple, counter: FlopCounterMode) -> Cost:
+def _cost(spec: OperatorTuple, counter: Any) -> Cost:
     tensors = [
         torch.empty_strided(one.shape, one.strides, dtype=dtype_of(one.dtype), device=META) for one in spec.tensors
     ]
