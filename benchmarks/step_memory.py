@@ -9,7 +9,6 @@ before the step. Workspaces of libraries are in the allocator's and in no operat
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import torch
@@ -19,7 +18,6 @@ from farm.models import catalog
 from farm.operators.taking_apart import example_inputs
 from farm.training.step import TrainingStep
 from farm.training.taking_apart import loss_for, take_step_apart
-from farm.words.iteration import Iteration
 from farm.words.protocol import Variant
 
 CPU = torch.device("cpu")
@@ -60,8 +58,8 @@ def main() -> None:
     print(f"{'step':46} {'allocator':>11} {'curve':>11} {'curve by':>9}")
     for text in sys.argv[1:] or MODELS:
         name, optimizer, batch = text.split(":")
-        variant = dataclasses.replace(catalog.variant(name, int(batch)), mode="train")
-        curve = max(take_step_apart(variant, Iteration(optimizer)).memory_bytes)
+        variant = catalog.variant(name, int(batch), step="training", optimizer=optimizer)
+        curve = max(take_step_apart(variant).memory_bytes)
         peak = allocator_peak_bytes(variant, optimizer)
         print(
             f"{variant!s:38} {optimizer:7} {peak / 1e6:8.1f} MB {curve / 1e6:8.1f} MB {curve / peak - 1:+9.2%}",

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from farm.models import catalog
-from farm.words.iteration import Iteration
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "training-steps.md"
@@ -34,15 +33,16 @@ def steps(name: str) -> list[dict[str, Any]]:
     from farm.errors import FarmError
     from farm.training.taking_apart import take_step_apart
 
-    take_step_apart(catalog.variant("squeezenet1_1", 1), Iteration())  # imports are not counted
-    variant = catalog.variant(name, 8 if name in LANGUAGE else 32, **LANGUAGE.get(name, {}))
+    take_step_apart(catalog.variant("squeezenet1_1", 1, step="training"))  # imports are not counted
     rows = []
     for optimizer in OPTIMIZERS:
+        said = {**LANGUAGE.get(name, {}), "step": "training", "optimizer": optimizer}
+        variant = catalog.variant(name, 8 if name in LANGUAGE else 32, **said)
         begun_s = time.perf_counter()
         try:
-            seen = take_step_apart(variant, Iteration(optimizer), device_type="cuda")
+            seen = take_step_apart(variant, device_type="cuda")
             took_s = time.perf_counter() - begun_s
-            again = take_step_apart(variant, Iteration(optimizer), device_type="cuda")
+            again = take_step_apart(variant, device_type="cuda")
         except FarmError as error:
             rows.append({"model": name, "optimizer": optimizer, "title": str(variant), "reason": error.message})
             continue

@@ -77,6 +77,23 @@ class Asked:
     ] = None
     memory_format: Annotated[str | None, _what(help="contiguous or channels_last. Default: contiguous.")] = None
     mode: Annotated[str | None, _what(help="eval or train. Default: eval.")] = None
+    step: Annotated[
+        str | None,
+        _what(help="training: one iteration, with loss, backward and optimizer. Default: the forward alone."),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        _what(help="Of a step: sgd, adam or adamw, with -foreach or -fused behind it if wanted. Default: sgd."),
+    ] = None
+    amp: Annotated[str | None, _what(help="Of a step: bfloat16, what autocast computes in. Default: none.")] = None
+    accumulate: Annotated[int | None, _what(help="Of a step: passes before the optimizer. Default: 1.")] = None
+    recompute: Annotated[
+        str | None,
+        _what(
+            metavar="blocks|PATH,...",
+            help="Of a step: modules that are run anew in the backward instead of keeping what they computed.",
+        ),
+    ] = None
     operators: Annotated[
         str | None,
         _what(

@@ -68,7 +68,6 @@ def memory(
     from farm.models import catalog
     from farm.report import memory as memories
     from farm.report import memory_files
-    from farm.words.iteration import Iteration
 
     limit_bytes = bytes_of("--fit", fit) if fit else None
     bytes_per_s = bytes_of("--offload", offload, per_second=True) if offload else None
@@ -76,7 +75,6 @@ def memory(
         raise UsageError(
             "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
         )
-    iteration = Iteration(optimizer, amp, accumulate, recompute)
     variant = catalog.variant(
         model,
         batch,
@@ -87,9 +85,13 @@ def memory(
         layers=layers,
         dtype=dtype,
         memory_format=memory_format,
-        mode="train",
+        step="training",
+        optimizer=optimizer,
+        amp=amp,
+        accumulate=accumulate,
+        recompute=recompute,
     )
-    found = memories.memory(variant, iteration, card)
+    found = memories.memory(variant, card)
     if bytes_per_s is not None:
         found = memories.with_offload(found, bytes_per_s)
     if limit_bytes is not None:

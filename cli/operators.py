@@ -8,6 +8,8 @@ import typer
 
 from cli import opening
 from cli.options import (
+    Accumulate,
+    Amp,
     AsJson,
     Cache,
     Dtype,
@@ -17,8 +19,11 @@ from cli.options import (
     MemoryFormat,
     Mode,
     Model,
+    Optimizer,
     Padded,
     Phase,
+    Recompute,
+    Step,
     Text,
     Tokenizer,
 )
@@ -43,6 +48,11 @@ def operators(
     dtype: Dtype = None,
     memory_format: MemoryFormat = "contiguous",
     mode: Mode = "eval",
+    step: Step = None,
+    optimizer: Optimizer = None,
+    amp: Amp = None,
+    accumulate: Accumulate = None,
+    recompute: Recompute = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
@@ -66,6 +76,11 @@ def operators(
         dtype=dtype or default_dtype(model, kind or "cuda"),
         memory_format=memory_format,
         mode=mode,
+        step=step,
+        optimizer=optimizer,
+        amp=amp,
+        accumulate=accumulate,
+        recompute=recompute,
     )
     listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:

@@ -30,6 +30,23 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="With --text: the folder of the tokenizer.json that makes it into ids."),
 ]
+Step = Annotated[
+    str | None,
+    typer.Option(help="training: one iteration, with loss, backward and optimizer. Default: the forward alone."),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(help="Of a step: sgd, adam or adamw; -foreach or -fused may stand behind it. Default: sgd."),
+]
+Amp = Annotated[str | None, typer.Option(help="Of a step: bfloat16, what autocast computes in. Default: none.")]
+Accumulate = Annotated[int | None, typer.Option(help="Of a step: passes before the optimizer. Default: 1.")]
+Recompute = Annotated[
+    str | None,
+    typer.Option(
+        metavar="blocks|PATH,...",
+        help="Of a step: modules that are run anew in the backward instead of keeping what they computed.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Follow = Annotated[bool, typer.Option("--wait", help="Follow the job until it ends.")]
 Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]

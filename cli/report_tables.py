@@ -31,6 +31,7 @@ from farm.words.written import (
 
 if TYPE_CHECKING:
     from farm.report import Report, TypeRow
+    from farm.report.owners import OwnerRow
     from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
@@ -45,6 +46,8 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         parts.append(_tuples(report, _MOST_SWEEP_ROWS))
     else:
         parts += [_types(report), Text()]
+        if report.owners:
+            parts += [_owners(report), Text()]
         if tuples:
             parts += [_tuples(report, tuples), Text()]
         parts.append(_comparison(report.verdict))
@@ -123,6 +126,40 @@ def _types(report: Report) -> Table:
         total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
     tables.row(table, *total, "", style="bold")
     return table
+
+
+_PARTS = ("forward", "backward", "recomputation")
+
+
+def _owners(report: Report) -> Table:
+    """Forward and backward of a module beside each other; what has no owner in lines of its own."""
+    shown = [part for part in _PARTS if any(row.part == part for row in report.owners)]
+    table = tables.ruled(
+        "of a step", *(f">{part}" for part in shown), ">in all", ">share", ">energy", drops=("energy",)
+    )
+    groups: dict[str, list[OwnerRow]] = {}
+    for row in report.owners:
+        # The loss is one thing, whatever functions it is made of.
+        groups.setdefault(row.part if row.part not in _PARTS else row.owner, []).append(row)
+    for name, rows in groups.items():
+        by_part = {part: [row for row in rows if row.part == part] for part in shown}
+        cells = [quantity(_all_of(row.time_us for row in found), TIME) if found else "" for found in by_part.values()]
+        whole, energy = _all_of(row.time_us for row in rows), _all_of(row.energy_mj for row in rows)
+        share = _all_of(row.time_share for row in rows)
+        tables.row(
+            table,
+            name,
+            *cells,
+            quantity(whole, TIME),
+            percent(share) if share is not None else NOTHING,
+            quantity(energy, ENERGY),
+        )
+    return table
+
+
+def _all_of(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:

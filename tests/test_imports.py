@@ -42,7 +42,6 @@ MOST_LOOSE_FILES = 4
 TORCH_ROOMS = (
     "farm/operators/",
     "farm/training/capture.py",
-    "farm/training/costs.py",
     "farm/training/losses.py",
     "farm/training/step.py",
     "farm/training/taking_apart.py",

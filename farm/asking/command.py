@@ -28,7 +28,12 @@ def command_of(request: Request) -> str:
         ("--layers", str(variant.layers), "0"),
         ("--dtype", "" if variant.phase else variant.dtype, "" if variant.phase else Variant.dtype),
         ("--memory-format", variant.memory_format, Variant.memory_format),
-        ("--mode", variant.mode, Variant.mode),
+        ("--mode", "" if variant.step else variant.mode, "" if variant.step else Variant.mode),
+        ("--step", variant.step, ""),
+        ("--optimizer", variant.optimizer, ""),
+        ("--amp", variant.amp, ""),
+        ("--accumulate", str(variant.accumulate), "1"),
+        ("--recompute", variant.recompute, ""),
         ("--operators", ",".join(request.operators), "all"),
         ("--residency", protocol.residency, usual.residency),
     ):

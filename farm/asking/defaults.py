@@ -81,6 +81,11 @@ class Wish:
     layers: int | None = None
     text: Path | None = None
     tokenizer: Path | None = None
+    step: str | None = None
+    optimizer: str | None = None
+    amp: str | None = None
+    accumulate: int | None = None
+    recompute: str | None = None
     dtype: str | None = None
     memory_format: str | None = None
     mode: str | None = None
@@ -126,7 +131,9 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         UsageError: a value is none of its choices or out of range; the message names it.
     """
     defaults = defaults_for(card_kind)
-    data = defaults.data if wish.sweep is None else "normal"  # no model runs a sweep's tuples
+    data = (
+        defaults.data if wish.sweep is None and not wish.step else "normal"
+    )  # no forward pass alone runs these tuples
     method = Method(**{"launch": defaults.launch, "data": data, **wish._said(_METHOD)})
     if card_kind == "cpu" and method.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")

@@ -19,7 +19,7 @@ import yaml
 
 from farm.asking.defaults import Wish, operator_names
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.words.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
+from farm.words.protocol import LARGEST_NUMBER, OPTIMIZERS, Protocol, Stopping, Variant
 from farm.words.request import REUSE_CHOICES, Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -33,8 +33,15 @@ _WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or f
 Kind = str | tuple[str, ...]
 _VARIANT_KEYS: dict[str, Kind] = {
     f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name not in ("model", "text")
-} | {"phase": ("encode", "prefill", "decode"), "padded": _FLAG}
-_SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers")
+} | {
+    "phase": ("encode", "prefill", "decode"),
+    "padded": _FLAG,
+    "step": ("training",),
+    "optimizer": OPTIMIZERS,
+    "amp": ("bfloat16",),
+    "recompute": _TEXT,
+}
+_SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers", "accumulate")
 _PATH_KEYS = ("text", "tokenizer")
 _ENTRY_KEYS: dict[str, Kind] = {**dict.fromkeys(_PATH_KEYS, _TEXT), "target": _NUMBER, "reuse": REUSE_CHOICES}
 _PROTOCOL_KEYS: dict[str, Kind] = {f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol)}

@@ -41,12 +41,12 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
 
 def _run_by(variants: Iterable[Variant]) -> set[str]:
     """The operators of the models, without those that cannot be taken apart: their own job says so."""
-    from farm.operators.taking_apart import take_apart
+    from farm.training.taking_apart import taken_apart
 
     found: set[str] = set()
     for variant in {variant.model: variant for variant in variants}.values():
         try:
-            found.update(spec.short_name for spec in take_apart(variant).capture.tuples.values())
+            found.update(spec.short_name for spec in taken_apart(variant).capture.tuples.values())
         except CaptureError:
             continue
     return found

@@ -110,7 +110,10 @@ def _chain(rebuilt: Rebuilt) -> Passes:
 
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
     """A whole model; `details` say what it holds and, for a sum that wants to know, what of it the cache keeps."""
-    model, arguments = build_variant(Variant.from_json(subject.spec), device)
+    variant = Variant.from_json(subject.spec)
+    if variant.step:
+        return step_passes(variant, protocol, device)
+    model, arguments = build_variant(variant, device)
     if protocol.data == "zeros":
         _zero(arguments)
     tensors = [entry for entry in arguments if isinstance(entry, torch.Tensor)]
@@ -130,6 +133,32 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         if protocol.measures_context
         else Details(parameter_bytes=parameter_bytes),
         order=lambda: calls_as_launched(model, arguments, protocol, device),
+    )
+
+
+def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
+    """A training step of a model, from zero_grad to the optimizer, whose weights stay where they are."""
+    from farm.operators.encoding import tensors_in
+    from farm.training.taking_apart import build_step
+
+    with torch.enable_grad():
+        step = build_step(variant, device, launch=protocol.launch)
+
+    def run() -> None:
+        with torch.enable_grad():
+            step.run()
+
+    held = [*step.model.parameters(), *step.model.buffers()]
+    parameter_bytes = sum(tensor.nbytes for tensor in held)
+    return Passes(
+        first=run,
+        copy=None,
+        weight_bytes=0,
+        activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
+        details=_working_set(run, parameter_bytes, device)
+        if protocol.measures_context
+        else Details(parameter_bytes=parameter_bytes),
+        written=list(step.model.parameters()),
     )
 
 

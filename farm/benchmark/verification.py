@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.cuda_graph import capture_graph, one_stream
-from farm.benchmark.in_model import time_in_model
+from farm.benchmark.in_model import InModel, time_in_model
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
@@ -60,22 +60,21 @@ def verify(
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
     """
-    from farm.operators.capture import verify_on_device
-
     if device.type == "cuda":
         one_stream(device)
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device)
-    not_captured = ""
+    variant, not_captured, timed = Variant.from_json(subject.spec), "", None
     try:
         with numeric_flags(protocol):
-            model, arguments = build_variant(Variant.from_json(subject.spec), device, hand_over=True)
+            look = _look_at_step if variant.step else _look_at_pass
+            held, time = look(variant, protocol, device)
             try:
-                found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad, record=record)
+                found = held(record)
             except NotCaptured as error:
                 record, not_captured = None, str(error)  # what it runs eagerly is told all the same
-                found = verify_on_device(model, arguments, device, grad_enabled=protocol.grad)
-            timed = time_in_model(model, arguments, found.capture, device, grad_enabled=protocol.grad, record=record)
+                found = held(None)
+            timed = time(found.capture, record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
@@ -112,12 +111,44 @@ def verify(
             for name, time_us in found.unobserved_times_us.most_common(KEPT_KERNELS)
         },
         tuple_kernels=tuple_kernels,
-        in_model=timed.by_tuple(found.capture),
+        in_model=timed.by_tuple(found.capture) if timed else None,
         numerics={name: getattr(protocol, name) for name in NUMERICS},
         differences=tuple(differences[:KEPT_DIFFERENCES]),
         difference_count=len(differences),
     )
     return None if matches else capture_json(found.capture), findings
+
+
+#: Holds an observed run against one that nobody observes, and times the calls of what was seen.
+_Look = tuple[Callable[["Record | None"], "Observed"], Callable[["Capture", "Record | None"], "InModel | None"]]
+
+
+def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
+    from farm.operators.capture import verify_on_device
+
+    model, arguments = build_variant(variant, device, hand_over=True)
+    return (
+        lambda record: verify_on_device(model, arguments, device, grad_enabled=protocol.grad, record=record),
+        lambda seen, record: time_in_model(model, arguments, seen, device, grad_enabled=protocol.grad, record=record),
+    )
+
+
+def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
+    from farm.operators.capture import held_against
+    from farm.training.capture import capture_step
+    from farm.training.taking_apart import build_step
+
+    with torch.enable_grad():
+        step = build_step(variant, device, launch=protocol.launch)
+
+    def observe() -> Capture:
+        return capture_step(step, device_type=device.type, warmed_up=True).as_capture()
+
+    def plainly() -> None:
+        step.count_from_one()
+        step.run()
+
+    return lambda record: held_against(plainly, observe, device, grad_enabled=True, record=record), lambda *_: None
 
 
 class NotCaptured(Exception):
@@ -194,7 +225,7 @@ def _tuple_kernels(
 
 def capture_json(capture: Capture) -> dict[str, Any]:
     """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
-    tuple_id, reads, writes) in order, `storages` (size_bytes, role), and what it was captured under."""
+    tuple_id, reads, writes; of a step part and owner) in order, `storages` (size_bytes, role), and what it was captured under."""
     from farm.operators.cost import cost
 
     costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
@@ -208,6 +239,7 @@ def capture_json(capture: Capture) -> dict[str, Any]:
                 "tuple_id": call.tuple_id,
                 "reads": list(call.reads),
                 "writes": list(call.writes),
+                **({"part": call.part, "owner": call.owner} if call.part else {}),
             }
             for call in capture.calls
         ],

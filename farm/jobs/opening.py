@@ -304,9 +304,9 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
 
 
 def _predict(database: Database, variant: Variant, protocol: Protocol, *, device_type: str, torch: str) -> int:
-    from farm.operators.taking_apart import take_apart
+    from farm.training.taking_apart import taken_apart
 
-    apart = take_apart(variant, device_type=device_type, grad=protocol.grad)
+    apart = taken_apart(variant, device_type=device_type, grad=protocol.grad)
     taken = apart.capture
     if (refusal := apart.refusal(variant.model)) is not None:
         raise refusal

@@ -120,7 +120,22 @@ class ModelEntry:
                     f"{self.name} has {self.depth} layers, not {layers}.", f"Give --layers {self.depth} or less."
                 )
             found["layers"] = layers if layers < self.depth else 0
-        return found
+        return found | self._step(phase, said)
+
+    def _step(self, phase: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        """A training step is one in train mode, with an optimizer."""
+        if not said.get("step"):
+            for name in ("optimizer", "amp", "recompute"):
+                if said.get(name):
+                    raise UsageError(
+                        f"--{name} is of a training step.", f"Give --step training, or leave --{name} away."
+                    )
+            if said.get("accumulate", 1) > 1:
+                raise UsageError("--accumulate is of a training step.", "Give --step training, or leave it away.")
+            return {}
+        if phase == "decode":
+            raise UsageError(f"{self.name} is not trained in decode.", "Leave --phase away.")
+        return {"mode": "train", "optimizer": said.get("optimizer") or "sgd"}
 
     def _lengths(self, phase: str, said: Mapping[str, Any]) -> dict[str, int]:
         length, cache = said.get("length"), said.get("cache")

@@ -163,23 +163,44 @@ def verify_on_device(
             are called while it is made, and what is counted is what runs when it is launched; an eager pass is held against it.
     """
     device = torch.device(device)
+    Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
+    return held_against(
+        lambda: model(*args, **(kwargs or {})),
+        lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
+        device,
+        grad_enabled=grad_enabled,
+        record=record,
+    )
+
+
+def held_against(
+    plainly: Callable[[], object],
+    observe: Callable[[], Capture],
+    device: torch.device,
+    *,
+    grad_enabled: bool,
+    record: Record | None = None,
+) -> Observed:
+    """A run that is observed, held against one that is not.
+
+    Args:
+        plainly: runs it once.
+        observe: runs it once and tells what it consists of.
+        record: as for `verify_on_device`.
+    """
     grad = torch.enable_grad if grad_enabled else torch.no_grad
     found: list[Capture] = []
 
-    def plainly() -> object:
-        return model(*args, **(kwargs or {}))
-
     def observed() -> None:
-        found.append(capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled))
+        found.append(observe())
 
     with grad():
         plainly()
-    Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
     with grad(), Profiled(device) as plain:
         plainly()
     eager = plain
     if record is None:
-        with Profiled(device) as watched:
+        with grad(), Profiled(device) as watched:
             observed()
     else:
         with grad():
@@ -191,7 +212,8 @@ def verify_on_device(
     seen = found[0]
     otherwise = None
     if eager.counts != plain.counts:
-        eagerly = capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled)
+        with grad():
+            eagerly = observe()
         otherwise = EagerRun(eagerly, eager.counts, eager.times_us)
     differences = [
         f"{name}: {plain.counts[name]} unobserved, {watched.counts[name]} observed"

@@ -38,13 +38,18 @@ UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call in one pass. ``reads`` and ``writes`` index `Capture.storages`."""
+    """One operator call in one pass. ``reads`` and ``writes`` index `Capture.storages`.
+
+    Of a training step, ``part`` and ``owner`` say whose it is (`farm.training.recorded`); of a forward pass they are empty.
+    """
 
     index: int
     module_path: str
     tuple_id: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    part: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ VARIANT = _columns(
     ("cache", "integer", "tokens that the caches of a decode pass have room for; 0 elsewhere"),
     ("layers", "integer", "layers kept of the model; 0 all"),
     ("text", "text", "the content id of the tokens; empty: of the farm's own text"),
+    ("step", "text", "training: one iteration of it; empty: the forward alone"),
+    ("optimizer", "text", "of a step: sgd, adam or adamw, with -foreach or -fused behind it"),
+    ("amp", "text", "of a step: what autocast computes in"),
+    ("accumulate", "integer", "of a step: passes before the optimizer"),
+    ("recompute", "text", "of a step: the modules that are run anew in the backward"),
     ("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP"),
 )
 
@@ -210,6 +215,8 @@ CALLS = (
         ("call_index", "integer", "position in the pass, from 0"),
         ("module_path", "text", "where in the model, such as layer1.0.conv1"),
         ("operator_id", "text", "the operator tuple; `subject_id` of its readings"),
+        ("part", "text", "of a training step: forward, backward, recomputation, accumulation, loss or optimizer"),
+        ("owner", "text", "of a training step: the leaf module or function whose part it is, such as Conv2d"),
         ("seen", "json", "what each activation held when the model ran; empty: not looked at"),
         ("reads", "json", "storages that it reads"),
         ("writes", "json", "storages that it writes"),
@@ -287,10 +294,12 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
 }
 
 #: What files of this format may lack, since it came later, and what it is then, as far as that can be said.
+_OF_A_STEP = {"step": "", "optimizer": "", "amp": "", "accumulate": 1, "recompute": ""}
 _OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    **dict.fromkeys(["readings", "calls", "captures"], _OF_TOKENS),
+    **dict.fromkeys(["readings", "captures"], _OF_TOKENS | _OF_A_STEP),
+    "calls": _OF_TOKENS | _OF_A_STEP | {"part": "", "owner": ""},
 }
 
 _ONE_ROW_IS = {

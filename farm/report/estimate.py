@@ -172,9 +172,9 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     """
     if stored := stored_tuples(session, variant, device_type, launch):
         return stored
-    from farm.operators.taking_apart import take_apart
+    from farm.training.taking_apart import taken_apart
 
-    apart = take_apart(variant, device_type=device_type)
+    apart = taken_apart(variant, device_type=device_type)
     return [
         Wanted(
             id_,

@@ -330,11 +330,12 @@ class _Reader:
 
     def variant(self, row: Row) -> Variant:
         counts: dict[str, Any] = {
-            name: _count(row, name) for name in ("batch", "input_size", "length", "cache", "layers")
+            name: _count(row, name) for name in ("batch", "input_size", "length", "cache", "layers", "accumulate")
         }
-        words = {name: row[name] for name in ("dtype", "memory_format", "mode", "weights", "phase")}
-        text = _name(row, "text", empty=True, most=32)
-        return Variant(model=_name(row, "model"), padded=_truth(row, "padded"), text=text, **words, **counts)
+        chosen = ("dtype", "memory_format", "mode", "weights", "phase", "step", "optimizer", "amp")
+        words = {name: row[name] for name in chosen}
+        words |= {"text": _name(row, "text", empty=True, most=32), "recompute": _name(row, "recompute", empty=True)}
+        return Variant(model=_name(row, "model"), padded=_truth(row, "padded"), **words, **counts)
 
     def capture(self, row: Row) -> tuple[str, dict[str, Any], Variant, dict[str, int]]:
         variant = self.variant(row)
@@ -369,6 +370,8 @@ class _Reader:
             "call_index": _count(row, "call_index"),
             "module_path": _name(row, "module_path", empty=True, most=1000),
             "operator_id": spec.id,
+            "part": _name(row, "part", empty=True, most=1000),
+            "owner": _name(row, "owner", empty=True, most=1000),
             "reads": [_whole(entry) for entry in _loaded(row["reads"], "reads")],
             "writes": [_whole(entry) for entry in _loaded(row["writes"], "writes")],
             "data": _seen(_loaded(row["seen"], "seen") if row["seen"] is not None else None),

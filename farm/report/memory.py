@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import UsageError, did_you_mean
+from farm.errors import TupleRejected, UsageError, did_you_mean
 from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
 from farm.training.planning import Fit, Offload, Recomputed, largest_batch, offload, recomputed
 from farm.training.recorded import StepCall, StepCapture, TensorLife
-from farm.words.iteration import Iteration
 from farm.words.protocol import Variant
-from farm.words.tuple import DTYPES
+from farm.words.tuple import DTYPES, OperatorTuple
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -35,7 +34,6 @@ class Memory:
     """
 
     variant: Variant
-    iteration: Iteration
     card: str
     life: Life
     costs: Mapping[str, Cost]
@@ -49,7 +47,7 @@ class Memory:
 
     @property
     def title(self) -> str:
-        return f"{catalog.title_of(self.variant)}, {self.iteration}"
+        return catalog.title_of(self.variant)
 
     @property
     def peak_bytes(self) -> int:
@@ -88,7 +86,6 @@ class Memory:
         found: dict[str, Any] = {
             "title": self.title,
             "variant": self.variant.to_json(),
-            "iteration": self.iteration.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
             "times": {"from": "roofline", "card": self.card},
@@ -205,7 +202,7 @@ def _intervals(least: str, rows: list[Interval]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ asking
 
 
-def memory(variant: Variant, iteration: Iteration, card: str) -> Memory:
+def memory(variant: Variant, card: str) -> Memory:
     """A step taken apart without a card.
 
     Args:
@@ -215,8 +212,8 @@ def memory(variant: Variant, iteration: Iteration, card: str) -> Memory:
         UsageError: there is no data sheet for that card; and what `farm.training.taking_apart.take_step_apart` raises.
     """
     card = card_named(card)
-    life, costs = _life(variant, iteration, card)
-    return Memory(variant, iteration, card, life, costs)
+    life, costs = _life(variant, card)
+    return Memory(variant, card, life, costs)
 
 
 def card_named(word: str) -> str:
@@ -238,7 +235,7 @@ def with_fit(found: Memory, limit_bytes: int) -> Memory:
     def peak_of(batch: int) -> int:
         if batch == found.variant.batch:
             return found.allocated_peak_bytes
-        return allocated_peak_bytes(_captured(replace(found.variant, batch=batch), found.iteration))
+        return allocated_peak_bytes(_captured(replace(found.variant, batch=batch)))
 
     return replace(found, fit=largest_batch(peak_of, limit_bytes, found.variant.batch))
 
@@ -258,22 +255,30 @@ def with_recomputed(found: Memory) -> Memory:
     paths = paths_of_blocks(catalog.build(found.variant))
 
     def again(what: str) -> Life:
-        return _life(found.variant, replace(found.iteration, recompute=what), found.card)[0]
+        return _life(replace(found.variant, recompute=what), found.card)[0]
 
     return replace(found, recomputed=tuple(recomputed(found.life, again, paths)))
 
 
-def _captured(variant: Variant, iteration: Iteration) -> StepCapture:
+def _captured(variant: Variant) -> StepCapture:
     from farm.training.taking_apart import take_step_apart
 
-    return take_step_apart(variant, iteration, device_type="cuda")
+    return take_step_apart(variant, device_type="cuda")
 
 
-def _life(variant: Variant, iteration: Iteration, card: str) -> tuple[Life, Mapping[str, Cost]]:
-    from farm.training.costs import costs_of
+def _cost_of(spec: OperatorTuple) -> Cost:
+    """An operator that is on no list is measured nowhere; what it is given it moves."""
+    from farm.operators.cost import Cost, cost
 
-    capture = _captured(variant, iteration)
-    costs = costs_of(capture)
+    try:
+        return cost(spec)
+    except TupleRejected:
+        return Cost(0, sum(tensor.distinct_bytes for tensor in spec.tensors))
+
+
+def _life(variant: Variant, card: str) -> tuple[Life, Mapping[str, Cost]]:
+    capture = _captured(variant)
+    costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
 
     @functools.cache
     def roofline(dtype: str) -> Roofline:

@@ -80,10 +80,10 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
         CaptureError: the model could not be taken apart.
     """
-    from farm.operators.taking_apart import take_apart
+    from farm.training.taking_apart import taken_apart
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.dtype)
-    apart = take_apart(variant)
+    apart = taken_apart(variant)
     taken, costs = apart.capture, apart.costs
     weights_us = {
         operator_id: count * peaks.estimate_us(costs[operator_id].flops, costs[operator_id].bytes)

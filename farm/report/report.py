@@ -19,6 +19,7 @@ from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
 from farm.report.all_layers import AllLayers, all_layers
+from farm.report.owners import OwnerRow, owners
 from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import fetch
@@ -170,6 +171,7 @@ class Report:
     eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
     origin: str = ""  # the farm that it was imported from
     all_layers: AllLayers | None = None  # of a model of which some layers were read
+    owners: tuple[OwnerRow, ...] = ()  # of a training step
 
     @property
     def per_token(self) -> PerToken:
@@ -184,9 +186,11 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        for name in ("cards", "types", "rounds", "eagerly"):
+        for name in ("cards", "types", "rounds", "eagerly", "owners"):
             data[name] = [vars(entry) for entry in data[name]]
         data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
+        if not self.owners:
+            del data["owners"]
         if self.all_layers is None:
             del data["all_layers"]
         else:
@@ -266,6 +270,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         origin=session.scalar(select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id))
         or "",
         all_layers=all_layers(session, job, capture, evidence),
+        owners=owners(session, capture.id, chosen, protocol.data) if capture and capture.id is not None else (),
     )
 
 

@@ -311,6 +311,11 @@ _VARIANT_ROW = (
     "cache",
     "layers",
     "text",
+    "step",
+    "optimizer",
+    "amp",
+    "accumulate",
+    "recompute",
     "flops",
     "model_flops",
     "bytes_moved",
@@ -325,11 +330,13 @@ def captures(session: Session, selection: Selection) -> Batches:
 
 
 def calls(session: Session, selection: Selection) -> Batches:
-    names = ("call_index", "module_path", "operator_id", "seen", "reads", "writes")
+    names = ("call_index", "module_path", "operator_id", "part", "owner", "seen", "reads", "writes")
     wanted = (
         _CALL.call_index,
         _CALL.module_path,
         _CALL.operator_id,
+        _CALL.part,
+        _CALL.owner,
         *map(_text, (_CALL.data, _CALL.reads, _CALL.writes)),
     )
     for row, columns in _captures_of(session, selection):

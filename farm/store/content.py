@@ -52,6 +52,10 @@ class CallLike(Protocol):
     def reads(self) -> Sequence[int]: ...
     @property
     def writes(self) -> Sequence[int]: ...
+    @property
+    def part(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,8 @@ class StoredCall:
     tuple_id: str
     reads: Sequence[int]
     writes: Sequence[int]
+    part: str = ""
+    owner: str = ""
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
@@ -247,6 +253,8 @@ def store_capture(
             "operator_id": call.tuple_id,
             "reads": list(call.reads),
             "writes": list(call.writes),
+            "part": call.part,
+            "owner": call.owner,
         }
         for call in calls
     ]

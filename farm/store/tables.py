@@ -134,6 +134,11 @@ class ModelVariant(SQLModel, table=True):
     cache: int = 0
     layers: int = 0
     text: str = ""
+    step: str = ""
+    optimizer: str = ""
+    amp: str = ""
+    accumulate: int = 1
+    recompute: str = ""
     flops: int = Field(default=0, sa_type=BigInteger)
     model_flops: int = Field(default=0, sa_type=BigInteger)  # PyTorch's own counter over the whole model
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
@@ -182,6 +187,8 @@ class Call(SQLModel, table=True):
     operator_id: str = Field(foreign_key="operator.id", index=True)
     reads: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    part: str = ""  # of a training step: forward, backward, recomputation, accumulation, loss or optimizer
+    owner: str = ""  # of a training step: the leaf module or function whose part it is
     # What each activation held when the model ran (`farm.operators.seen`); [] nothing to be known, NULL not looked yet
     data: list[dict[str, Any] | None] | None = Field(
         default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)

@@ -47,6 +47,7 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
         with torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
                 step.run()
+            step.count_from_one()
             recorder = _Recorder(step, device_type)
             with recorder.watching():
                 step.run(recorder.stage)

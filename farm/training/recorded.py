@@ -10,6 +10,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 
+from farm.operators.recorder import Call, Capture, StorageSpec
 from farm.words.tuple import OperatorTuple
 
 STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
@@ -98,6 +99,27 @@ class StepCapture:
             held += change
             curve.append(held)
         return tuple(curve)
+
+    def as_capture(self) -> Capture:
+        """The step as a forward pass is kept: to be stored, estimated and measured in the same way."""
+        calls = []
+        for call in self.calls:
+            owner = self.owners[call.owner] if call.owner is not None else None
+            path, what = (owner.path, owner.what) if owner else ("", "")
+            calls.append(Call(call.index, path, call.tuple_id, call.reads, call.writes, call.part, what))
+        roles = {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}
+        return Capture(
+            tuples=self.tuples,
+            calls=tuple(calls),
+            storages=tuple(StorageSpec(one.size_bytes, roles.get(one.role, "activation")) for one in self.tensors),
+            gaps=self.unowned,
+            overlaps=self.overlaps,
+            device_type=self.device_type,
+            grad_enabled=True,
+            training=True,
+            operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
+            traces={},
+        )
 
     def __repr__(self) -> str:
         return (

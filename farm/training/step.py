@@ -70,6 +70,15 @@ class TrainingStep:
         with around("optimizer"):
             self.optimizer.step()
 
+    def count_from_one(self) -> None:
+        """Have the next step be the second, whichever it is: what Adam multiplies by depends on it, and a tuple holds that.
+
+        On a card the count is a tensor that is computed with, and nothing depends on it.
+        """
+        for state in self.optimizer.state.values():
+            if isinstance(count := state.get("step"), torch.Tensor) and count.device.type == "cpu":
+                count.fill_(1)
+
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.amp is None:
             return contextlib.nullcontext()
@@ -80,7 +89,7 @@ class TrainingStep:
 def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:
     """
     Args:
-        name: one of `farm.words.iteration.OPTIMIZERS`.
+        name: one of `farm.words.protocol.OPTIMIZERS`.
 
     Raises:
         UsageError: the model has nothing to train.
@@ -98,7 +107,20 @@ def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> 
 
 @contextlib.contextmanager
 def checkpointed(model: nn.Module, paths: tuple[str, ...]) -> Iterator[None]:
-    """While active, modules are run anew in the backward instead of keeping what they computed.
+    """`checkpoint_modules` while active."""
+    modules = checkpoint_modules(model, paths)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.__dict__["forward"]
+
+
+def checkpoint_modules(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Module]:
+    """Have modules run anew in the backward instead of keeping what they computed; returns them.
+
+    The state of random numbers is not kept for the second time: reading it no CUDA graph can hold, and what is dropped out
+    costs the same whichever it is.
 
     Args:
         paths: of the modules; ("blocks",) stands for the entries of the longest list of equal modules.
@@ -110,12 +132,10 @@ def checkpointed(model: nn.Module, paths: tuple[str, ...]) -> Iterator[None]:
 
     modules = blocks_of(model) if paths == ("blocks",) else [_module(model, path) for path in paths]
     for module in modules:
-        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.__dict__["forward"]
+        module.forward = functools.partial(  # type: ignore[method-assign]
+            checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    return modules
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

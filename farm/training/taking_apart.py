@@ -12,20 +12,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import UsageError
 from farm.models import catalog, own
+from farm.operators.cost import cost
 from farm.operators.known import nothing_computed
-from farm.operators.taking_apart import example_inputs
+from farm.operators.taking_apart import TakenApart, example_inputs, take_apart
 from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.losses import Loss, loss_of
 from farm.training.recorded import StepCapture
-from farm.training.step import TrainingStep, checkpointed
-from farm.words.iteration import Iteration
+from farm.training.step import TrainingStep, checkpoint_modules, checkpointed
 from farm.words.protocol import Variant
 
 _AMP = {"": None, "bfloat16": torch.bfloat16}
 
 
-def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str = "cpu") -> StepCapture:
+def take_step_apart(variant: Variant, *, device_type: str = "cpu") -> StepCapture:
     """One training step of a variant, in train mode, as a kind of device would run it; nothing is computed.
 
     Without a context on a card the operators are the CPU's, with the optimizer's implementation that a card gets.
@@ -37,11 +37,10 @@ def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str 
     if variant.phase == "decode":
         raise UsageError("A token beside a filled cache is not what a model is trained on.", "Give --phase prefill.")
     with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
-        variant = dataclasses.replace(variant, mode="train")
         model = catalog.build(variant, device="meta")
         inputs = example_inputs(variant, "meta")
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
-        recompute = tuple(filter(None, iteration.recompute.split(",")))
+        recompute = tuple(filter(None, variant.recompute.split(",")))
         with nothing_computed(model, inputs, None, on) as (fakes, stand_ins, _), contextlib.ExitStack() as until:
             if recompute:
                 until.enter_context(checkpointed(model, recompute))
@@ -54,12 +53,49 @@ def take_step_apart(variant: Variant, iteration: Iteration, *, device_type: str 
             step = TrainingStep(
                 model,
                 stand_ins,
-                optimizer=implementation(iteration.optimizer, device_type),
+                optimizer=implementation(variant.optimizer, device_type),
                 make_loss=loss,
-                amp=_AMP[iteration.amp],
-                accumulate=iteration.accumulate,
+                amp=_AMP[variant.amp],
+                accumulate=variant.accumulate,
             )
             return capture_step(step, device_type=on)
+
+
+def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
+    """A variant's training step on a device, with seeded random weights, as it is run and measured; grad must be enabled.
+
+    Adam and AdamW keep their count of steps on the card where a CUDA graph is made of the step.
+
+    Raises:
+        UnknownModel, UnsupportedModel, UsageError: see `take_step_apart`.
+    """
+    model, inputs = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
+    if recompute := tuple(filter(None, variant.recompute.split(","))):
+        checkpoint_modules(model, recompute)
+    step = TrainingStep(
+        model,
+        inputs,
+        optimizer=implementation(variant.optimizer, device.type),
+        make_loss=lambda output: loss_for(variant, output, device),
+        amp=_AMP[variant.amp],
+        accumulate=variant.accumulate,
+        capturable=device.type == "cuda" and launch == "graph",
+    )
+    step.run()  # makes the optimizer's state, and shows what the loss is of
+    return step
+
+
+def taken_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> TakenApart:
+    """A variant taken apart, whether its forward pass or a training step is meant.
+
+    Raises:
+        See `take_step_apart` and `farm.operators.taking_apart.take_apart`.
+    """
+    if not variant.step:
+        return take_apart(variant, device_type=device_type, grad=grad)
+    seen = take_step_apart(variant, device_type=device_type).as_capture()
+    costs = {tuple_id: cost(spec) for tuple_id, spec in seen.tuples.items()}
+    return TakenApart(seen, costs, model_flops=0)
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:

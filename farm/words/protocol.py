@@ -23,6 +23,8 @@ DataPolicy = str
 SubjectKind = Literal["operator", "variant"]
 #: What a database's column of whole numbers holds.
 LARGEST_NUMBER = 2**31 - 1
+#: Of a training step. SGD has momentum; without an implementation behind it, PyTorch's own choice on that kind of device.
+OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused"))
 OnPhase = Callable[[str, dict[str, Any]], None]  # told the name of each phase of a measurement as it begins
 
 
@@ -128,6 +130,11 @@ class Variant(Plain):
     cache: int = 0  # with decode: tokens that the caches have room for, the new one among them
     layers: int = 0  # what is left of a deep model; 0 all
     text: str = ""  # the content id of the tokens; "" of the corpus that the farm brings
+    step: str = ""  # training: one iteration of it, from zero_grad to the optimizer; "" the forward alone
+    optimizer: str = ""  # of a step
+    amp: str = ""  # of a step: what autocast computes in
+    accumulate: int = 1  # of a step: passes before the optimizer
+    recompute: str = ""  # of a step: modules that are run anew in the backward, by path, with commas between; or blocks
 
     CHOICES = {  # noqa: RUF012 - not a field
         "phase": ("", "encode", "prefill", "decode"),
@@ -135,13 +142,17 @@ class Variant(Plain):
         "memory_format": ("contiguous", "channels_last"),
         "mode": ("eval", "train"),
         "weights": ("random",),
+        "step": ("", "training"),
+        "optimizer": ("", *OPTIMIZERS),
+        "amp": ("", "bfloat16"),
     }
 
     def __post_init__(self) -> None:
         for name, choices in self.CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise UsageError(
-                    f"{name.replace('_', ' ')} '{value}' is unknown.", f"Choose one of {', '.join(choices)}."
+                    f"{name.replace('_', ' ')} '{value}' is unknown.",
+                    f"Choose one of {', '.join(filter(None, choices))}.",
                 )
         least = 0 if self.length or self.phase else 1
         for what, value, smallest, step in (
@@ -150,6 +161,7 @@ class Variant(Plain):
             ("length", self.length, 0, "Give --length 128, say."),
             ("cache", self.cache, 0, "Give --cache 1024, say."),
             ("number of layers", self.layers, 0, "Give --layers 4, say, or leave it out for all."),
+            ("number of accumulated passes", self.accumulate, 1, "Give --accumulate 4, say, or leave it out."),
         ):
             if not smallest <= value <= LARGEST_NUMBER:
                 raise UsageError(f"The {what} is {value}; it must be from {smallest} to {LARGEST_NUMBER}.", step)
@@ -174,15 +186,19 @@ class Variant(Plain):
         if self.phase:
             size += " tokens"
             size += f" and {self.input_size} px" if self.input_size else ""
-        return self.titled(f"{self.phase} {size}" if self.phase == "prefill" else size)
+        return self.titled(f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size)
 
     def titled(self, size: str) -> str:
         """What people call it, by the size of what goes in: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
         extra = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
-        extra += "" if self.mode == "eval" else f" {self.mode}"
+        extra += "" if self.mode == "eval" or self.step else f" {self.mode}"
         extra += " padded" if self.padded else ""
         extra += f" of {self.layers} layers" if self.layers else ""
         extra += f" text {self.text[:8]}" if self.text else ""
+        extra += f" {self.step} {self.optimizer}" if self.step else ""
+        extra += f" amp {self.amp}" if self.amp else ""
+        extra += f" accumulate {self.accumulate}" if self.accumulate > 1 else ""
+        extra += f" recompute {self.recompute}" if self.recompute else ""
         return f"{self.model} {size} {self.dtype}{extra}"
 
 

@@ -102,7 +102,7 @@ def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
         (("resnet18", "--optimizer", "lion"), "optimizer 'lion' is unknown"),
         (("resnet18", "--card", "Voodoo"), "There is no data sheet for 'Voodoo'."),
         (("resnet18", "--recompute", "layer9"), "The model has no module 'layer9'."),
-        (("gpt2", "--phase", "decode"), "Give --phase prefill."),
+        (("gpt2", "--phase", "decode"), "Leave --phase away."),
         (("resnet18", "--fit", "a lot"), "--fit wants an amount of memory, not 'a lot'."),
         (("resnet18", "--offload", "0"), "--offload wants a bandwidth, not '0'."),
         (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),

@@ -123,3 +123,30 @@ def test_a_name_may_carry_its_source():
         catalog.find("nowhere/resnet18")
     with pytest.raises(UsageError, match="no source of models named 'nowhere'"):
         catalog.names(source="nowhere")
+
+
+def test_a_training_step_is_a_variant_in_train_mode_with_an_optimizer():
+    step = catalog.variant("resnet50", 32, step="training")
+    assert (step.mode, step.optimizer, str(step)) == ("train", "sgd", "resnet50 32x224 float32 training sgd")
+    more = catalog.variant(
+        "gpt2", 8, step="training", optimizer="adamw-fused", amp="bfloat16", accumulate=2, recompute="blocks"
+    )
+    assert str(more) == "gpt2 8x512 tokens float32 training adamw-fused amp bfloat16 accumulate 2 recompute blocks"
+    assert Variant.from_json(more.to_json()) == more
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"optimizer": "sgd"}, "--optimizer is of a training step"),
+        ({"accumulate": 2}, "--accumulate is of a training step"),
+        ({"step": "training", "optimizer": "lion"}, "optimizer 'lion' is unknown"),
+        ({"step": "training", "accumulate": 0}, "number of accumulated passes is 0"),
+        ({"step": "evaluation"}, "step 'evaluation' is unknown"),
+    ],
+)
+def test_what_no_step_takes_is_refused_in_one_line(said, problem):
+    with pytest.raises(UsageError) as caught:
+        catalog.variant("resnet18", **said)
+    assert problem in caught.value.message
+    assert caught.value.next_step

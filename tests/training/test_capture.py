@@ -15,7 +15,6 @@ from farm.training.capture import capture_step
 from farm.training.losses import loss_of
 from farm.training.step import TrainingStep
 from farm.training.taking_apart import take_step_apart
-from farm.words.iteration import Iteration
 
 CPU = torch.device("cpu")
 
@@ -45,8 +44,7 @@ def stepping(model, *inputs, optimizer="sgd", **more):
 
 
 def taken_apart(name, batch=2, device_type="cpu", **said):
-    of_model = {key: said.pop(key) for key in ("length", "layers", "phase", "input_size") if key in said}
-    return take_step_apart(catalog.variant(name, batch, **of_model), Iteration(**said), device_type=device_type)
+    return take_step_apart(catalog.variant(name, batch, step="training", **said), device_type=device_type)
 
 
 def parts(seen):
@@ -59,6 +57,7 @@ def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer):
     step.run()
     with torch.autograd.set_multithreading_enabled(False):
         with Profiled(CPU) as plain:
+            step.count_from_one()
             step.run()
         with Profiled(CPU) as watched:
             seen = capture_step(step, warmed_up=True)

@@ -1,0 +1,44 @@
+"""A training step as a subject: measured as a whole, looked at on its card, its parts told apart in a report."""
+
+import dataclasses
+
+import torch
+
+from farm.benchmark.passes import step_passes
+from farm.benchmark.verification import verify
+from farm.models import catalog
+from farm.training.taking_apart import taken_apart
+from farm.words.protocol import Protocol, Subject
+
+CPU = torch.device("cpu")
+EAGERLY = Protocol(launch="eager")
+
+
+def variant(**said):
+    return catalog.variant("squeezenet1_1", 1, input_size=32, step="training", **said)
+
+
+def test_passes_of_a_step_leave_the_weights_where_they_are():
+    passes = step_passes(variant(optimizer="adamw"), EAGERLY, CPU)
+    before = [tensor.clone() for tensor in passes.written]
+    for _ in range(3):
+        passes.first()
+    for tensor, was in zip(passes.written, before, strict=True):
+        torch.testing.assert_close(tensor, was, rtol=1e-6, atol=1e-8)
+
+
+def test_a_step_runs_on_its_card_what_was_predicted():
+    step = dataclasses.replace(variant(optimizer="adam"), batch=2)
+    predicted = taken_apart(step).capture
+    observed, found = verify(Subject("variant", step.id, step.to_json()), EAGERLY, CPU, predicted.counts)
+    assert found.matches, found.differences
+    assert observed is None
+
+
+def test_what_a_card_runs_otherwise_tells_whose_part_it_is():
+    step = variant()
+    observed, found = verify(Subject("variant", step.id, step.to_json()), EAGERLY, CPU, {})
+    assert not found.matches
+    parts = {call["part"] for call in observed["calls"]}
+    assert parts == {"forward", "backward", "loss", "optimizer", "accumulation"}
+    assert {call["owner"] for call in observed["calls"] if call["part"] == "backward"} >= {"Conv2d", "ReLU"}
