@@ -34,7 +34,7 @@ STEPS = [
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
     ("t5-small", {**TOKENS, "phase": "encode"}),
 ]
-MOST_BYTES, MOST_BYTES_SLOW = 2**26, 2**31  # of memory, for one operator
+MOST_BYTES, MOST_BYTES_SLOW = 2**26, 2**29  # of memory, for one operator
 
 
 @pytest.fixture
@@ -87,9 +87,15 @@ def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_bac
     runs_as_captured(captured, given_back)
 
 
+OTHER_FAMILIES = [
+    *("alexnet", "densenet121", "efficientnet_b0", "inception_v3", "maxvit_t", "mnasnet0_5", "regnet_y_400mf"),
+    *("shufflenet_v2_x0_5", "squeezenet1_1", "swin_v2_t", "vgg11_bn", "vit_b_32", "convnext_tiny"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", catalog.names("classification", "torchvision"))
-def test_every_operator_of_every_classifier_runs_as_it_was_captured(model, given_back):
+@pytest.mark.parametrize("model", OTHER_FAMILIES)
+def test_every_operator_of_other_families_runs_as_it_was_captured(model, given_back):
     entry = catalog.find(model)
     sized = {} if entry.fixed_size or model == "inception_v3" else {"input_size": entry.smallest_size}
     runs_as_captured(taken_apart(model, **sized, optimizer="adamw-fused"), given_back, MOST_BYTES_SLOW)
