@@ -250,9 +250,9 @@ def with_recomputed(found: Memory) -> Memory:
     Raises:
         UsageError: the model has no list of equal blocks.
     """
-    from farm.training.step import paths_of_blocks
+    from farm.training.step import blocks_of
 
-    paths = paths_of_blocks(catalog.build(found.variant))
+    paths = blocks_of(catalog.build(found.variant))
 
     def again(what: str) -> Life:
         return _life(replace(found.variant, recompute=what), found.card)[0]

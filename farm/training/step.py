@@ -123,14 +123,14 @@ def checkpoint_modules(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Modu
     costs the same whichever it is.
 
     Args:
-        paths: of the modules; ("blocks",) stands for the entries of the longest list of equal modules.
+        paths: of the modules; ("blocks",) stands for those of `blocks_of`.
 
     Raises:
         UsageError: there is no such module.
     """
     from torch.utils.checkpoint import checkpoint
 
-    modules = blocks_of(model) if paths == ("blocks",) else [_module(model, path) for path in paths]
+    modules = [_module(model, path) for path in (blocks_of(model) if paths == ("blocks",) else paths)]
     for module in modules:
         module.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
@@ -138,11 +138,13 @@ def checkpoint_modules(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Modu
     return modules
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The entries of the list of equal modules that holds the most parameters: a decoder's layers, say.
+def blocks_of(model: nn.Module) -> list[str]:
+    """The paths of a model's blocks, in their order: of all stages, where it has several.
+
+    Blocks are the modules of the class that fills the list of equal modules with the most parameters: a decoder's layers, say.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such list.
     """
 
     def size(children: list[nn.Module]) -> int:
@@ -156,12 +158,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
             lists.append(children)
     if not lists:
         raise UsageError("The model has no list of equal blocks.", "Name modules: --recompute layer1.0,layer1.1")
-    return max(lists, key=size)
-
-
-def paths_of_blocks(model: nn.Module) -> list[str]:
-    """The paths of all modules of the class of `blocks_of`, in their order: those of all stages, where a model has several."""
-    kind = type(blocks_of(model)[0])
+    kind = type(max(lists, key=size)[0])
     paths = [name for name, module in model.named_modules() if type(module) is kind]
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
@@ -170,4 +167,6 @@ def _module(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError:
-        raise UsageError(f"The model has no module '{path}'.", "`farm operators MODEL --layers` lists them.") from None
+        raise UsageError(
+            f"The model has no module '{path}'.", "Paths are those of PyTorch's named_modules()."
+        ) from None

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from farm.errors import CaptureError, SettingsError, UnsupportedModel
+from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageError
 from farm.models import catalog
 from farm.operators.profiled import Profiled
 from farm.settings import settings
 from farm.training.capture import capture_step
 from farm.training.losses import loss_of
-from farm.training.step import TrainingStep
+from farm.training.step import TrainingStep, blocks_of
 from farm.training.taking_apart import take_step_apart
 
 CPU = torch.device("cpu")
@@ -102,6 +102,13 @@ def test_what_is_computed_anew_belongs_to_the_first_time():
     assert {seen.owners[call.owner].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
     assert len(seen.owners) == len(plain.owners)
     assert max(seen.memory_bytes) < max(plain.memory_bytes)
+
+
+def test_blocks_are_those_of_all_stages():
+    model = catalog.build("resnet18")
+    assert blocks_of(model) == [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]
+    with pytest.raises(UsageError, match="The model has no module 'layer9'"):
+        taken_apart("resnet18", recompute="layer9")
 
 
 def test_several_passes_may_go_before_the_optimizer():
