@@ -40,6 +40,7 @@ def shown(printed: str) -> str:
     return printed.replace(str(FOLDER), "farm/data").rstrip()
 
 
+@pytest.mark.slow
 def test_what_needs_no_measuring_prints_what_the_tutorial_says():
     for command, printed in BLOCK.findall(PAGE.read_text()):
         if command.startswith("run ") or "JOB" in command:

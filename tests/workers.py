@@ -29,17 +29,22 @@ ROWS = (
     ("tasks/test_metrics.py",),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
 )
+#: So many rows begin first; what keeps cores busy goes on beside them, and then come the other rows.
+BEGINNING = 3
 #: Files that keep a core busy for long: begun last, one would be what all wait for.
 LONG = ("operators/test_partition.py", "operators/test_architectures.py")
 _ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows, the long files, and then all the others as they come."""
+    """A few rows, the long files, the other rows, and then all others as they come."""
 
     def place(item: pytest.Item) -> int:
         file = _file_of(item.nodeid)
-        return _ROW_OF.get(file, len(ROWS) if file.endswith(LONG) else len(ROWS) + 1)
+        if file.endswith(LONG):
+            return BEGINNING
+        row = _ROW_OF.get(file, len(ROWS))
+        return row + (row >= BEGINNING)
 
     return sorted(items, key=place)
 
@@ -50,7 +55,7 @@ def starts_farms(item: pytest.Item) -> bool:
 
 def number_of_workers(*, waiting: bool) -> int:
     """As many as cores, and more where half of the tests wait: each imports torch, and collects all tests."""
-    return len(os.sched_getaffinity(0)) + 4 * waiting
+    return len(os.sched_getaffinity(0)) + 3 * waiting
 
 
 class InRows(LoadScopeScheduling):

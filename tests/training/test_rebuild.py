@@ -27,8 +27,6 @@ TOKENS = {"length": 16, "layers": 2}
 STEPS = [
     ("resnet18", {"input_size": 32, "optimizer": "adam"}),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "bfloat16"}),
-    ("mobilenet_v3_small", {"input_size": 32, "optimizer": "adam-fused"}),
-    ("swin_t", {"input_size": 64, "optimizer": "sgd"}),
     ("googlenet", {}),
     ("bert-base", {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"}),
     ("gpt2", {**TOKENS, "optimizer": "adamw-foreach"}),
@@ -88,8 +86,8 @@ def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_bac
 
 
 OTHER_FAMILIES = [
-    *("alexnet", "densenet121", "efficientnet_b0", "inception_v3", "maxvit_t", "mnasnet0_5", "regnet_y_400mf"),
-    *("shufflenet_v2_x0_5", "squeezenet1_1", "swin_v2_t", "vgg11_bn", "vit_b_32", "convnext_tiny"),
+    *("alexnet", "densenet121", "efficientnet_b0", "inception_v3", "maxvit_t", "mobilenet_v3_small", "regnet_y_400mf"),
+    *("shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11_bn", "vit_b_32", "convnext_tiny"),
 ]
 
 
