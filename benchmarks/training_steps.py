@@ -44,7 +44,14 @@ def steps(name: str) -> list[dict[str, Any]]:
             took_s = time.perf_counter() - begun_s
             again = take_step_apart(variant, device_type="cuda")
         except FarmError as error:
-            rows.append({"model": name, "optimizer": optimizer, "title": str(variant).partition(" training ")[0], "reason": error.message})
+            rows.append(
+                {
+                    "model": name,
+                    "optimizer": optimizer,
+                    "title": str(variant).partition(" training ")[0],
+                    "reason": error.message,
+                }
+            )
             continue
         rows.append(
             {
