@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from cli.options import AsJson, InputSize, Layers, Length, MemoryFormat, Model, Padded, Phase
+from cli.options import (
+    Accumulate,
+    Amp,
+    AsJson,
+    InputSize,
+    Layers,
+    Length,
+    MemoryFormat,
+    Model,
+    Optimizer,
+    Padded,
+    Phase,
+    Recompute,
+)
 from cli.output import emit_json, say, show
 from farm.errors import UsageError
 
@@ -15,18 +28,10 @@ from farm.errors import UsageError
 def memory(
     model: Model,
     batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
-    optimizer: Annotated[
-        str, typer.Option(help="sgd (with momentum), adam or adamw; also adamw-foreach, adamw-fused and so on.")
-    ] = "sgd",
-    amp: Annotated[str, typer.Option(help="What autocast computes in: bfloat16. Default: no autocast.")] = "",
-    accumulate: Annotated[int, typer.Option(help="Passes before the optimizer.")] = 1,
-    recompute: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH,...",
-            help="Run these modules anew in the backward, or blocks, instead of keeping activations.",
-        ),
-    ] = "",
+    optimizer: Optimizer = None,
+    amp: Amp = None,
+    accumulate: Accumulate = None,
+    recompute: Recompute = None,
     input_size: InputSize = None,
     length: Length = None,
     padded: Padded = False,

@@ -19,7 +19,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention asks for it when a dispatch mode is active
@@ -107,7 +107,7 @@ def _watched(
 ) -> Capture:
     grad = torch.enable_grad() if grad_enabled else torch.no_grad()
     try:
-        with _observed_calls(recorder), grad, _Auditor(recorder), _Functions(recorder):
+        with _observed_calls(recorder), grad, _Auditor(recorder), Functions(recorder):
             model(*args, **(kwargs or {}))
     except CaptureError:
         raise
@@ -240,12 +240,18 @@ def run_with_owners(
     recorder = Recorder(model, device_type)
     recorder.around = around
     grad = torch.enable_grad() if grad_enabled else torch.no_grad()
-    with _observed_calls(recorder), grad, _Functions(recorder):
+    with _observed_calls(recorder), grad, Functions(recorder):
         model(*args, **(kwargs or {}))
 
 
-class _Functions(TorchFunctionMode):
-    def __init__(self, recorder: Recorder) -> None:
+class CallsFunctions(Protocol):
+    def call_function(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+
+class Functions(TorchFunctionMode):
+    """Tells a recorder of each call of a public function; the recorder runs it."""
+
+    def __init__(self, recorder: CallsFunctions) -> None:
         super().__init__()
         self.recorder = recorder
 

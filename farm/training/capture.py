@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError, FarmError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
+from farm.operators.capture import Functions
 from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_arguments
 from farm.operators.recorder import costs_something
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
@@ -85,7 +85,7 @@ class _Recorder:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        with _observed_modules(self), _observed_functions(self), _Functions(self), _Operators(self):
+        with _observed_modules(self), _observed_functions(self), Functions(self), _Operators(self):
             yield
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class _Recorder:
             with self.owner(type(module).__name__), torch._C.DisableTorchFunction():
                 out = original(module, *args, **kwargs)
         elif self.now == "backward" and self.node is not None:
-            with _Functions(self):  # function modes are off inside backward
+            with Functions(self):  # function modes are off inside backward
                 out = original(module, *args, **kwargs)
         else:
             out = original(module, *args, **kwargs)
@@ -183,7 +183,7 @@ class _Recorder:
 
     def _part(self) -> tuple[str, int | None] | None:
         """The part of what runs now, and its owner; None where it has none."""
-        if self.now == "optimizer" or self.now == "zero_grad":
+        if self.now in ("optimizer", "zero_grad"):
             return "optimizer", None
         if self.now in ("forward", "loss"):
             return (self.now, self.open) if self.open is not None else None
@@ -316,7 +316,6 @@ class _Memory:
             self._there(tensor, f"input {number}", "input")
         for number, tensor in enumerate(step.loss.targets if step.loss else ()):
             self._there(tensor, f"target {number}", "input")
-        self.done = 0
 
     def _there(self, tensor: torch.Tensor, name: str, role: str) -> None:
         if _key(tensor) not in self.numbers:
@@ -386,15 +385,6 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 # ------------------------------------------------------------------------------------------------ watching
-
-
-class _Functions(TorchFunctionMode):
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.call_function(func, args, kwargs or {})
 
 
 class _Operators(TorchDispatchMode):
