@@ -86,7 +86,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "the CPU's, updated as a card does it: a prediction for a card.",
         "",
         f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are taken apart; "
-        f"{sum(row['unowned'] for row in done)} operators without an owner, {sum(row['overlaps'] for row in done)} with two; "
+        f"{sum(row['unowned'] for row in done)} operators without an owner (two none can have: there is one slot); "
         f"{sum(row['same'] for row in done)} of {len(done)} the same list twice. {statistics.median(seconds):.1f} s in the median,",
         f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two cores that did other work too; "
         f"{max(row['process_bytes'] for row in done) / 1e9:.1f} GB the largest process.",
