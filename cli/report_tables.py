@@ -78,9 +78,8 @@ def _header(report: Report) -> RenderableType:
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
     told = [f"{counts.measured} measured", f"{counts.reused} reused"]
-    told += [
-        f"{number} {name}" for name in ("failed", "open", "cancelled", "repeated") if (number := getattr(counts, name))
-    ]
+    others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {"not_run": "not run by the card"}
+    told += [f"{number} {words}" for name, words in others.items() if (number := getattr(counts, name))]
     spent = ""
     if counts.card_time_s >= 0.5:
         inside = percent(counts.window_time_s / counts.card_time_s, 0)

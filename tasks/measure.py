@@ -262,7 +262,7 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
         _follow_up(worker, _when_there(partial(items.fail, worker.database, claimed, error.reason, error.message)))
         return {"item": claimed.item_id, "status": "failed", "reason": error.reason, "message": error.message[:300]}
     if answer.verification is not None and claimed.capture_id is not None:
-        _when_there(
+        observed_id = _when_there(
             partial(
                 store_observed,
                 worker.database,
@@ -272,6 +272,8 @@ def _attempt(task: Task, worker: CardWorker, claimed: Claim) -> dict[str, Any] |
                 card_id=worker.card_id,
             )
         )
+        if observed_id is not None:
+            _when_there(partial(items.drop_not_run, worker.database, claimed.job_id, observed_id))
     closed = _write_down(worker, claimed, answer)
     if closed is None:
         return {"item": claimed.item_id, "status": "spooled"}

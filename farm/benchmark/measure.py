@@ -40,6 +40,7 @@ from farm.words.reading import REPEATED, Reading
 CHECK_S = 0.02  # how often the stopping rule is asked
 REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
 MOVED = 2.0  # times that the values of what an operator writes may grow or shrink
+NOTHING = 1e-6  # as large as what began at zero may become: weights do, by a learning rate that is next to nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,7 +443,7 @@ def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
 def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether an operator that writes its input ran on other values at the end than at the beginning."""
     return any(
-        not math.isfinite(late) or not early / MOVED <= late <= early * MOVED
+        not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
         for early, late in zip(before, after, strict=True)
     )
 

@@ -31,6 +31,7 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.content import find_tokens, reading_row
 from farm.store.database import Database, database_now
+from farm.store.locks import lock_items
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, CardState, Item, ItemState
 from farm.words.protocol import Protocol, Stopping, Subject
@@ -317,6 +318,19 @@ def fail(database: Database, claimed: Claim, reason: str, message: str) -> Close
         )
         woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
+
+
+def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
+    """Measure no more tuples that were predicted and are not among the calls that a card showed; how many that is.
+
+    Args:
+        capture_id: of what the card showed.
+    """
+    run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
+    its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
+    with database.write() as session:
+        lock_items(session, *its)
+        return session.exec(life.DROP.update(*its)).rowcount
 
 
 def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:

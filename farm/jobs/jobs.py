@@ -223,7 +223,7 @@ def retry_failed(database: Database, job_id: str) -> int:
         lasts = col(Item.lease_until_s) >= database_now()
         going_on = session.exec(life.GO_ON.update(its, life.in_work(), lasts)).rowcount
         # All in the newest round: that is the one whose verdict is made anew.
-        begun = session.exec(life.AGAIN.update(its, round=job.round)).rowcount
+        begun = session.exec(life.AGAIN.update(its, col(Item.reason) != life.NOT_RUN, round=job.round)).rowcount
         newest = session.get(tables.Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
@@ -291,7 +291,9 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
     """Which of the requests are done already, `Request.id` -> the newest finished job that asked the same, and failed nowhere."""
     wanted = [request.id for request in requests]
     asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
-    not_whole = select(Item.job_id).where(col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
+    not_whole = select(Item.job_id).where(
+        col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != life.NOT_RUN
+    )
     of_several_softwares = (
         select(Item.job_id)
         .join(tables.Reading, col(tables.Reading.id) == col(Item.reading_id))

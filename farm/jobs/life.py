@@ -27,6 +27,10 @@ IN_WORK = (CLAIMED, CANCELLED)  # the states in which an item may be at work, se
 CARD_LEFT = "card_left"
 CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 
+#: Why a tuple that was predicted is not measured: the model does not run it on the card.
+NOT_RUN = "not_run"
+NOT_RUN_MESSAGE = "The card showed that the model does not run it there."
+
 #: Nobody's any more; what its last holder brings is still known by the token.
 _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
 #: Nobody's any more, and nothing that a holder brings is accepted.
@@ -162,6 +166,13 @@ CANCEL = Transition(
         ),
         "ended_at_s": database_now(),
     },
+)
+DROP = Transition(
+    "drop",
+    (WAITING,),
+    CANCELLED,
+    "the card shows that its model runs other operators than predicted (`not_run`)",
+    {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()},
 )
 KEEP = Transition(
     "keep", (CANCELLED,), CANCELLED, "a reading is written under its token", _NO_CLAIM, given=("reading_id",)

@@ -18,6 +18,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
+from farm.jobs import life
 from farm.report.all_layers import AllLayers, all_layers
 from farm.report.owners import OwnerRow, owners
 from farm.report.tokens import PerToken, per_token
@@ -137,6 +138,7 @@ class ReadingCounts:
     failed: int
     open: int
     cancelled: int
+    not_run: int  # predicted, and not measured: the card showed that the model does not run them
     repeated: int
     card_time_s: float  # what the card was held for the readings measured for this job, everything included
     window_time_s: float  # of that, inside warm-ups, windows and bursts
@@ -457,6 +459,7 @@ def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Any]) -> 
 def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
     done = [item for item in items if item.state == ItemState.DONE]
     own = {item.reading_id for item in done if not item.reused}
+    not_run = sum(item.reason == life.NOT_RUN for item in items)
     costs = [rows[reading_id].cost_s for reading_id in own if reading_id in rows]
     totals = [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
     return ReadingCounts(
@@ -465,7 +468,8 @@ def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
         reused=sum(item.reused for item in done),
         failed=sum(item.state == ItemState.FAILED for item in items),
         open=sum(not ItemState(item.state).closed for item in items),
-        cancelled=sum(item.state == ItemState.CANCELLED for item in items),
+        cancelled=sum(item.state == ItemState.CANCELLED for item in items) - not_run,
+        not_run=not_run,
         repeated=sum(item.repeated for item in items),
         card_time_s=math.fsum(totals),
         window_time_s=math.fsum(inside_s(cost) for cost in costs),

@@ -11,6 +11,7 @@ from sqlmodel import select
 from farm.benchmark.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum, significant
+from farm.report import report
 from farm.store import calls, content, tables
 from farm.words.verification import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
@@ -67,10 +68,9 @@ def test_a_job_that_is_tried_again_while_its_round_closes_waits_in_its_newest_ro
         assert session.get_one(tables.Job, job_id).state == "open"
 
 
-def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_database):
-    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
-    measure(any_database, job_id)
-    with any_database.write() as session:
+def observe(database, job_id):
+    """The card runs the first call's operator otherwise; the id of what it showed."""
+    with database.write() as session:
         job = session.get_one(tables.Job, job_id)
         calls = session.exec(select(tables.Call)).all()
         extra = session.get_one(tables.Operator, calls[0].operator_id).model_copy(update={"id": "observed"})
@@ -80,7 +80,7 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
             content.StoredCall(0, "", "observed", (), ()),
             content.StoredCall(1, "", calls[1].operator_id, (), ()),
         ]
-        content.store_capture(
+        return content.store_capture(
             session,
             observed,
             variant_id=job.variant_id,
@@ -90,6 +90,12 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
             launch="eager",
             origin="observed",
         )
+
+
+def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_database):
+    job_id = plan_model(any_database, register(any_database, 0), ["Conv2d", "ReLU"])
+    measure(any_database, job_id)
+    observe(any_database, job_id)
     closed = close_round(any_database, job_id, 1)
     assert (closed.closing, closed.next_round) == (Closing.NEXT, 2)
     assert [item.subject_id for item in items_of(any_database, job_id) if item.round == 2] == ["observed"]
@@ -97,6 +103,20 @@ def test_other_operators_on_the_card_than_predicted_make_a_further_round(any_dat
     measure(any_database, job_id)
     assert close_round(any_database, job_id, 2).closing is Closing.DONE
     assert [verdict.round for verdict in verdicts(any_database, job_id)] == [1, 2]
+
+
+def test_what_the_card_shows_that_it_does_not_run_is_not_measured_and_not_tried_again(any_database):
+    (card,) = register(any_database, 0)
+    job_id = plan_model(any_database, [card], ["Conv2d", "ReLU"])
+    assert items.drop_not_run(any_database, job_id, observe(any_database, job_id)) == 1
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 1).closing is Closing.NEXT
+    measure(any_database, job_id)
+    assert close_round(any_database, job_id, 2).closing is Closing.DONE
+    assert jobs.retry_failed(any_database, job_id) == 0
+    with any_database.read() as session:
+        counts = report.build(session, job_id).readings
+    assert (counts.not_run, counts.cancelled, counts.failed, counts.measured) == (1, 0, 0, 3)
 
 
 def test_what_a_card_did_not_see_is_named_by_its_label(any_database):

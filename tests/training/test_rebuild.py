@@ -120,7 +120,8 @@ def test_on_the_card_every_operator_of_a_step_runs_as_it_did(model, amp, given_b
         for _ in range(2):
             out = rebuilt.run()
         assert laid_out(out) == given_back[spec.id], spec
-        if spec.short_name != "scalar_tensor":
+        # Efficient attention rounds its log-sum-exps up to 32 rows, and fills what is more with infinity.
+        if spec.short_name not in ("scalar_tensor", "_scaled_dot_product_efficient_attention"):
             assert all(map(finite, (*rebuilt.tensors, *tensors_in(out)))), spec
 
 
