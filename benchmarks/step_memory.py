@@ -1,10 +1,12 @@
 """The peak of a training step's memory: the curve of a capture against PyTorch's allocator in a step that nobody observes.
 
     python benchmarks/step_memory.py                      # ten models on the CPU
-    python benchmarks/step_memory.py resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH
+    python benchmarks/step_memory.py resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, and :bfloat16 behind it for autocast
+    python benchmarks/step_memory.py --cuda               # four models on the first GPU
 
-The capture is made on meta. What the allocator gives and takes back is what PyTorch's profiler hears of it, above what is there
-before the step. Workspaces of libraries are in the allocator's and in no operator's.
+The capture is made on meta, of a GPU's operators where there is one. What the allocator gives and takes back is what PyTorch's
+profiler hears of it on a CPU, above what is there before the step, and the bytes that were requested on a GPU. Workspaces of
+libraries are in the allocator's and in no operator's; those that cuBLAS keeps are told apart.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from farm.models import catalog
-from farm.operators.taking_apart import example_inputs
-from farm.training.step import TrainingStep
-from farm.training.taking_apart import loss_for, take_step_apart
+from farm.training.taking_apart import build_step, take_step_apart
 from farm.words.protocol import Variant
 
 CPU = torch.device("cpu")
@@ -35,12 +35,15 @@ MODELS = (
 )
 
 
-def allocator_peak_bytes(variant: Variant, optimizer: str) -> int:
+ON_CARD = ("resnet50:sgd:32", "vit_b_16:adamw-fused:32:bfloat16", "bert-base:adamw-fused:16", "gpt2:adamw-fused:8")
+
+
+def allocator_peak_bytes(variant: Variant) -> int:
     """Of an unobserved step, with what the model, its optimizer and its inputs hold anyway."""
-    model, inputs = catalog.build(variant, device="cpu"), example_inputs(variant, "cpu")
-    step = TrainingStep(model, inputs, optimizer=optimizer, make_loss=lambda output: loss_for(variant, output, CPU))
-    step.run()
+    with torch.enable_grad():
+        step = build_step(variant, CPU)
     step.optimizer.zero_grad()
+    model, inputs = step.model, step.inputs
     held = [*model.parameters(), *model.buffers(), *inputs, *(step.loss.targets if step.loss else ())]
     held += [value for state in step.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     storages = {one.data_ptr(): one.untyped_storage().nbytes() for one in held if torch.is_tensor(one)}
@@ -54,17 +57,39 @@ def allocator_peak_bytes(variant: Variant, optimizer: str) -> int:
     return peak
 
 
+def card_peak_bytes(variant: Variant) -> tuple[int, int]:
+    """Of an unobserved step on a GPU: what was requested at the peak, and what of it cuBLAS keeps as workspaces."""
+    with torch.enable_grad():
+        step = build_step(variant, torch.device("cuda"))
+        step.run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step.run()
+        torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()
+    torch._C._cuda_clearCublasWorkspaces()
+    after_bytes = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    return before["requested_bytes.all.peak"], before["requested_bytes.all.current"] - after_bytes
+
+
 def main() -> None:
-    print(f"{'step':46} {'allocator':>11} {'curve':>11} {'curve by':>9}")
-    for text in sys.argv[1:] or MODELS:
-        name, optimizer, batch = text.split(":")
-        variant = catalog.variant(name, int(batch), step="training", optimizer=optimizer)
-        curve = max(take_step_apart(variant).memory_bytes)
-        peak = allocator_peak_bytes(variant, optimizer)
-        print(
-            f"{variant!s:38} {optimizer:7} {peak / 1e6:8.1f} MB {curve / 1e6:8.1f} MB {curve / peak - 1:+9.2%}",
-            flush=True,
-        )
+    on_card = "--cuda" in sys.argv
+    if on_card:
+        torch.cuda.init()
+    chosen = [text for text in sys.argv[1:] if not text.startswith("-")]
+    print(f"{'step':60} {'allocator':>11} {'curve':>11} {'workspaces':>11} {'both by':>9}")
+    for text in chosen or (ON_CARD if on_card else MODELS):
+        name, optimizer, batch, *amp = text.split(":")
+        variant = catalog.variant(name, int(batch), step="training", optimizer=optimizer, amp="".join(amp))
+        captured = take_step_apart(variant, device_type="cuda" if on_card else "cpu")
+        curve, workspaces = max(captured.memory_bytes), 0
+        if on_card:
+            peak, workspaces = card_peak_bytes(variant)
+            torch.cuda.empty_cache()
+        else:
+            peak = allocator_peak_bytes(variant)
+        told = "".join(f" {size / 1e6:8.1f} MB" for size in (peak, curve, workspaces))
+        print(f"{variant!s:52} {optimizer:11}{told} {(curve + workspaces) / peak - 1:+9.2%}", flush=True)
 
 
 if __name__ == "__main__":
