@@ -110,6 +110,8 @@ def _chain(rebuilt: Rebuilt) -> Passes:
 
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
     """A whole model; `details` say what it holds and, for a sum that wants to know, what of it the cache keeps."""
+    from farm.operators.capture import capture
+
     variant = Variant.from_json(subject.spec)
     if variant.step:
         return step_passes(variant, protocol, device)
@@ -132,13 +134,16 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         details=_working_set(lambda: model(*arguments), parameter_bytes, device)
         if protocol.measures_context
         else Details(parameter_bytes=parameter_bytes),
-        order=lambda: calls_as_launched(model, arguments, protocol, device),
+        order=lambda: as_launched(
+            lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
+        ),
     )
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
     """A training step of a model, from zero_grad to the optimizer, whose weights stay where they are."""
     from farm.operators.encoding import tensors_in
+    from farm.training.capture import capture_step
     from farm.training.taking_apart import build_step
 
     with torch.enable_grad():
@@ -159,22 +164,21 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         if protocol.measures_context
         else Details(parameter_bytes=parameter_bytes),
         written=list(step.model.parameters()),
+        order=lambda: as_launched(
+            lambda: capture_step(step, device_type=device.type, warmed_up=True).as_capture(), protocol, device
+        ),
     )
 
 
-def calls_as_launched(
-    model: torch.nn.Module, arguments: tuple[Any, ...], protocol: Protocol, device: torch.device
-) -> Capture:
-    """A model's calls in the run that is measured: with graph launch, those that are made while a graph is captured.
+def as_launched(observe: Callable[[], Capture], protocol: Protocol, device: torch.device) -> Capture:
+    """What is observed in the run that is measured: with graph launch, the calls that are made while a graph is captured.
 
     A model may ask whether it is being captured, and run something else.
     """
-    from farm.operators.capture import capture
-
     found: list[Capture] = []
 
     def watched() -> None:
-        found.append(capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad))
+        found.append(observe())
 
     if device.type == "cuda" and protocol.launch == "graph":
         capture_graph([watched], device)

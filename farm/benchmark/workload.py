@@ -72,11 +72,14 @@ class Workload:
         return chosen
 
     def written_sizes(self) -> list[float]:
-        """The mean size of the values in what the subject writes: pass after pass it should stay where it is."""
+        """The mean size of the values in what the subject writes: pass after pass it should stay where it is.
+
+        Not of a single value: that is a count, and no time depends on it.
+        """
         return [
             float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
             for memory in self.written
-            if memory.dtype in _ADDED_IN and memory.numel()
+            if memory.dtype in _ADDED_IN and memory.numel() > 1
         ]
 
     def close(self) -> None:

@@ -217,9 +217,9 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
 def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
     """A pass that has a mask where there is padding, and none where there is none, also while a CUDA graph is recorded.
 
-    A model of transformers reads its mask to see whether it can do without. While it is recorded it cannot read: it keeps the
-    mask then, or makes one, which is another and slower attention than the same pass takes when it is launched. What it would
-    read is known here.
+    A model of transformers reads its mask to see whether it can do without, and in training its positions, to see whether
+    texts are packed into one row. While it is recorded it cannot read: it keeps the mask then, or makes one, which is another
+    and slower attention than the same pass takes when it is launched. What it would read is known here.
     """
 
     @functools.wraps(forward)
@@ -229,6 +229,8 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
         with contextlib.ExitStack() as until:
             until.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
+            if hasattr(masking_utils, "find_packed_sequence_indices"):
+                until.enter_context(_replaced(masking_utils, "find_packed_sequence_indices", lambda positions: None))
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
                 if not padded and (
                     decides := getattr(masking_utils, name, None)

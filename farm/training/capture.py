@@ -258,6 +258,7 @@ class _Recorder:
             overlaps=tuple(self.overlaps),
             loss=self.step.loss.name if self.step.loss else "",
             device_type=self.device_type,
+            integers=self.memory.integers,
         )
 
 
@@ -299,6 +300,7 @@ class _Memory:
         self.refs: list[StorageWeakRef] = []
         self.facts: list[dict[str, Any]] = []
         self.waiting: set[int] = set()  # storages that are not yet released
+        self.integers: dict[int, torch.UntypedStorage] = {}  # of those, what was there before the step
         self.step = step
         for name, weight in step.model.named_parameters():
             self._there(weight, name, "parameter")
@@ -319,7 +321,9 @@ class _Memory:
 
     def _there(self, tensor: torch.Tensor, name: str, role: str) -> None:
         if _key(tensor) not in self.numbers:
-            self._add(tensor, name, role, born=-1)
+            number = self._add(tensor, name, role, born=-1)
+            if not tensor.is_floating_point():
+                self.integers[number] = tensor.untyped_storage()
 
     def _add(self, tensor: torch.Tensor, name: str, role: str, born: int) -> int:
         storage = tensor.untyped_storage()

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from farm.operators.recorder import Call, Capture, StorageSpec
 from farm.words.tuple import OperatorTuple
+
+if TYPE_CHECKING:
+    import torch
 
 STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
 PARTS = ("forward", "backward", "recomputation", "accumulation", "loss", "optimizer")
@@ -70,7 +74,10 @@ class TensorLife:
 
 @dataclass(frozen=True)
 class StepCapture:
-    """One step. ``unowned`` and ``overlaps`` are texts for people: what has no part, and what has two; both are to be empty."""
+    """One step. ``unowned`` and ``overlaps`` are texts for people: what has no part, and what has two; both are to be empty.
+
+    ``integers`` is the memory, by its number, of token ids, masks, positions and targets that were there before the step.
+    """
 
     tuples: dict[str, OperatorTuple]
     calls: tuple[StepCall, ...]
@@ -80,6 +87,7 @@ class StepCapture:
     overlaps: tuple[str, ...]
     loss: str
     device_type: str
+    integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:
@@ -119,6 +127,7 @@ class StepCapture:
             training=True,
             operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
             traces={},
+            integers=self.integers,
         )
 
     def __repr__(self) -> str:

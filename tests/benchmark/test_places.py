@@ -7,6 +7,10 @@ from torch import nn
 from farm.benchmark.places import Player
 from farm.models import catalog
 from farm.operators.capture import capture
+from farm.operators.encoding import tensors_in
+from farm.training.capture import capture_step
+from farm.training.losses import Loss
+from farm.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 
@@ -94,3 +98,37 @@ def test_a_call_that_is_run_twice_leaves_counters_where_one_run_leaves_them():
 
     with torch.no_grad():
         Player(seen, CPU).play(twice)  # a place behind the end of the cache would raise
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word, self.place = nn.Embedding(500, 8), nn.Embedding(6, 8)
+        self.last = nn.Linear(8, 500)
+        self.register_buffer("places", torch.arange(6))
+
+    def forward(self, ids):
+        return self.last(self.word(ids) + self.place(self.places[: ids.shape[1]]))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd-foreach", "adamw-fused"])
+def test_a_step_is_played_through_its_backward_and_its_optimizer(optimizer):
+    step = TrainingStep(
+        Tokens(),
+        (torch.randint(500, (2, 6)),),
+        optimizer=optimizer,
+        make_loss=lambda output: Loss(
+            "", (torch.randint(500, (12,)),), lambda out, to: nn.functional.cross_entropy(out.flatten(0, 1), *to)
+        ),
+    )
+    seen = capture_step(step).as_capture()
+    steps = played(seen)  # a row that no table has would raise
+    made = {}
+    for call, addresses, out, _ in steps:
+        given = dict(zip(call.reads, dict.fromkeys(addresses), strict=True))
+        assert all(made[storage] == given[storage] for storage in call.reads if storage in made)
+        fresh = [tensor.untyped_storage().data_ptr() for tensor in tensors_in(out)]
+        new = [storage for storage in call.writes if storage not in call.reads]
+        made |= zip(new, (address for address in dict.fromkeys(fresh) if address not in addresses), strict=True)
+        assert all(torch.isfinite(tensor).all() for tensor in tensors_in(out))
+    assert {call.part for call, *_ in steps} == {"forward", "loss", "backward", "optimizer"}
