@@ -1,12 +1,14 @@
-"""``farm memory``: what memory a training step needs, and when. Measures nothing; needs no broker, database or card."""
+"""``farm memory``: what memory a training step needs, and when. Measures nothing; needs no broker and no card, and no database
+unless a job is named."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli import opening
 from cli.options import (
     Accumulate,
     Amp,
@@ -22,7 +24,11 @@ from cli.options import (
     Recompute,
 )
 from cli.output import emit_json, say, show
-from farm.errors import UsageError
+from farm.errors import FarmUnavailable, NoDatabase, UsageError
+
+if TYPE_CHECKING:
+    from farm.report.memory import Memory
+    from farm.words.protocol import Variant
 
 
 def memory(
@@ -39,7 +45,16 @@ def memory(
     layers: Layers = None,
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16, of the weights too.")] = "float32",
     memory_format: MemoryFormat = "contiguous",
-    card: Annotated[str, typer.Option(help="By whose data sheet times are estimated.")] = "H200",
+    card: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose readings times are taken from, and by whose data sheet the others are estimated; or cpu."
+            " Default: H200."
+        ),
+    ] = None,
+    job: Annotated[
+        str, typer.Option(metavar="JOB", help="Take times from what that job read, on its card. Default: all readings.")
+    ] = "",
     fit: Annotated[
         str, typer.Option(metavar="SIZE", help="Find the largest batch that fits in so much memory: 80GB.")
     ] = "",
@@ -96,7 +111,7 @@ def memory(
         accumulate=accumulate,
         recompute=recompute,
     )
-    found = memories.memory(variant, card)
+    found = _found(variant, card, job)
     if bytes_per_s is not None:
         found = memories.with_offload(found, bytes_per_s)
     if limit_bytes is not None:
@@ -114,3 +129,23 @@ def memory(
         from cli import memory_table
 
         show(memory_table.table(found))
+
+
+def _found(variant: Variant, card: str | None, job: str) -> Memory:
+    """With what the farm's database has read, where there is one."""
+    from farm.report import memory as memories
+
+    if job:
+        if card is not None:
+            raise UsageError("A job has a card of its own.", "Leave --card away, or --job.")
+        with opening.open_database().read() as session:
+            return memories.of_job(session, variant, job)
+    found = memories.memory(variant, card or "H200")
+    try:
+        with opening.open_database().read() as session:
+            return memories.with_readings(session, found)
+    except NoDatabase:
+        pass
+    except FarmUnavailable as error:
+        say(f"Times are estimates: {error.message}")
+    return found

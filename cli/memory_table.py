@@ -52,7 +52,7 @@ def _facts(found: Memory) -> Table:
             f"{len(capture.calls)} calls of {len(capture.tuples)} tuples, {len(capture.owners)} owners; "
             f"about {quantity(life.step_us, TIME)}",
         ),
-        ("times", f"estimates, from an {found.card}'s data sheet: arithmetic and traffic at its peaks, and a launch"),
+        ("times", found.clock),
         *([("note", found.predicted)] if found.predicted else []),
         ("base", f"{_size(life.base_bytes)} before the step and behind it"),
         (

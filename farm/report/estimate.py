@@ -247,28 +247,17 @@ def estimate(
     weight = {
         one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * sum(one.calls.values()) for one in wanted
     }
-    data_of = _protocols_like(session, protocol)
-    sets = _sets(session, [one.operator_id for one in wanted] + [variant.id], model, list(data_of), torch)
-    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
+    taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline, torch)
+    if taken is None:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         measuring = command_of(
-            Request(variant=variant, protocol=protocol.with_data("normal" if kind == "cpu" else "seen"))
+            Request(variant=variant, protocol=protocol.with_data("normal" if kind == "cpu" or variant.step else "seen"))
         )
         raise UsageError(
             f"No reading of {model}{about} is of a tuple of {variant}.",
             f"Measure it: {measuring.removesuffix(' --reuse none')}; or import another farm's readings with `farm import`.",
         )
-
-    def covered(key: tuple[int | None, str]) -> tuple[float, float]:
-        subjects = {subject for subject, _ in sets[key]}
-        newest = max(row.created_at_s for row in sets[key].values())
-        return math.fsum(weight.get(subject, 0.0) for subject in subjects), newest
-
-    chosen = max(sets, key=covered)
-    rows = sets[chosen]
-    parts, used, other = _parts(wanted, rows, data_of, roofline)
-    whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
-    wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
+    parts, used, wholes = taken.parts, taken.rows, taken.wholes
     summed = aggregate(parts, wholes, target=0.95, launch=protocol.launch)
     everything = math.fsum(weight.values())
     missing, predicted = [], 0.0
@@ -295,17 +284,17 @@ def estimate(
         notes.append(
             f"{len(bursts)} tuples hit the power limit when looped: the interval holds their time in bursts, too."
         )
-    if len(sets) > 1:
-        notes.append(f"Readings of {len(sets) - 1} other methods or software are there, and were not mixed in.")
+    if taken.others:
+        notes.append(f"Readings of {taken.others} other methods or software are there, and were not mixed in.")
     readings = list({row.id: row for row in used.values()}.values())
-    software = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id == chosen[1])).one()
+    software = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id == taken.software_id)).one()
     totals = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
     return Estimate(
         variant=variant,
         card_model=model,
         protocol=protocol,
         software=Software(**{name: value for name, value in software._mapping.items() if name != "id"}),
-        method=chosen[0] or 0,
+        method=taken.method,
         tuples=len(wanted),
         covered_tuples=len(used),
         coverage=math.fsum(weight[id_] for id_ in used) / everything,
@@ -317,12 +306,64 @@ def estimate(
         predictor=predictor.name if predictor else "",
         missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
         measuring_rest_s=len(missing) * (statistics.median(totals) if totals else SECONDS_A_TUPLE),
-        other_data_calls=other,
+        other_data_calls=taken.other_data_calls,
         flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
         origins=dict(Counter(row.origin for row in readings)),
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The readings of one method and one software that cover most of a model's cost.
+
+    Attributes:
+        rows: by tuple.
+        others: how many other methods and software there are readings of.
+        other_data_calls: calls whose class of data has no reading, taken from another class.
+    """
+
+    method: int
+    software_id: str
+    parts: list[Part]
+    rows: Mapping[str, Any]
+    wholes: list[Whole]
+    others: int
+    other_data_calls: int
+
+
+def readings_taken(
+    session: Session,
+    variant: Variant,
+    wanted: Sequence[Wanted],
+    weight: Mapping[str, float],
+    card_model: str,
+    protocol: Protocol,
+    roofline: Roofline,
+    torch: str = "",
+) -> Taken | None:
+    """What there is of a model's tuples on one model of card; None where no reading is of a tuple that weighs anything.
+
+    Args:
+        weight: the cost of all calls of a tuple, by its id.
+    """
+    data_of = _protocols_like(session, protocol)
+    sets = _sets(session, [one.operator_id for one in wanted] + [variant.id], card_model, list(data_of), torch)
+    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
+        return None
+
+    def covered(key: tuple[int | None, str]) -> tuple[float, float]:
+        subjects = {subject for subject, _ in sets[key]}
+        newest = max(row.created_at_s for row in sets[key].values())
+        return math.fsum(weight.get(subject, 0.0) for subject in subjects), newest
+
+    method, software_id = chosen = max(sets, key=covered)
+    rows = sets[chosen]
+    parts, used, other = _parts(wanted, rows, data_of, roofline)
+    whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
+    wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
+    return Taken(method or 0, software_id, parts, used, wholes, len(sets) - 1, other)
 
 
 def _protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:

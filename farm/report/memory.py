@@ -1,4 +1,5 @@
-"""What memory a training step needs and when, as plain values: from a capture alone, with times by a card's roofline."""
+"""What memory a training step needs and when, as plain values: from a capture alone, with times of calls as they were read
+where there are readings of their tuples, and by a card's roofline where not."""
 
 from __future__ import annotations
 
@@ -7,14 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from sqlmodel import Session, col, select
+
+from farm.asking.command import command_of
 from farm.errors import TupleRejected, UsageError, did_you_mean
+from farm.jobs import jobs
 from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
+from farm.report import report as reports
+from farm.report.estimate import Wanted, peaks_of, readings_taken
+from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
 from farm.training.planning import Fit, Offload, Recomputed, largest_batch, offload, recomputed
 from farm.training.recorded import StepCall, StepCapture, TensorLife
-from farm.words.protocol import Variant
+from farm.verdict.choice import choose
+from farm.words.label import label_of
+from farm.words.protocol import Protocol, Variant
+from farm.words.request import Request
 from farm.words.tuple import DTYPES, OperatorTuple
+from farm.words.written import percent
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -25,16 +37,48 @@ LONGEST = 10  # tensors that are named
 
 
 @dataclass(frozen=True)
+class Times:
+    """What one call of a tuple takes on a card: as it was read there, else at least by its peaks.
+
+    Attributes:
+        card: its model, or part of it.
+        kind: cuda or cpu.
+        read_us: of one call, by tuple id.
+        readings: what these are of, for people; "" where there are none.
+        job: that they were taken for, where one was named.
+        fingerprint: the card's own peaks, where they were measured.
+    """
+
+    card: str
+    kind: str = "cuda"
+    read_us: Mapping[str, float] = field(default_factory=dict)
+    readings: str = ""
+    job: str = ""
+    fingerprint: Mapping[str, Any] | None = None
+
+    def of(self, spec: OperatorTuple, cost: Cost) -> float:
+        read_us = self.read_us.get(spec.id)
+        return self.estimate_us(spec, cost) if read_us is None else read_us
+
+    def estimate_us(self, spec: OperatorTuple, cost: Cost) -> float:
+        floating = [one.dtype for one in spec.tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))]
+        return self._roofline(floating[0] if floating else "float32").estimate_us(cost.flops, cost.bytes)
+
+    def _roofline(self, dtype: str) -> Roofline:
+        return roofline_of(self.kind, self.card, self.fingerprint, dtype=dtype)
+
+
+@dataclass(frozen=True)
 class Memory:
     """One training step of a variant.
 
     Attributes:
-        card: by whose roofline times are estimated.
+        times: what its calls take.
         costs: of each tuple.
     """
 
     variant: Variant
-    card: str
+    times: Times
     life: Life
     costs: Mapping[str, Cost]
     fit: Fit | None = None
@@ -54,10 +98,37 @@ class Memory:
         return self.life.held_bytes[self.life.peak]
 
     @property
+    def read_calls(self) -> int:
+        """Calls whose time was read."""
+        return sum(call.tuple_id in self.times.read_us for call in self.capture.calls)
+
+    @property
+    def read_share(self) -> float:
+        """What share of the step's time was read, 0 to 1; the rest is estimated."""
+        read = [call.index for call in self.capture.calls if call.tuple_id in self.times.read_us]
+        return sum(self.life.times_us[index] for index in read) / self.life.step_us if read else 0.0
+
+    @property
+    def clock(self) -> str:
+        """Where times come from, for people."""
+        sheet = f"an {sheet_of(self.times.card) or self.times.card}'s data sheet"
+        by = "what a few cores reach" if self.times.kind == "cpu" else f"{sheet}: arithmetic and traffic at its peaks"
+        estimates = f"estimates, from {by}, and a launch"
+        if not self.read_calls:
+            return estimates
+        read = f"{percent(self.read_share)} of the step read ({self.read_calls} of {len(self.capture.calls)} calls: {self.times.readings})"
+        return read if self.read_calls == len(self.capture.calls) else f"{read}; the rest {estimates}"
+
+    @property
+    def clock_name(self) -> str:
+        """The same in two words, for a drawing."""
+        return "estimated" if not self.read_calls else f"{percent(self.read_share)} read, rest estimated"
+
+    @property
     def predicted(self) -> str:
         """What the operators are where no card was asked; empty where one was."""
         told = "The operators are the CPU's: a capture without a card is a prediction for a card."
-        return told if self.capture.device_type == "cpu" else ""
+        return told if self.capture.device_type != self.times.kind else ""
 
     @functools.cached_property
     def allocated_peak_bytes(self) -> int:
@@ -88,7 +159,14 @@ class Memory:
             "variant": self.variant.to_json(),
             "loss": capture.loss,
             "operators_of": capture.device_type,
-            "times": {"from": "roofline", "card": self.card},
+            "times": {
+                "from": "readings" if self.read_calls == len(self.capture.calls) else "roofline",
+                "card": self.times.card,
+                "job": self.times.job or None,
+                "readings": self.times.readings,
+                "read_share": self.read_share,
+                "read_calls": self.read_calls,
+            },
             "calls": len(capture.calls),
             "tuples": len(capture.tuples),
             "owners": len(capture.owners),
@@ -155,6 +233,7 @@ class Memory:
             "owner": owner and {"path": owner.path, "operator": owner.what, "index": owner.index},
             "begin_us": self.life.begins_us[call.index],
             "time_us": self.life.times_us[call.index],
+            "time_from": "reading" if call.tuple_id in self.times.read_us else "roofline",
             "flops": cost.flops,
             "moved_bytes": cost.bytes,
             "reads": list(call.reads),
@@ -203,17 +282,100 @@ def _intervals(least: str, rows: list[Interval]) -> list[dict[str, Any]]:
 
 
 def memory(variant: Variant, card: str) -> Memory:
-    """A step taken apart without a card.
+    """A step taken apart without a card, its times estimated.
 
     Args:
-        card: the name of a card with a data sheet, or part of it.
+        card: the name of a card with a data sheet, or part of it; or cpu.
 
     Raises:
         UsageError: there is no data sheet for that card; and what `farm.training.taking_apart.take_step_apart` raises.
     """
-    card = card_named(card)
-    life, costs = _life(variant, card)
-    return Memory(variant, card, life, costs)
+    return _memory(variant, Times("cpu", "cpu") if card.lower() == "cpu" else Times(card_named(card)))
+
+
+def of_job(session: Session, variant: Variant, word: str) -> Memory:
+    """A step with times as a job read them, on whatever model's tuples; what it has not read is estimated for its card.
+
+    Raises:
+        NoSuchJob: there is none.
+        UsageError: it has read none of the step's tuples; and as `memory` raises.
+    """
+    job = jobs.find(session, word)
+    report = reports.build(session, job.id)
+    card = report.cards[0] if report.cards else None
+    row = session.get(tables.Card, card.id) if card else None
+    all_us: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for one in report.tuples:  # one tuple in several classes of data is several rows
+        if one.time_us is not None:
+            all_us[one.operator_id] = all_us.get(one.operator_id, 0.0) + one.calls * one.time_us
+            calls[one.operator_id] = calls.get(one.operator_id, 0) + one.calls
+    torch = ", ".join(sorted({f"torch {software['torch']}" for software in report.software}))
+    about = f"job {job.id}, {card.model if card else ''}, {torch}, {report.protocol.launch} launch"
+    times = Times(
+        card.model if card else "",
+        "cpu" if card and card.kind == "cpu" else "cuda",
+        {tuple_id: all_us[tuple_id] / calls[tuple_id] for tuple_id in all_us},
+        about,
+        job.id,
+        row.fingerprint if row else None,
+    )
+    found = _memory(variant, times)
+    if not found.read_calls:
+        asked = Request.from_json(job.request)
+        measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
+        raise UsageError(f"Job {job.id} has read no tuple of {variant}.", f"It is of: {measured}.")
+    return found
+
+
+def with_readings(session: Session, found: Memory) -> Memory:
+    """The same step with the readings that a database has of its tuples on that model of card, or of any CPU; of several models
+    that are meant, and of several kinds of software, those that cover most."""
+    capture, variant, kind = found.capture, found.variant, found.times.kind
+    protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
+    specs = capture.tuples
+    wanted = [
+        Wanted(id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {})
+        for id_, number in capture.counts.items()
+        for spec in (specs[id_],)
+    ]
+    weight = {
+        id_: number * found.times.estimate_us(specs[id_], found.costs[id_]) for id_, number in capture.counts.items()
+    }
+    best = found
+    for model in session.exec(select(tables.Card.model).where(tables.Card.kind == kind).distinct()):
+        if kind != "cpu" and sheet_of(model) != found.times.card:
+            continue
+        roofline = peaks_of(session, model, variant.dtype)[1]
+        taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline)
+        if taken is None:
+            continue
+        wholes = [whole.reading for whole in taken.wholes if whole.reading]
+        read_us = {
+            part.operator_id: choose(part.reading, wholes, part.operator_id).time.value
+            for part in taken.parts
+            if part.reading
+        }
+        software = session.get_one(tables.Software, taken.software_id)
+        fingerprint = session.exec(
+            select(tables.Card.fingerprint).where(tables.Card.model == model, col(tables.Card.fingerprint).is_not(None))
+        ).first()
+        about = f"{model}, torch {software.torch}, {protocol.launch} launch"
+        times = Times(model, kind, read_us, about, fingerprint=fingerprint)
+        there = replace(found, times=times, life=_life(capture, found.costs, times))
+        best = max(best, there, key=lambda one: one.read_share)
+    return best
+
+
+def _memory(variant: Variant, times: Times) -> Memory:
+    capture = _captured(variant, times.kind)
+    costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
+    return Memory(variant, times, _life(capture, costs, times), costs)
+
+
+def sheet_of(model: str) -> str:
+    """The card whose data sheet counts for a model of card; "" where there is none."""
+    return next((name for name in KNOWN_CARDS if name in model), "")
 
 
 def card_named(word: str) -> str:
@@ -235,7 +397,7 @@ def with_fit(found: Memory, limit_bytes: int) -> Memory:
     def peak_of(batch: int) -> int:
         if batch == found.variant.batch:
             return found.allocated_peak_bytes
-        return allocated_peak_bytes(_captured(replace(found.variant, batch=batch)))
+        return allocated_peak_bytes(_captured(replace(found.variant, batch=batch), found.times.kind))
 
     return replace(found, fit=largest_batch(peak_of, limit_bytes, found.variant.batch))
 
@@ -255,15 +417,15 @@ def with_recomputed(found: Memory) -> Memory:
     paths = blocks_of(catalog.build(found.variant))
 
     def again(what: str) -> Life:
-        return _life(replace(found.variant, recompute=what), found.card)[0]
+        return _memory(replace(found.variant, recompute=what), found.times).life
 
     return replace(found, recomputed=tuple(recomputed(found.life, again, paths)))
 
 
-def _captured(variant: Variant) -> StepCapture:
+def _captured(variant: Variant, kind: str) -> StepCapture:
     from farm.training.taking_apart import take_step_apart
 
-    return take_step_apart(variant, device_type="cuda")
+    return take_step_apart(variant, device_type=kind)
 
 
 def _cost_of(spec: OperatorTuple) -> Cost:
@@ -276,21 +438,6 @@ def _cost_of(spec: OperatorTuple) -> Cost:
         return Cost(0, sum(tensor.distinct_bytes for tensor in spec.tensors))
 
 
-def _life(variant: Variant, card: str) -> tuple[Life, Mapping[str, Cost]]:
-    capture = _captured(variant)
-    costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
-
-    @functools.cache
-    def roofline(dtype: str) -> Roofline:
-        return roofline_of("cuda", card, dtype=dtype)
-
-    def time_us(tuple_id: str) -> float:
-        floating = [
-            one.dtype for one in capture.tuples[tuple_id].tensors if DTYPES[one.dtype][1].startswith(("fp", "bf"))
-        ]
-        return roofline(floating[0] if floating else "float32").estimate_us(
-            costs[tuple_id].flops, costs[tuple_id].bytes
-        )
-
-    times = {tuple_id: time_us(tuple_id) for tuple_id in capture.tuples}
-    return Life(capture, tuple(times[call.tuple_id] for call in capture.calls)), costs
+def _life(capture: StepCapture, costs: Mapping[str, Cost], times: Times) -> Life:
+    of = {tuple_id: times.of(spec, costs[tuple_id]) for tuple_id, spec in capture.tuples.items()}
+    return Life(capture, tuple(of[call.tuple_id] for call in capture.calls))

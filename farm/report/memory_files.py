@@ -64,6 +64,7 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
     script = plotly_js()
     facts = found.to_json()
     drawn = charts(found)
+    title = f"{found.title} (times {found.clock_name})"
     page = render("memory.html", title=found.title, found=found, charts=list(map(as_plotly, drawn)), script=script)
     return _written(
         folder,
@@ -71,8 +72,8 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
             "kernels.parquet": lambda path: _parquet(facts["kernels"], path),
             "tensors.parquet": lambda path: _parquet(facts["tensors"], path),
             "trace.json": _saving(json.dumps({"traceEvents": list(events(found)), "displayTimeUnit": "ms"})),
-            "memory.png": lambda path: draw_charts(drawn, path, found.title),
-            "memory.svg": lambda path: draw_charts(drawn, path, found.title),
+            "memory.png": lambda path: draw_charts(drawn, path, title),
+            "memory.svg": lambda path: draw_charts(drawn, path, title),
             "memory.html": _saving(page),
         },
     )
@@ -227,7 +228,7 @@ def charts(found: Memory) -> list[Chart]:
     left = (
         [Line("with offloading", times_ms, [size / 1e9 for size in found.offload.held_bytes])] if found.offload else []
     )
-    time_name = "ms since the step began (estimated)"
+    time_name = f"ms since the step began ({found.clock_name})"
     return [
         Chart("held, by role", time_name, "GB", areas=tuple(roles)),
         Chart("held, by whether a call uses it", time_name, "GB", lines=tuple(left), areas=tuple(use)),

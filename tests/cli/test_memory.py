@@ -6,13 +6,17 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
+from farm.models import catalog
+from farm.settings import settings
+from tests.report import filled, measured
+
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     said = farm("memory", "resnet18", "-b", "2", "--input-size", "64", "--optimizer", "adamw", "--json")
     assert said.code == 0, said.stderr
     found = json.loads(said.stdout)
     assert found["loss"] == "cross-entropy"
-    assert found["times"] == {"from": "roofline", "card": "H200"}
+    assert (found["times"]["from"], found["times"]["card"], found["times"]["read_calls"]) == ("roofline", "H200", 0)
     peak = found["peak"]
     assert sum(peak["bytes_by_role"].values()) == peak["bytes"] == max(row["held_bytes"] for row in found["kernels"])
     assert peak["bytes"] <= peak["allocated_bytes"]
@@ -96,6 +100,58 @@ def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
     assert all(row["freed_bytes"] == found["peak"]["bytes"] - row["peak_bytes"] for row in rows)
 
 
+STEP = catalog.variant("resnet18", 2, input_size=64, step="training")
+
+
+def told(farm, *more):
+    said = farm(*SMALL, *more, "--json")
+    assert said.code == 0, said.stderr
+    return json.loads(said.stdout)
+
+
+def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, monkeypatch, tmp_path):
+    estimated = told(farm)
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    assert told(farm)["kernels"] == estimated["kernels"]  # no reading is there
+    filled.fill(database, STEP, leave_out=lambda spec: spec.short_name == "convolution", whole=False)
+    filled.fill(database, STEP, model="NVIDIA H100", card="GPU-1", whole=False)
+    found = told(farm)
+    read = [row for row in found["kernels"] if row["time_from"] == "reading"]
+    assert {row["operator"] for row in found["kernels"] if row not in read} == {"aten.convolution.default"}
+    assert found["times"]["read_calls"] == len(read)
+    assert found["times"]["read_share"] == pytest.approx(sum(row["time_us"] for row in read) / found["step_us"])
+    assert found["times"]["from"] == "roofline"
+    assert all(
+        row["time_us"] != before["time_us"]
+        for row, before in zip(found["kernels"], estimated["kernels"], strict=True)
+        if row["time_from"] == "reading"
+    )
+    complete = told(farm, "--card", "H100", "--what-if-recompute")["times"]
+    assert (complete["from"], complete["read_share"]) == ("readings", 1)
+    assert told(farm, "--card", "A100")["times"]["from"] == "roofline"
+    said = farm(*SMALL, "--out", tmp_path).stdout
+    assert " % of the step read (" in said
+    assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest estimates" in " ".join(said.split())
+    assert "rest estimated" in (tmp_path / "memory.svg").read_text()
+    assert "of the step read" in (tmp_path / "memory.html").read_text()
+
+
+def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    job = measured.measured(database, STEP)
+    found = told(farm, "--job", job[:3])
+    assert (found["times"]["job"], found["times"]["from"]) == (job, "readings")
+    report = json.loads(farm("report", job, "--json").stdout)
+    read = {row["operator_id"]: row["time_us"] for row in report["tuples"]}
+    assert all(row["time_us"] == pytest.approx(read[row["tuple"]]) for row in found["kernels"])
+    other = farm("memory", "squeezenet1_1", "-b", "2", "--input-size", "64", "--dtype", "bfloat16", "--job", job)
+    assert (other.code, other.stdout) == (2, "")
+    assert f"Job {job} has read no tuple of squeezenet1_1 2x64 bfloat16 training sgd." in other.stderr
+    assert "farm run resnet18 --batch 2 --input-size 64 --step training --optimizer sgd" in other.stderr
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
@@ -106,6 +162,7 @@ def test_memory_answers_what_fits_and_what_blocks_would_free(farm):
         (("resnet18", "--fit", "a lot"), "--fit wants an amount of memory, not 'a lot'."),
         (("resnet18", "--offload", "0"), "--offload wants a bandwidth, not '0'."),
         (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
+        (("resnet18", "--job", "none", "--card", "H200"), "A job has a card of its own."),
         (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "Leave --recompute away."),
     ],
 )

@@ -7,9 +7,10 @@ import itertools
 import math
 from typing import Any
 
-from farm.operators.taking_apart import TakenApart, take_apart
+from farm.operators.taking_apart import TakenApart
 from farm.store import content, tables
 from farm.store.database import Database
+from farm.training.taking_apart import taken_apart
 from farm.words.protocol import Protocol, Software, Variant
 from farm.words.reading import METHOD, Trace
 from farm.words.verification import Verification
@@ -21,7 +22,7 @@ SOFTWARE = Software(
 PROTOCOL = Protocol()
 KERNELS = {"void gemm<float, 4>(float const*)": 1}
 
-apart = functools.cache(take_apart)
+apart = functools.cache(taken_apart)
 
 
 def fill(
@@ -40,7 +41,7 @@ def fill(
     half_width: float = 0.002,
 ) -> TakenApart:
     """Readings of a variant's tuples and of the whole, on one card."""
-    taken = apart(variant)
+    taken = apart(variant, device_type="cuda") if variant.step else apart(variant)  # with a card's optimizer
     costs = {spec: taken.costs[id_] for id_, spec in taken.capture.tuples.items()}
     with database.write() as session:
         content.store_software(session, software)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from farm.operators.taking_apart import take_apart
 from farm.prediction.roofline import roofline_of
 from farm.store import content, tables
 from farm.store.database import Database
+from farm.training.taking_apart import taken_apart
 from farm.verdict.composing import compose, evidence_of
 from farm.words.protocol import Variant
 from farm.words.request import Request
@@ -19,7 +19,7 @@ POWER_W = 500.0
 
 def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any) -> str:
     """The variant read on an H200 that does not exist, with a verdict; its job's id."""
-    apart = take_apart(variant, device_type="cuda")
+    apart = taken_apart(variant, device_type="cuda")
     asked = Request(variant=variant, **request)
     roofline = roofline_of("cuda", "NVIDIA H200", dtype=variant.dtype)
     unlike = random.Random(variant.id)
