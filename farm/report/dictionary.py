@@ -5,9 +5,12 @@ The Parquet schema, the data dictionary beside an export, the documentation and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from farm.words.protocol import Variant
 
 FORMAT = 1  # raised when a column changes its meaning or goes; a new column leaves it as it is
 
@@ -97,6 +100,9 @@ VARIANT = _columns(
     ("recompute", "text", "of a step: the modules that are run anew in the backward"),
     ("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP"),
 )
+
+#: The columns that a variant is made of again.
+OF_VARIANT = tuple(entry.name for entry in dataclasses.fields(Variant))
 
 CARD = _columns(
     ("card_id", "text", "the card: a GPU's UUID, or a name for a host's CPU"),

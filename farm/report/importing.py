@@ -21,7 +21,7 @@ from sqlmodel import Session
 
 from farm.errors import FarmError, UsageError
 from farm.masking import printable
-from farm.report.dictionary import ADDED, FIGURES, FORMAT, TABLES
+from farm.report.dictionary import ADDED, FIGURES, FORMAT, OF_VARIANT, TABLES, VARIANT
 from farm.report.export import METADATA, schema_of
 from farm.report.imported_jobs import write_job
 from farm.report.tidy import ORIGIN, capture_key
@@ -43,6 +43,7 @@ AT_ONCE = 1000  # rows in one transaction: others wait for it
 MOST_ROWS = 50_000_000
 MOST_BYTES = 4 << 30  # of a group of rows, unpacked
 MOST_TEXT = 300  # characters of a name
+_MOST_OF = {"text": 32, "recompute": 10_000}  # of a variant's own, where it is not that
 MOST_JSON = 16 << 20  # characters of a document
 LARGEST = 2**63 - 1
 KNOWN = 50_000  # descriptions that are checked once
@@ -152,14 +153,7 @@ _READ = {
             "operator_spec",
             "flops",
             "bytes_moved",
-            "model",
-            "weights",
-            "batch",
-            "input_size",
-            "dtype",
-            "memory_format",
-            "mode",
-            *ADDED["readings"],
+            *OF_VARIANT,
             "model_flops",
             "kernels",
             "flags",
@@ -195,6 +189,8 @@ _READ = {
             "call_index",
             "module_path",
             "operator_id",
+            "part",
+            "owner",
             "seen",
             "reads",
             "writes",
@@ -329,13 +325,16 @@ class _Reader:
         return spec
 
     def variant(self, row: Row) -> Variant:
-        counts: dict[str, Any] = {
-            name: _count(row, name) for name in ("batch", "input_size", "length", "cache", "layers", "accumulate")
-        }
-        chosen = ("dtype", "memory_format", "mode", "weights", "phase", "step", "optimizer", "amp")
-        words = {name: row[name] for name in chosen}
-        words |= {"text": _name(row, "text", empty=True, most=32), "recompute": _name(row, "recompute", empty=True)}
-        return Variant(model=_name(row, "model"), padded=_truth(row, "padded"), **words, **counts)
+        kinds = {column.name: column.kind for column in VARIANT}
+
+        def value(name: str) -> Any:
+            if name in Variant.CHOICES:
+                return row[name]
+            if kinds[name] == "text":
+                return _name(row, name, empty=name != "model", most=_MOST_OF.get(name, MOST_TEXT))
+            return _truth(row, name) if kinds[name] == "boolean" else _count(row, name)
+
+        return Variant(**{name: value(name) for name in OF_VARIANT})
 
     def capture(self, row: Row) -> tuple[str, dict[str, Any], Variant, dict[str, int]]:
         variant = self.variant(row)

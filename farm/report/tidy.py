@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.prediction.roofline import Roofline, roofline_of
-from farm.report.dictionary import CARD, FIGURES, OPERATOR, PROTOCOL, SOFTWARE, VARIANT, VERDICTS
+from farm.report.dictionary import CARD, FIGURES, OF_VARIANT, OPERATOR, PROTOCOL, SOFTWARE, VARIANT, VERDICTS
 from farm.report.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.store import tables
 from farm.store.batches import AT_ONCE, in_batches
@@ -297,29 +297,7 @@ def capture_key(row: Any) -> str:
 
 
 ORIGIN = "imported_from"  # of an imported capture's verification
-_VARIANT_ROW = (
-    "model",
-    "weights",
-    "batch",
-    "input_size",
-    "dtype",
-    "memory_format",
-    "mode",
-    "length",
-    "padded",
-    "phase",
-    "cache",
-    "layers",
-    "text",
-    "step",
-    "optimizer",
-    "amp",
-    "accumulate",
-    "recompute",
-    "flops",
-    "model_flops",
-    "bytes_moved",
-)
+_VARIANT_ROW = (*OF_VARIANT, "flops", "model_flops", "bytes_moved")
 
 
 def captures(session: Session, selection: Selection) -> Batches:

@@ -11,6 +11,7 @@ from sqlmodel import select
 from farm.errors import UsageError
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
+from farm.models import catalog
 from farm.report import site
 from farm.report.dictionary import ADDED, FORMAT, TABLES
 from farm.report.export import METADATA, export
@@ -55,6 +56,19 @@ def test_exported_imported_and_exported_again_is_the_same(any_database, other_da
     assert set(pq.read_table(tmp_path / "again" / "readings.parquet").column("origin").to_pylist()) == {"h200"}
     again = import_export(any_database, tmp_path / "h200")
     assert {one.new for one in again} == {0}
+
+
+def test_a_training_step_is_taken_in_whole(database, other_database, tmp_path):
+    step = catalog.variant("squeezenet1_1", 1, input_size=32, step="training", optimizer="adam", accumulate=2)
+    taken = filled.fill(other_database, step)
+    exported(other_database, tmp_path / "h200")
+    import_export(database, tmp_path / "h200")
+    exported(database, tmp_path / "again")
+    for table in ("readings", "captures", "calls", "verdicts"):
+        assert rows_of(tmp_path / "again", table) == rows_of(tmp_path / "h200", table), table
+    calls = pq.read_table(tmp_path / "again" / "calls.parquet").to_pylist()
+    assert {(row["part"], row["owner"]) for row in calls} == {(call.part, call.owner) for call in taken.capture.calls}
+    assert {(row["step"], row["optimizer"], row["accumulate"]) for row in calls} == {("training", "adam", 2)}
 
 
 def test_one_s_own_readings_stay_one_s_own(database, tmp_path):
