@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cli import tables
 from cli.tables import Text
+from farm.report.owners import OF_OWNERS, grouped
 from farm.report.remarks import remarks
 from farm.words.written import (
     ENERGY,
@@ -31,7 +32,6 @@ from farm.words.written import (
 
 if TYPE_CHECKING:
     from farm.report import Report, TypeRow
-    from farm.report.owners import OwnerRow
     from farm.verdict.verdict import Verdict
 
 _MOST_UNMEASURED = 10
@@ -127,38 +127,22 @@ def _types(report: Report) -> Table:
     return table
 
 
-_PARTS = ("forward", "backward", "recomputation")
-
-
 def _owners(report: Report) -> Table:
     """Forward and backward of a module beside each other; what has no owner in lines of its own."""
-    shown = [part for part in _PARTS if any(row.part == part for row in report.owners)]
+    shown = [part for part in OF_OWNERS if any(row.part == part for row in report.owners)]
     table = tables.ruled(
         "of a step", *(f">{part}" for part in shown), ">in all", ">share", ">energy", drops=("energy",)
     )
-    groups: dict[str, list[OwnerRow]] = {}
-    for row in report.owners:
-        # The loss is one thing, whatever functions it is made of.
-        groups.setdefault(row.part if row.part not in _PARTS else row.owner, []).append(row)
-    for name, rows in groups.items():
-        by_part = {part: [row for row in rows if row.part == part] for part in shown}
-        cells = [quantity(_all_of(row.time_us for row in found), TIME) if found else "" for found in by_part.values()]
-        whole, energy = _all_of(row.time_us for row in rows), _all_of(row.energy_mj for row in rows)
-        share = _all_of(row.time_share for row in rows)
+    for group in grouped(report.owners):
         tables.row(
             table,
-            name,
-            *cells,
-            quantity(whole, TIME),
-            percent(share) if share is not None else NOTHING,
-            quantity(energy, ENERGY),
+            group.name,
+            *(quantity(group.parts_us[part], TIME) if part in group.parts_us else "" for part in shown),
+            quantity(group.time_us, TIME),
+            percent(group.time_share) if group.time_share is not None else NOTHING,
+            quantity(group.energy_mj, ENERGY),
         )
     return table
-
-
-def _all_of(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlmodel import Session, col, func, select
@@ -64,6 +64,45 @@ def owners(
         for (owner, part), (time_us, energy_mj) in rows.items()
     ]
     return tuple(sorted(found, key=lambda row: (-of_owner[row.owner or row.part], row.owner, row.part)))
+
+
+@dataclass(frozen=True)
+class OwnerGroup:
+    """One kind of module or function, or what has no owner: the loss, accumulation, the optimizer.
+
+    Figures are None where one of its tuples was not measured; ``parts_us`` has the parts that there are.
+    """
+
+    name: str
+    parts_us: Mapping[str, float | None]
+    time_us: float | None
+    time_share: float | None
+    energy_mj: float | None
+
+
+OF_OWNERS = ("forward", "backward", "recomputation")
+
+
+def grouped(rows: Iterable[OwnerRow]) -> list[OwnerGroup]:
+    """Forward and backward of an owner beside each other. The loss is one thing, whatever functions it is made of."""
+    groups: dict[str, list[OwnerRow]] = {}
+    for row in rows:
+        groups.setdefault(row.owner if row.part in OF_OWNERS else row.part, []).append(row)
+    return [
+        OwnerGroup(
+            name,
+            {part: _all_of(row.time_us for row in found if row.part == part) for part in {row.part for row in found}},
+            _all_of(row.time_us for row in found),
+            _all_of(row.time_share for row in found),
+            _all_of(row.energy_mj for row in found),
+        )
+        for name, found in groups.items()
+    ]
+
+
+def _all_of(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _summed(

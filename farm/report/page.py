@@ -22,6 +22,7 @@ from farm.masking import printable
 from farm.prediction.roofline import Roofline
 from farm.report import charts
 from farm.report.layers import LayerRow, layers
+from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.remarks import remarks
 from farm.report.report import Report, build
 from farm.store import tables
@@ -66,6 +67,15 @@ class JobPage:
     @property
     def distributions(self) -> list[charts.Chart]:
         return charts.distributions(self.report, self.states)
+
+    @property
+    def owner_groups(self) -> list[OwnerGroup]:
+        """Of a training step: whose part takes what."""
+        return grouped(self.report.owners)
+
+    @property
+    def parts_shown(self) -> list[str]:
+        return [part for part in OF_OWNERS if any(row.part == part for row in self.report.owners)]
 
     @property
     def costliest(self) -> list[dict[str, Any]]:

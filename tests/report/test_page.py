@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from farm.errors import UsageError
+from farm.models import catalog
 from farm.report import charts, page
 from farm.store import tables
 from farm.store.database import Database
@@ -64,6 +65,19 @@ def test_a_page_holds_the_report_and_its_figures(two_jobs, tmp_path):
         assert words in text
     assert "farm run resnet18 --batch 32 --input-size 224 --launch graph --data normal --reuse none" in text
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
+
+
+def test_a_page_of_a_training_step_tells_whose_part_takes_what(database, tmp_path):
+    job = measured(database, catalog.variant("squeezenet1_1", 2, input_size=32, step="training"))
+    with database.read() as session:
+        found = page.job_page(session, job)
+    page.write_page(tmp_path / "page.html", [found])
+    text = (tmp_path / "page.html").read_text()
+    assert "Whose part of the step" in text
+    assert sum(group.time_share for group in found.owner_groups) == pytest.approx(1)
+    names = re.findall(r"<tr><td>(\w+)</td>", text.partition("Whose part of the step")[2])
+    assert {"Conv2d", "ReLU", "optimizer", "accumulation", "loss"} <= set(names)
+    assert "--step training --optimizer sgd" in text
 
 
 def test_figures_add_up(two_jobs):
