@@ -8,6 +8,8 @@ import typer
 
 from cli import opening
 from cli.options import (
+    Accumulate,
+    Amp,
     AsJson,
     Cache,
     Dtype,
@@ -17,8 +19,11 @@ from cli.options import (
     MemoryFormat,
     Mode,
     Model,
+    Optimizer,
     Padded,
     Phase,
+    Recompute,
+    Step,
     Text,
     Tokenizer,
 )
@@ -45,6 +50,11 @@ def estimate(
     dtype: Dtype = None,
     memory_format: MemoryFormat = "contiguous",
     mode: Mode = "eval",
+    step: Step = None,
+    optimizer: Optimizer = None,
+    amp: Amp = None,
+    accumulate: Accumulate = None,
+    recompute: Recompute = None,
     card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
     launch: Annotated[str | None, typer.Option(help="graph or eager. Default: graph on a GPU, eager on a CPU.")] = None,
     tf32: Annotated[bool, typer.Option("--tf32", help="With readings that allowed TF32.")] = False,
@@ -81,8 +91,15 @@ def estimate(
         dtype=dtype or default_dtype(model, "cuda"),
         memory_format=memory_format,
         mode=mode,
+        step=step,
+        optimizer=optimizer,
+        amp=amp,
+        accumulate=accumulate,
+        recompute=recompute,
     )
 
+    if step and generate is not None:
+        raise UsageError("A training step writes no text.", "Leave --step or --generate away.")
     if fill and generate is not None:
         raise UsageError("What a text costs is summed from readings alone.", "Leave --fill or --generate away.")
 
@@ -115,7 +132,7 @@ def _asked(
 
     assert isinstance(variant, Variant)
     model = estimates.card_model_named(session, card)
-    kind, roofline = estimates.peaks_of(session, model, variant.dtype, tf32)
+    kind, roofline = estimates.peaks_of(session, model, variant.computes_in, tf32)
     protocol = Protocol(launch=launch or ("eager" if kind == "cpu" else "graph"), tf32=tf32)  # type: ignore[arg-type]
     if generate is not None:
         from farm.report.generating import generation

@@ -51,6 +51,11 @@ def defaults_for(card_kind: str) -> Defaults:
     return _DEFAULTS[card_kind]
 
 
+def default_data(card_kind: str, step: str = "") -> str:
+    """What stands in tensors. Of a training step's tuples nothing was seen: a forward pass alone does not run them."""
+    return "normal" if step else defaults_for(card_kind).data
+
+
 def default_dtype(model: str, card_kind: str) -> str:
     """What a model is read in on a kind of card: models that generate text are served in bfloat16, which few CPUs have
     arithmetic for.
@@ -131,9 +136,7 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         UsageError: a value is none of its choices or out of range; the message names it.
     """
     defaults = defaults_for(card_kind)
-    data = (
-        defaults.data if wish.sweep is None and not wish.step else "normal"
-    )  # no forward pass alone runs these tuples
+    data = default_data(card_kind, wish.step or "") if wish.sweep is None else "normal"
     method = Method(**{"launch": defaults.launch, "data": data, **wish._said(_METHOD)})
     if card_kind == "cpu" and method.launch == "graph":
         raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")

@@ -18,7 +18,7 @@ from typing import Any
 from sqlmodel import col, select
 
 from farm.asking.cards import choose_cards
-from farm.asking.defaults import QUICK, Wish, complete, defaults_for
+from farm.asking.defaults import QUICK, Wish, complete, default_data, defaults_for
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.finding import discover
@@ -159,14 +159,15 @@ def measure_model(
     """
     chosen = _card(card)
     in_hand = model if isinstance(model, CapturedModel) else None
-    how, until = _how(chosen, protocol, stopping, quick=quick, data=defaults_for(chosen.kind).data)
+    variant = _variant(model, chosen.kind)
+    how, until = _how(chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant.step))
     if in_hand is not None and how.grad != in_hand.grad:
         raise UsageError(
             f"The model was captured with grad={in_hand.grad} and is to be measured with grad={how.grad}.",
             "Give `capture_model` and the protocol the same.",
         )
     request = Request(
-        variant=_variant(model, chosen.kind),
+        variant=variant,
         protocol=how,
         stopping=until,
         operators=operators,

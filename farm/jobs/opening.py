@@ -254,7 +254,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     assert card is not None, "cards register before a job is planned"
     assert request.variant is not None
     roofline = roofline_of(
-        card.kind, card.model, card.fingerprint, dtype=request.variant.dtype, tf32=request.protocol.tf32
+        card.kind, card.model, card.fingerprint, dtype=request.variant.computes_in, tf32=request.protocol.tf32
     )
     parts = unscoped_parts(session, capture_id, roofline)
     return next_operators(parts, significant(session), target=request.target)

@@ -353,5 +353,5 @@ def _expected_s(request: Request, roofline: Roofline, operator: Any) -> float:
 
 
 def _roofline(request: Request, card: tables.Card) -> Roofline:
-    dtype = request.variant.dtype if request.variant else "float32"
+    dtype = request.variant.computes_in if request.variant else "float32"
     return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)

@@ -18,6 +18,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.asking.command import command_of
+from farm.asking.defaults import default_data
 from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.prediction.predictor import Asked, Predictor
 from farm.prediction.roofline import Roofline, roofline_of
@@ -241,7 +242,7 @@ def estimate(
     """
     model = card_model_named(session, card)
     tf32 = protocol is not None and protocol.tf32
-    kind, roofline = peaks_of(session, model, variant.dtype, tf32)
+    kind, roofline = peaks_of(session, model, variant.computes_in, tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
     wanted = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch)
     weight = {
@@ -250,9 +251,8 @@ def estimate(
     taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline, torch)
     if taken is None:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
-        measuring = command_of(
-            Request(variant=variant, protocol=protocol.with_data("normal" if kind == "cpu" or variant.step else "seen"))
-        )
+        data = default_data(kind, variant.step)
+        measuring = command_of(Request(variant=variant, protocol=protocol.with_data(data)))
         raise UsageError(
             f"No reading of {model}{about} is of a tuple of {variant}.",
             f"Measure it: {measuring.removesuffix(' --reuse none')}; or import another farm's readings with `farm import`.",

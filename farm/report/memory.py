@@ -346,7 +346,7 @@ def with_readings(session: Session, found: Memory) -> Memory:
     for model in session.exec(select(tables.Card.model).where(tables.Card.kind == kind).distinct()):
         if kind != "cpu" and sheet_of(model) != found.times.card:
             continue
-        roofline = peaks_of(session, model, variant.dtype)[1]
+        roofline = peaks_of(session, model, variant.computes_in)[1]
         taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline)
         if taken is None:
             continue

@@ -82,7 +82,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     """
     from farm.training.taking_apart import taken_apart
 
-    peaks = roofline or roofline_of("cuda", "", dtype=variant.dtype)
+    peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     apart = taken_apart(variant)
     taken, costs = apart.capture, apart.costs
     weights_us = {

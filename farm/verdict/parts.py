@@ -112,7 +112,8 @@ def roofline_for(session: Session, job: tables.Job, items: Sequence[Any]) -> Roo
     """One roofline for the whole job, so that its weights compare: of the card of the whole, or the busiest."""
     cards = Counter(item.card_id for item in items if item.role == "whole") or Counter(i.card_id for i in items)
     card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
-    dtype = (job.request.get("variant") or {}).get("dtype", "float32")
+    variant = job.request.get("variant") or {}
+    dtype = variant.get("amp") or variant.get("dtype", "float32")
     tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
     kind, model = (card.kind, card.model) if card else ("cuda", "")
     return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)

@@ -175,6 +175,11 @@ class Variant(Plain):
         return content_id(self.to_json())
 
     @property
+    def computes_in(self) -> str:
+        """The type that most of its arithmetic is in."""
+        return self.amp or self.dtype
+
+    @property
     def tokens(self) -> int:
         """That one pass goes over; 0 of a model that takes none."""
         return self.batch * self.length if self.phase else 0

@@ -170,3 +170,23 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     several = farm("estimate", "resnet18", "-b", "32")
     assert (several.code, several.stdout) == (2, "")
     assert "NVIDIA A100, NVIDIA H100" in several.stderr
+
+
+def test_a_training_step_is_estimated_from_readings_of_its_parts(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    step = catalog.variant("squeezenet1_1", 2, input_size=32, step="training", optimizer="adamw")
+    taken = filled.fill(database, step, leave_out=lambda spec: spec.short_name == "_log_softmax_backward_data")
+    asked = ("estimate", "squeezenet1_1", "-b", "2", "--input-size", "32", "--step", "training", "--json")
+    found = json.loads(farm(*asked, "--optimizer", "adamw").stdout)
+    assert found["variant"]["optimizer"] == "adamw"
+    assert found["tuples"] == found["covered_tuples"] + 1 == len(taken.capture.tuples)
+    assert [entry["operator"] for entry in found["missing"]] == ["_log_softmax_backward_data"]
+    assert 0.9 < found["coverage"] < 1
+    assert found["time_us"] == pytest.approx(found["whole_time_us"], rel=0.1)
+    other = json.loads(farm(*asked, "--optimizer", "adamw", "--accumulate", "2").stdout)  # of the same parts
+    assert other["coverage"] > 0.7  # the second pass adds to the gradients
+    assert other["time_us"] > 1.5 * found["time_us"]
+    unread = farm(*asked, "--optimizer", "adamw", "--launch", "eager")
+    assert "--step training --optimizer adamw --launch eager --data normal;" in unread.stderr
+    assert "A training step writes no text" in farm(*asked, "--generate", "10").stderr
