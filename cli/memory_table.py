@@ -59,6 +59,7 @@ def _facts(found: Memory) -> Table:
             "peak",
             f"{_size(found.peak_bytes)} at call {life.peak}: {capture.tuples[at.tuple_id].operator} in the {found.where(at)}",
         ),
+        ("no operator's", found.unseen_why),
         ("curve", sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us))),
     ]
     for name, told in rows:
@@ -74,6 +75,8 @@ def _at_peak(found: Memory) -> Table:
         counts[tensor.role] = counts.get(tensor.role, 0) + 1
     for role, size in found.at_peak().items():
         tables.row(table, role, _size(size), percent(size / found.peak_bytes), _size(active[role]), str(counts[role]))
+    unseen = "not known" if found.unseen_bytes is None else _size(found.unseen_bytes)
+    tables.row(table, "no operator's", unseen, "", "", "")
     return table
 
 

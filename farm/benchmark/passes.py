@@ -6,6 +6,7 @@ A *pass* is one run of the subject. How passes become rounds that are launched a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -146,6 +147,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     from farm.training.capture import capture_step
     from farm.training.taking_apart import build_step
 
+    elsewhere_bytes = _allocated_without_workspaces(device)
     with torch.enable_grad():
         step = build_step(variant, device, launch=protocol.launch)
 
@@ -155,19 +157,55 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
 
     held = [*step.model.parameters(), *step.model.buffers()]
     parameter_bytes = sum(tensor.nbytes for tensor in held)
+    memory = _memory_of_step(run, elsewhere_bytes, device)
+    details = (
+        _working_set(run, parameter_bytes, device)
+        if protocol.measures_context
+        else Details(parameter_bytes=parameter_bytes)
+    )
     return Passes(
         first=run,
         copy=None,
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
-        details=_working_set(run, parameter_bytes, device)
-        if protocol.measures_context
-        else Details(parameter_bytes=parameter_bytes),
+        details=dataclasses.replace(details, **memory),
         written=list(step.model.parameters()),
         order=lambda: as_launched(
             lambda: capture_step(step, device_type=device.type, warmed_up=True).as_capture(), protocol, device
         ),
     )
+
+
+def _allocated_without_workspaces(device: torch.device) -> int:
+    """Bytes, of the whole process. cuBLAS takes its workspaces from PyTorch's allocator and keeps them from call to call."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated(device)
+
+
+def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
+    """What PyTorch's allocator says of an eager step, libraries' workspaces included, which no operator's tensors show.
+
+    Args:
+        elsewhere_bytes: allocated before the step was built.
+    """
+    if device.type != "cuda":
+        return {}
+    run()  # libraries take their workspaces the first time
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    behind_bytes = torch.cuda.memory_allocated(device)
+    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return {
+        "allocated_peak_bytes": peaks[0] - elsewhere_bytes,
+        "reserved_peak_bytes": peaks[1],
+        "workspace_bytes": behind_bytes - _allocated_without_workspaces(device),
+    }
 
 
 def as_launched(observe: Callable[[], Capture], protocol: Protocol, device: torch.device) -> Capture:

@@ -24,9 +24,10 @@ from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.verdict.choice import choose
 from farm.words.label import label_of
 from farm.words.protocol import Protocol, Variant
+from farm.words.reading import Details
 from farm.words.request import Request
 from farm.words.tuple import DTYPES, OperatorTuple
-from farm.words.written import percent
+from farm.words.written import count_of, percent
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
@@ -69,18 +70,30 @@ class Times:
 
 
 @dataclass(frozen=True)
+class ReadPeak:
+    """What PyTorch's allocator said of the whole step on a card."""
+
+    card: str
+    allocated_bytes: int
+    reserved_bytes: int | None
+    workspace_bytes: int | None  # of what is allocated: what cuBLAS keeps from call to call
+
+
+@dataclass(frozen=True)
 class Memory:
     """One training step of a variant.
 
     Attributes:
         times: what its calls take.
         costs: of each tuple.
+        read_peak: None where nobody has read the whole step on that card.
     """
 
     variant: Variant
     times: Times
     life: Life
     costs: Mapping[str, Cost]
+    read_peak: ReadPeak | None = None
     fit: Fit | None = None
     offload: Offload | None = None
     recomputed: tuple[Recomputed, ...] = field(default=())
@@ -134,6 +147,25 @@ class Memory:
     def allocated_peak_bytes(self) -> int:
         return allocated_peak_bytes(self.capture)
 
+    @property
+    def unseen_bytes(self) -> int | None:
+        """What is allocated at the peak and no operator's tensor: libraries' workspaces, and what a card's own operators keep
+        more, or less, than the captured ones. None where nobody has read it: a capture alone cannot know."""
+        return None if self.read_peak is None else self.read_peak.allocated_bytes - self.allocated_peak_bytes
+
+    @property
+    def unseen_why(self) -> str:
+        """Where that comes from, or why it is not known."""
+        if self.times.kind == "cpu":
+            return "not known: on a CPU nobody keeps account of what libraries allocate"
+        if self.read_peak is None:
+            return f"not known: no whole step was read on an {sheet_of(self.times.card) or self.times.card}"
+        kept = count_of(self.read_peak.workspace_bytes or 0, "B")
+        return (
+            f"{count_of(self.unseen_bytes or 0, 'B')}: {count_of(self.read_peak.allocated_bytes, 'B')} were allocated at once on "
+            f"{self.read_peak.card}, workspaces of cuBLAS among them ({kept}); reserved {count_of(self.read_peak.reserved_bytes or 0, 'B')}"
+        )
+
     def at_peak(self) -> dict[str, int]:
         """Bytes at the peak by role, the most first."""
         rows = {role: row[self.life.peak] for role, row in self.life.held_by_role.items()}
@@ -180,6 +212,8 @@ class Memory:
                 "stage": capture.calls[peak].stage,
                 "at": self.where(capture.calls[peak]),
                 "bytes_by_role": self.at_peak(),
+                "unseen_bytes": self.unseen_bytes,
+                "read": self.read_peak and vars(self.read_peak),
             },
             "inactive_periods_by_length": _intervals("least_us", life.by_length(LENGTHS_US)),
             "inactive_periods_by_size": _intervals("least_bytes", life.by_size(SIZES_BYTES)),
@@ -321,6 +355,7 @@ def of_job(session: Session, variant: Variant, word: str) -> Memory:
         row.fingerprint if row else None,
     )
     found = _memory(variant, times)
+    found = replace(found, read_peak=_read_peak(session, variant, times.card))
     if not found.read_calls:
         asked = Request.from_json(job.request)
         measured = command_of(asked).removesuffix(" --reuse none") if asked.variant else asked.title
@@ -342,10 +377,8 @@ def with_readings(session: Session, found: Memory) -> Memory:
     weight = {
         id_: number * found.times.estimate_us(specs[id_], found.costs[id_]) for id_, number in capture.counts.items()
     }
-    best = found
-    for model in session.exec(select(tables.Card.model).where(tables.Card.kind == kind).distinct()):
-        if kind != "cpu" and sheet_of(model) != found.times.card:
-            continue
+    best = replace(found, read_peak=_read_peak(session, variant, *_models(session, found.times)))
+    for model in _models(session, found.times):
         roofline = peaks_of(session, model, variant.computes_in)[1]
         taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline)
         if taken is None:
@@ -362,9 +395,30 @@ def with_readings(session: Session, found: Memory) -> Memory:
         ).first()
         about = f"{model}, torch {software.torch}, {protocol.launch} launch"
         times = Times(model, kind, read_us, about, fingerprint=fingerprint)
-        there = replace(found, times=times, life=_life(capture, found.costs, times))
+        there = replace(best, times=times, life=_life(capture, found.costs, times))
         best = max(best, there, key=lambda one: one.read_share)
     return best
+
+
+def _models(session: Session, times: Times) -> list[str]:
+    """The models of card in a database that are meant."""
+    models = session.exec(select(tables.Card.model).where(tables.Card.kind == times.kind).distinct())
+    return [model for model in models if times.kind == "cpu" or sheet_of(model) == times.card]
+
+
+def _read_peak(session: Session, variant: Variant, *card_models: str) -> ReadPeak | None:
+    """The newest that a reading of the whole tells."""
+    reading = tables.Reading
+    query = (
+        select(reading.card_model, reading.details)
+        .where(reading.subject_id == variant.id, col(reading.card_model).in_(card_models))
+        .order_by(col(reading.created_at_s).desc())
+    )
+    for model, details in session.exec(query):
+        told = Details.from_json(details)
+        if told.allocated_peak_bytes is not None:
+            return ReadPeak(model, told.allocated_peak_bytes, told.reserved_peak_bytes, told.workspace_bytes)
+    return None
 
 
 def _memory(variant: Variant, times: Times) -> Memory:

@@ -225,6 +225,8 @@ def charts(found: Memory) -> list[Chart]:
         if role in life.held_by_role
     ]
     use = [Line("active", times_ms, active), Line("inactive", times_ms, inactive)]
+    unseen_bytes = found.unseen_bytes or 0
+    unseen = {"no operator's": unseen_bytes} if unseen_bytes > 0 else {}
     left = (
         [Line("with offloading", times_ms, [size / 1e9 for size in found.offload.held_bytes])] if found.offload else []
     )
@@ -243,7 +245,7 @@ def charts(found: Memory) -> list[Chart]:
             f"at the peak: {count_of(found.peak_bytes, 'B')}",
             "",
             "GB",
-            bars={role: {"GB": size / 1e9} for role, size in found.at_peak().items()},
+            bars={role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()},
         ),
     ]
 

@@ -132,6 +132,13 @@ class Details:
     copies_wanted_more: bool | None = None  # True: too few copies for the residency that was asked for
     parameter_bytes: int | None = None  # of a whole model, buffers included
     activation_peak_bytes: int | None = None  # of a whole model: most allocated in one pass, beyond what was before it
+    allocated_peak_bytes: int | None = (
+        None  # of a training step on a GPU: most allocated at once, all that it holds included
+    )
+    reserved_peak_bytes: int | None = (
+        None  # of a training step on a GPU: what PyTorch's allocator had of the card meanwhile
+    )
+    workspace_bytes: int | None = None  # of what is allocated: workspaces that cuBLAS keeps from call to call
     found_again: float | None = None  # share of what a pass touches that the cache still holds at the next, 0 to 1
     threads: int | None = None  # of a CPU
     attempts: int | None = None  # windows read, where the first was hot, shared, drifting or starved

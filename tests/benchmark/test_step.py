@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from farm.benchmark.passes import step_passes
 from farm.benchmark.verification import verify
 from farm.models import catalog
-from farm.training.taking_apart import taken_apart
+from farm.training.capture import capture_step
+from farm.training.life import allocated_peak_bytes
+from farm.training.taking_apart import build_step, taken_apart
 from farm.words.protocol import Protocol, Subject
 
 CPU = torch.device("cpu")
@@ -25,6 +28,22 @@ def test_passes_of_a_step_leave_the_weights_where_they_are():
         passes.first()
     for tensor, was in zip(passes.written, before, strict=True):
         torch.testing.assert_close(tensor, was, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize(("model", "amp"), [("resnet18", ""), ("vit_b_32", "bfloat16")])
+def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces(model, amp):
+    card = torch.device("cuda")
+    step = catalog.variant(model, 16, step="training", optimizer="adamw-fused", amp=amp)
+    with torch.cuda.stream(torch.cuda.Stream(card)):
+        told = step_passes(step, Protocol(), card).details
+        torch.cuda.empty_cache()
+        built = build_step(step, card, launch="graph")
+        seen = capture_step(built, device_type="cuda", warmed_up=True)
+    assert told.workspace_bytes >= 0
+    assert told.allocated_peak_bytes <= told.reserved_peak_bytes
+    assert told.allocated_peak_bytes - told.workspace_bytes == pytest.approx(allocated_peak_bytes(seen), rel=0.02)
 
 
 def test_a_step_runs_on_its_card_what_was_predicted():

@@ -5,9 +5,11 @@ import re
 
 import pyarrow.parquet as pq
 import pytest
+from sqlmodel import select
 
 from farm.models import catalog
 from farm.settings import settings
+from farm.store import tables
 from tests.report import filled, measured
 
 
@@ -135,6 +137,27 @@ def test_times_are_those_that_were_read_and_the_share_is_told(database, farm, mo
     assert "NVIDIA H200, torch 2.11.0+cu130, graph launch); the rest estimates" in " ".join(said.split())
     assert "rest estimated" in (tmp_path / "memory.svg").read_text()
     assert "of the step read" in (tmp_path / "memory.html").read_text()
+
+
+def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(database, farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    filled.fill(database, STEP)
+    unread = told(farm)["peak"]
+    assert (unread["unseen_bytes"], unread["read"]) == (None, None)
+    assert "not known: no whole step was read on an H200" in farm(*SMALL).stdout
+    with database.write() as session:
+        whole = session.exec(select(tables.Reading).where(tables.Reading.subject_id == STEP.id)).one()
+        known = {"allocated_peak_bytes": unread["allocated_bytes"] + 40_000_000, "workspace_bytes": 33_554_432}
+        whole.details = {**whole.details, **known, "reserved_peak_bytes": 300_000_000}
+        session.add(whole)
+    peak = told(farm)["peak"]
+    assert peak["unseen_bytes"] == 40_000_000
+    assert peak["read"]["workspace_bytes"] == 33_554_432
+    said = " ".join(farm(*SMALL).stdout.split())
+    assert "no operator's 40.0 MB" in said
+    assert "workspaces of cuBLAS among them (33.6 MB); reserved 300 MB" in said
+    assert "not known: on a CPU" in farm(*SMALL, "--card", "cpu").stdout
 
 
 def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
