@@ -85,7 +85,9 @@ class Asked:
         str | None,
         _what(help="Of a step: sgd, adam or adamw, with -foreach or -fused behind it if wanted. Default: sgd."),
     ] = None
-    amp: Annotated[str | None, _what(help="Of a step: bfloat16, what autocast computes in. Default: none.")] = None
+    amp: Annotated[
+        str | None, _what(help="Of a step: bfloat16 or float16, what autocast computes in. Default: none.")
+    ] = None
     accumulate: Annotated[int | None, _what(help="Of a step: passes before the optimizer. Default: 1.")] = None
     recompute: Annotated[
         str | None,

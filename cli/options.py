@@ -38,7 +38,9 @@ Optimizer = Annotated[
     str | None,
     typer.Option(help="Of a step: sgd, adam or adamw; -foreach or -fused may stand behind it. Default: sgd."),
 ]
-Amp = Annotated[str | None, typer.Option(help="Of a step: bfloat16, what autocast computes in. Default: none.")]
+Amp = Annotated[
+    str | None, typer.Option(help="Of a step: bfloat16 or float16, what autocast computes in. Default: none.")
+]
 Accumulate = Annotated[int | None, typer.Option(help="Of a step: passes before the optimizer. Default: 1.")]
 Recompute = Annotated[
     str | None,

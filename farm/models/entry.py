@@ -135,7 +135,7 @@ class ModelEntry:
             return {}
         if phase == "decode":
             raise UsageError(f"{self.name} is not trained in decode.", "Leave --phase away.")
-        return {"mode": "train", "optimizer": said.get("optimizer") or "sgd"}
+        return {"mode": "train", "optimizer": _optimizer(said.get("optimizer") or "sgd", said.get("amp") or "")}
 
     def _lengths(self, phase: str, said: Mapping[str, Any]) -> dict[str, int]:
         length, cache = said.get("length"), said.get("cache")
@@ -181,6 +181,21 @@ class ModelEntry:
                 f"{self.name} has positions for {self.longest} tokens; a {what} of {tokens} is beyond them.",
                 f"Give --{what} {self.longest} or less.",
             )
+
+
+def _optimizer(name: str, amp: str) -> str:
+    """
+    Raises:
+        UsageError: an implementation was named that no gradient scaler goes with in a graph.
+    """
+    if amp != "float16" or name.endswith("-fused"):
+        return name
+    if "-" in name:
+        raise UsageError(
+            f"With --amp float16 {name} waits on the host for whether a gradient is infinite, which no CUDA graph holds.",
+            f"Give --optimizer {name.partition('-')[0]}-fused, which reads that on the card, or --amp bfloat16.",
+        )
+    return f"{name}-fused"
 
 
 @functools.cache

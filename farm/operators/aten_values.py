@@ -130,7 +130,7 @@ def _fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
         if index not in over and (other := _beside_written(spec, name, argument, over)) is not None:
             return other
     if name == "_amp_update_scale_":
-        return Fill("near", scale=0.0, shift=65536.0)
+        return Fill("near", scale=0.0, shift=2.0**127)  # twice as much is no number, and so it stays
     if name == "bernoulli":
         return Fill("near", scale=0.0, shift=0.5)
     if "output" in arguments and "softmax_backward" in name and tensor.shape:

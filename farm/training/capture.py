@@ -311,6 +311,8 @@ class _Memory:
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._there(value, f"{names.get(id(parameter), '')}.{key}", "optimizer state")
+        for name in ("_scale", "_growth_tracker") if step.scaler is not None else ():
+            self._there(getattr(step.scaler, name), f"scaler.{name.strip('_')}", "optimizer state")
         for name, trained in step.model.named_parameters():
             if trained.grad is not None:
                 self._there(trained.grad, f"{name}.grad", "gradient")

@@ -16,6 +16,10 @@ from farm.training.losses import Loss
 #: So small that weights stay where they are over thousands of steps, in every dtype.
 LEARNING_RATE = 1e-12
 
+#: What a loss is multiplied by at first, under autocast to float16: no gradient of the first step is infinite. A fused SGD
+#: whose first step is not taken begins with momentum that nobody has set.
+SCALE = 2.0**10
+
 #: Told by a stage's name as it begins, and left as it ends.
 Around = Callable[[str], contextlib.AbstractContextManager[Any]]
 
@@ -41,12 +45,14 @@ class TrainingStep:
         """
         Args:
             optimizer: sgd, adam or adamw; with -fused or -foreach behind it that implementation, else PyTorch's choice.
-            amp: what autocast computes in.
+            amp: what autocast computes in; float16 with a gradient scaler, and a fused optimizer, which need not ask the card
+                whether a gradient is infinite.
             accumulate: passes over the inputs before the optimizer.
             capturable: the optimizer keeps its count of steps on the card, for a CUDA graph.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
         self.optimizer = make_optimizer(optimizer, model, capturable=capturable)
+        self.scaler = torch.amp.GradScaler(self._device.type, SCALE) if amp == torch.float16 else None
         self.loss: Loss | None = None
         self._make_loss = make_loss
 
@@ -63,12 +69,18 @@ class TrainingStep:
                     loss = self.loss.of(output, self.loss.targets)
                     if self.accumulate > 1:
                         loss = loss / self.accumulate
+                    if self.scaler is not None:
+                        loss = self.scaler.scale(loss)
             del output
             with around("backward"):
                 loss.backward()
             del loss
         with around("optimizer"):
-            self.optimizer.step()
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
 
     def count_from_one(self) -> None:
         """Have the next step be the second, whichever it is: what Adam multiplies by depends on it, and a tuple holds that.
@@ -82,8 +94,11 @@ class TrainingStep:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.amp is None:
             return contextlib.nullcontext()
-        device = next(self.model.parameters()).device
-        return torch.autocast(device.type, dtype=self.amp)
+        return torch.autocast(self._device.type, dtype=self.amp)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
 def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:

@@ -22,7 +22,7 @@ from farm.training.recorded import StepCapture
 from farm.training.step import TrainingStep, checkpoint_modules, checkpointed
 from farm.words.protocol import Variant
 
-_AMP = {"": None, "bfloat16": torch.bfloat16}
+_AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def take_step_apart(variant: Variant, *, device_type: str = "cpu") -> StepCapture:

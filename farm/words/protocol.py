@@ -144,7 +144,7 @@ class Variant(Plain):
         "weights": ("random",),
         "step": ("", "training"),
         "optimizer": ("", *OPTIMIZERS),
-        "amp": ("", "bfloat16"),
+        "amp": ("", "bfloat16", "float16"),
     }
 
     def __post_init__(self) -> None:

@@ -21,8 +21,9 @@ def variant(**said):
     return catalog.variant("squeezenet1_1", 1, input_size=32, step="training", **said)
 
 
-def test_passes_of_a_step_leave_the_weights_where_they_are():
-    passes = step_passes(variant(optimizer="adamw"), EAGERLY, CPU)
+@pytest.mark.parametrize("said", [{"optimizer": "adamw"}, {"amp": "float16"}])
+def test_passes_of_a_step_leave_the_weights_where_they_are(said):
+    passes = step_passes(variant(**said), EAGERLY, CPU)
     before = [tensor.clone() for tensor in passes.written]
     for _ in range(3):
         passes.first()

@@ -51,9 +51,12 @@ def parts(seen):
     return Counter(call.part for call in seen.calls)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw-foreach", "adamw-fused"])
-def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer):
-    step = stepping(Residual(), torch.randn(2, 3, 16, 16), optimizer=optimizer)
+@pytest.mark.parametrize(
+    ("optimizer", "amp"),
+    [("sgd", None), ("adam", None), ("adamw-foreach", None), ("adamw-fused", None), ("sgd-fused", torch.float16)],
+)
+def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer, amp):
+    step = stepping(Residual(), torch.randn(2, 3, 16, 16), optimizer=optimizer, amp=amp)
     step.run()
     with torch.autograd.set_multithreading_enabled(False):
         with Profiled(CPU) as plain:
@@ -122,6 +125,22 @@ def test_autocast_computes_in_another_type():
     seen = taken_apart("resnet18", 2, amp="bfloat16")
     assert not seen.unowned
     assert any(spec.tensors[0].dtype == "bfloat16" for spec in seen.tuples.values() if "convolution" in spec.operator)
+
+
+def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
+    seen = taken_apart("resnet18", 2, amp="float16", input_size=32, accumulate=2)
+    assert not seen.unowned
+    named = [(seen.tuples[call.tuple_id].short_name, call.stage, call.part) for call in seen.calls]
+    assert named.count(("_amp_foreach_non_finite_check_and_unscale_", "optimizer", "optimizer")) == 1
+    assert named.count(("_amp_update_scale_", "optimizer", "optimizer")) == 1
+    assert named.count(("_fused_sgd_", "optimizer", "optimizer")) == 1
+    scaled = [call for call in seen.calls if call.owner is not None and seen.owners[call.owner].what == "mul"]
+    assert [(call.stage, call.part) for call in scaled] == [("loss", "loss"), ("backward", "loss")] * 2
+    states = {tensor.name: tensor for tensor in seen.tensors}
+    assert {states[name].role for name in ("scaler.scale", "scaler.growth_tracker")} == {"optimizer state"}
+    with pytest.raises(UsageError, match="waits on the host") as refused:
+        taken_apart("resnet18", amp="float16", optimizer="adam-foreach")
+    assert "--optimizer adam-fused" in refused.value.next_step
 
 
 @pytest.mark.parametrize(
