@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.errors import CaptureError, FarmError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Functions
+from farm.operators.cost import flop_counter
 from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_arguments
 from farm.operators.recorder import costs_something
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
@@ -38,15 +39,18 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
     """Runs two steps and records the second; the tensors may be fake.
 
     Args:
-        warmed_up: the first step was run already.
+        warmed_up: the first step was run already; then nobody counts its FLOPs.
 
     Raises:
         CaptureError: the step raised.
     """
+    flops = None
     try:
         with torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
-                step.run()
+                with flop_counter() as counter:
+                    step.run()
+                flops = counter.get_total_flops()
             step.count_from_one()
             recorder = _Recorder(step, device_type)
             with recorder.watching():
@@ -58,7 +62,7 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
             f"The training step raised: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run one iteration alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
-    return recorder.result()
+    return recorder.result(flops)
 
 
 class _Recorder:
@@ -247,7 +251,7 @@ class _Recorder:
         self.calls.append(StepCall(index, spec.id, self.now, part, owner, reads, writes))
         self.memory.used(index, (*reads, *writes))
 
-    def result(self) -> StepCapture:
+    def result(self, flops: int | None) -> StepCapture:
         self.memory.after(len(self.calls))
         return StepCapture(
             tuples=self.tuples,
@@ -259,6 +263,7 @@ class _Recorder:
             loss=self.step.loss.name if self.step.loss else "",
             device_type=self.device_type,
             integers=self.memory.integers,
+            flops=flops,
         )
 
 

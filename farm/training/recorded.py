@@ -88,6 +88,7 @@ class StepCapture:
     loss: str
     device_type: str
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
+    flops: int | None = None  # by PyTorch's own counter over a whole step; None where nobody counted
 
     @functools.cached_property
     def counts(self) -> dict[str, int]:

@@ -93,9 +93,10 @@ def taken_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = Fals
     """
     if not variant.step:
         return take_apart(variant, device_type=device_type, grad=grad)
-    seen = take_step_apart(variant, device_type=device_type).as_capture()
-    costs = {tuple_id: cost(spec) for tuple_id, spec in seen.tuples.items()}
-    return TakenApart(seen, costs, model_flops=0)
+    step = take_step_apart(variant, device_type=device_type)
+    costs = {tuple_id: cost(spec) for tuple_id, spec in step.tuples.items()}
+    assert step.flops is not None, "the first step was run here"
+    return TakenApart(step.as_capture(), costs, step.flops)
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
