@@ -4,7 +4,7 @@ Requirements:
 
 - The second step is recorded: the first makes the optimizer's state.
 - Whose backward an operator is, autograd's sequence numbers say: an owner of the forward takes those that are given out while
-  it runs, and a node of the backward has one of them. What runs between two nodes adds gradients of several users up.
+  it runs, one owner behind the other, and a node of the backward has one of them. What runs between two nodes adds gradients of several users up.
 - Looking must not change what runs. Under a dispatch mode autograd adds these gradients into new memory; when nobody looks it
   writes to the first of them, where nobody else holds it. That is done here too.
 - Operators of `prim` and of the profiler run no kernel; views and allocations neither.
@@ -165,8 +165,15 @@ class _Recorder:
         try:
             yield
         finally:
-            self.begins.append(begin)
-            self.ends.append((torch.autograd._get_sequence_nr(), self.open))
+            end = torch.autograd._get_sequence_nr()
+            if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
+                self.overlaps.append(
+                    f"{what} at '{self.path}': autograd's numbers go back there, as in another thread, and do not tell its "
+                    "backward from others'"
+                )
+            else:
+                self.begins.append(begin)
+                self.ends.append((end, self.open))
             self.open = None
 
     def _new(self, what: str) -> int:

@@ -1,6 +1,7 @@
 """One training step taken apart: every operator has exactly one part, and looking changes nothing."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -191,6 +192,17 @@ class Custom(nn.Module):
 
     def forward(self, x):
         return self.head(Twice.apply(self.head.weight.sum() * x))
+
+
+class InAThread(Residual):
+    def forward(self, x):
+        with ThreadPoolExecutor(1) as thread:
+            return self.head(thread.submit(self.second, self.first(x)).result().mean((2, 3)))
+
+
+def test_a_part_that_runs_in_another_thread_is_told():
+    seen = capture_step(stepping(InAThread(), torch.randn(2, 3, 16, 16)))
+    assert [text for text in seen.overlaps if text.startswith("Conv2d at 'second': autograd's numbers go back")]
 
 
 def test_a_custom_function_owns_by_its_name_what_it_does():
