@@ -208,8 +208,14 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(entry)
 
 
+def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors among an aten operator's arguments that it writes."""
+    for position, name in _written_arguments(func):
+        yield from tensors_in(args[position] if position < len(args) else kwargs.get(name))
+
+
 @functools.cache
-def written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that an aten operator writes."""
     return tuple(
         (position, argument.name)

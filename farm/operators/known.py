@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from farm.operators.encoding import tensors_in, written_arguments
+from farm.operators.encoding import tensors_in, written_tensors
 from farm.operators.fakes import Fakes
 
 #: Of a tensor that is made of small ones or of numbers alone: a mask of 1024 x 1024. Larger ones are fake.
@@ -93,10 +93,9 @@ class Known(TorchDispatchMode):
             return instead[id(tensor)][1]
 
         out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
-        for position, name in written_arguments(func):
-            for tensor in tensors_in(args[position] if position < len(args) else kwargs.get(name)):
-                if id(tensor) in instead:
-                    self.overwritten[_address(tensor)] = StorageWeakRef(tensor.untyped_storage())
+        for tensor in written_tensors(func, args, kwargs):
+            if id(tensor) in instead:
+                self.overwritten[_address(tensor)] = StorageWeakRef(tensor.untyped_storage())
         behind = {id(one): tensor for tensor, one in instead.values()}
         return tree_map_only(torch.Tensor, lambda tensor: behind.get(id(tensor), tensor), out)
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES, READS_BACK
-from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in, written_arguments
+from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in, written_tensors
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
 from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
@@ -298,9 +298,7 @@ class Recorder:
         call.costly.append(name)
         if func is torch.ops.aten._local_scalar_dense.default:
             call.read.append((args[0], out))
-        for position, argument in written_arguments(func):
-            value = args[position] if position < len(args) else kwargs.get(argument)
-            call.written.update(_storage_key(tensor) for tensor in tensors_in(value))
+        call.written.update(map(_storage_key, written_tensors(func, args, kwargs)))
 
     def _read_apart(self, call: OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments with numbers where a tensor was given in the place of one (``x[:length]``).

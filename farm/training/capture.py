@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from farm.errors import CaptureError, FarmError
 from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
 from farm.operators.capture import Functions
 from farm.operators.cost import flop_counter
-from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_arguments
+from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_tensors
 from farm.operators.recorder import costs_something
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
 from farm.training.step import TrainingStep
@@ -247,14 +248,8 @@ class _Recorder:
         index = len(self.calls)
         label = func._schema.name.removeprefix("aten::")
         reads = tuple(dict.fromkeys(self.memory.number(tensor, index, label) for tensor in given))
-        written = [
-            tensor
-            for position, argument in written_arguments(func)
-            for tensor in tensors_in(args[position] if position < len(args) else kwargs.get(argument))
-        ]
-        writes = tuple(
-            dict.fromkeys(self.memory.number(tensor, index, label) for tensor in (*written, *tensors_in(out)))
-        )
+        made = itertools.chain(written_tensors(func, args, kwargs), tensors_in(out))
+        writes = tuple(dict.fromkeys(self.memory.number(tensor, index, label) for tensor in made))
         self.calls.append(StepCall(index, spec.id, self.now, part, owner, reads, writes))
         self.memory.used(index, (*reads, *writes))
 
