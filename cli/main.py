@@ -25,6 +25,7 @@ from cli import (
     export,
     flower,
     glossary,
+    helping,
     importing,
     jobs,
     lookup,
@@ -49,14 +50,17 @@ from farm import __version__
 from farm.errors import FarmError, Unwritable
 
 INTERRUPTED = 130
+HELP_OPTIONS = ("-h", "--help")
 
 
 class FarmGroup(TyperGroup):
     """Turns what a verb or the parser raises into one message and the exit code of the error."""
 
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
+        if not args or not set(HELP_OPTIONS).isdisjoint(args):
+            helping.load()
         with _answered():  # options of `farm` itself are read here
-            return super().make_context(*arguments, **options)
+            return super().make_context(info_name, args, *more, **options)
 
     def invoke(self, ctx: Any) -> Any:
         with _answered(ctx):
@@ -113,7 +117,7 @@ app = typer.Typer(
     cls=FarmGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP_OPTIONS)},
 )
 
 

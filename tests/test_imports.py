@@ -245,6 +245,11 @@ def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_help_loads_no_parsers_of_what_it_never_shows():
+    code = "import sys; from cli import helping; helping.load(); sys.exit('markdown_it' in sys.modules or 'pygments' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_no_file_is_a_drawer():
     names = {path.name for room in ROOMS for path in files(room)}
     assert not names & {"utils.py", "helpers.py", "misc.py", "common.py"}
