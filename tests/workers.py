@@ -1,10 +1,10 @@
 """Which test goes to which worker of pytest-xdist, and when: so that two cores are busy from the first second to the last.
 
-A test that starts a farm waits for half of its time, for leases and heartbeats; one in process keeps a core busy. So
-there are more workers than cores, and they begin with the farms. What shares a farm is one row and goes to one worker:
-another would start a farm of its own. (The marker `xdist_group` is for that, but pytest-xdist 3.8 does not see the
-groups of pytest 9.2: its issue 1386.) All others follow file by file, so that what a file makes once, and what it imports, is
-made and imported by one worker.
+A test that starts a farm waits for most of its time, for leases and heartbeats; one in process keeps a core busy. So
+there are more workers than cores, and a few of them, never all, are at farms until there are none left: cores are busy
+beside them. What shares a farm is one row and goes to one worker: another would start a farm of its own. (The marker
+`xdist_group` is for that, but pytest-xdist 3.8 does not see the groups of pytest 9.2: its issue 1386.) All others follow
+file by file, so that what a file makes once, and what it imports, is made and imported by one worker.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 #: Files whose tests start whole farms, the longest row first. One that is missing here is only done later.
 ROWS = (
@@ -29,22 +30,28 @@ ROWS = (
     ("tasks/test_metrics.py",),
     ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
 )
-#: So many rows begin first; what keeps cores busy goes on beside them, and then come the other rows.
-BEGINNING = 3
+#: So many workers are at rows at once.
+WAITING = 3
 #: Files that keep a core busy for long: begun last, one would be what all wait for.
-LONG = ("operators/test_partition.py", "operators/test_architectures.py")
+LONG = (
+    "operators/test_partition.py",
+    "operators/test_architectures.py",
+    "training/test_rebuild.py",
+    "training/test_capture.py",
+    "tests/test_tutorial.py",
+    "cli/test_documented_commands.py",
+    "jobs/test_moving.py",
+    "jobs/test_items.py",
+)
 _ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A few rows, the long files, the other rows, and then all others as they come."""
+    """The rows, the long files, and then all others as they come."""
 
     def place(item: pytest.Item) -> int:
         file = _file_of(item.nodeid)
-        if file.endswith(LONG):
-            return BEGINNING
-        row = _ROW_OF.get(file, len(ROWS))
-        return row + (row >= BEGINNING)
+        return _ROW_OF.get(file, len(ROWS) if file.endswith(LONG) else len(ROWS) + 1)
 
     return sorted(items, key=place)
 
@@ -64,6 +71,24 @@ class InRows(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         row = _ROW_OF.get(_file_of(nodeid))
         return _file_of(nodeid) if row is None else ROWS[row][0]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        rows = [scope for scope in self.workqueue if _is_row(scope)]
+        if rows and self._at_rows() >= WAITING:
+            scope = next((scope for scope in self.workqueue if not _is_row(scope)), rows[0])
+            self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+    def _at_rows(self) -> int:
+        """How many workers have a test of a row before them."""
+        return sum(
+            any(_is_row(scope) and not all(tests.values()) for scope, tests in work.items())
+            for work in self.assigned_work.values()
+        )
+
+
+def _is_row(scope: str) -> bool:
+    return any(scope == row[0] for row in ROWS)
 
 
 def _file_of(nodeid: str) -> str:
