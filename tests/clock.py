@@ -34,6 +34,8 @@ class Clock:
             session.execute(text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds})
 
     def close(self) -> None:
+        with self._database.write() as session:
+            session.execute(text("DROP TABLE clock_of_the_test"))
         for dialect, real in _REAL.items():
             compiles(database_now, dialect)(real)
 

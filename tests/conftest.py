@@ -197,11 +197,16 @@ def clock(any_database: Database) -> Iterator[Clock]:
 
 
 @pytest.fixture
-def postgres_database(postgres_server: PostgresServer, _postgres_with_tables: str) -> Iterator[Database]:
-    """A fresh PostgreSQL database with all tables."""
-    url = postgres_server.new_database(like=_postgres_with_tables)
+def postgres_database(
+    postgres_server: PostgresServer, _postgres_with_tables: str, _emptied: list[str]
+) -> Iterator[Database]:
+    """An empty PostgreSQL database with all tables: the one that a test before has had, as long as these are the same."""
+    url = _emptied.pop() if _emptied else postgres_server.new_database(like=_postgres_with_tables)
     yield from _opened(url)
-    postgres_server.drop_database(url)
+    if postgres_server.empty_database(url, like=_postgres_with_tables):
+        _emptied.append(url)
+    else:
+        postgres_server.drop_database(url)
 
 
 @pytest.fixture(scope="session")
@@ -233,6 +238,12 @@ def _postgres_with_tables(postgres_server: PostgresServer) -> str:
     url = postgres_server.new_database()
     _upgrade(url)
     return str(make_url(url).database)
+
+
+@pytest.fixture(scope="session")
+def _emptied() -> list[str]:
+    """Databases of `postgres_database` that nobody uses."""
+    return []
 
 
 def _upgrade(url: str) -> None:

@@ -21,6 +21,15 @@ import psycopg
 from tasks.servers import PrivateServer, last_lines, start_tied
 
 START_TIMEOUT_S = 30.0
+_OTHERS_GO = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_SCHEMA = """
+SELECT relname, relkind::text, array_agg(attname::text || ' ' || atttypid ORDER BY attnum),
+    (SELECT version_num FROM alembic_version)
+FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+WHERE relnamespace = 'public'::regnamespace AND NOT attisdropped GROUP BY 1, 2 ORDER BY 1
+"""
 
 
 class PostgresServer(PrivateServer):
@@ -93,9 +102,25 @@ class PostgresServer(PrivateServer):
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        name = url.rpartition("/")[2].partition("?")[0]
         with self.connect() as connection:
-            connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            connection.execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
+
+    def empty_database(self, url: str, *, like: str) -> bool:
+        """Take all rows out of a copy of `like`, and whoever is connected; False where its schema is another by now.
+
+        A copy is 300 files, and takes twenty times as long.
+        """
+        with self.connect(like) as connection:
+            wanted = connection.execute(_SCHEMA).fetchall()
+        with self.connect(_name(url)) as connection:
+            connection.execute(_OTHERS_GO)
+            if connection.execute(_SCHEMA).fetchall() != wanted:
+                return False
+            tables = {name for name, kind, *_ in wanted if kind == "r"} - {"alembic_version"}
+            connection.execute("SET session_replication_role = replica")  # in any order
+            connection.execute("; ".join(f'DELETE FROM "{table}"' for table in tables))  # type: ignore[arg-type]
+            connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
+        return True
 
     def start(self) -> None:
         """Start and wait until it answers; on the same socket and data after `stop` or `kill`."""
@@ -155,3 +180,7 @@ class PostgresServer(PrivateServer):
     def close(self) -> None:
         self.kill()
         super().close()
+
+
+def _name(url: str) -> str:
+    return url.rpartition("/")[2].partition("?")[0]
