@@ -17,7 +17,7 @@ _REAL: dict[str, Callable[..., str]] = {"sqlite": module._sqlite_now, "postgresq
 class Clock:
     """Leases, heartbeats and all else that `database_now` decides, in statements of this process, go by it.
 
-    It goes on by itself, too. Ask for it before the database is asked for anything: statements are compiled once.
+    It goes on by itself, too.
     """
 
     def __init__(self, database: Database) -> None:
@@ -25,8 +25,7 @@ class Clock:
         with database.write() as session:
             session.execute(text("CREATE TABLE clock_of_the_test (ahead_s DOUBLE PRECISION)"))
             session.execute(text("INSERT INTO clock_of_the_test VALUES (0)"))
-        for dialect, real in _REAL.items():
-            compiles(database_now, dialect)(_set_forward(real))
+        self._compile(_set_forward)
 
     def forward(self, seconds: float) -> None:
         """So much later, in no time."""
@@ -36,8 +35,12 @@ class Clock:
     def close(self) -> None:
         with self._database.write() as session:
             session.execute(text("DROP TABLE clock_of_the_test"))
+        self._compile(lambda real: real)
+
+    def _compile(self, change: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
         for dialect, real in _REAL.items():
-            compiles(database_now, dialect)(real)
+            compiles(database_now, dialect)(change(real))
+        self._database.engine.clear_compiled_cache()
 
 
 def _set_forward(real: Callable[..., str]) -> Callable[..., str]:
