@@ -32,6 +32,7 @@ from cli import (
     memory,
     models,
     operators,
+    predict,
     publish,
     report,
     resume,
@@ -171,6 +172,7 @@ app.command("settings")(settings.settings)
 app.command("help")(glossary.glossary)
 app.add_typer(significant.app, name="significant")
 app.add_typer(study.app, name="study")
+app.add_typer(predict.app, name="predict")
 app.add_typer(db.app, name="db")
 
 

@@ -291,6 +291,77 @@ TRACES = _columns(
     ("values", "numbers", "what, in the unit that the series' name ends with"),
 )
 
+#: What `farm predict dataset` writes: readings as predictors learn from them (`farm.prediction.dataset`).
+LEARNT_FROM = (
+    *_columns(
+        ("operator_id", "text", "the operator tuple"),
+        ("operator", "text", "the operator's short name, such as Conv2d"),
+        ("operator_type", "text", "the name that modules, functions and aten operators of the same work share"),
+        ("operator_family", "text", "the sort of kernels that it runs, such as convolution or pointwise"),
+        ("dtype", "text", "of the arithmetic: that of the first floating tensor"),
+        ("data_class", "text", "what stood in the inputs"),
+        ("training", "boolean", "whether the module was in training mode"),
+        ("flops", "integer", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
+        ("bytes_moved", "integer", "what one call must read and write at least once", "B"),
+        ("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B"),
+        ("m", "integer", "of a product of m x k by k x n, that of a convolution included"),
+        ("n", "integer", "of such a product"),
+        ("k", "integer", "of such a product"),
+        (
+            "products",
+            "integer",
+            "how many such products one call makes: groups of a convolution, heads of an attention",
+        ),
+        ("tiles", "integer", "that the products are cut into; 0: it makes none"),
+        ("waves", "number", "of tiles over the card's multiprocessors"),
+        ("roofline_us", "number", "the least time at the card's peaks, a launch included", "µs"),
+        ("tile_roofline_us", "number", "the same in whole waves of tiles, and with the cache", "µs"),
+        ("compute_us", "number", "of the tile roofline, the arithmetic", "µs"),
+        ("traffic_us", "number", "of the tile roofline, the bytes", "µs"),
+        ("tensors", "integer", "that it is given, parameters included"),
+        ("itemsize_bytes", "integer", "of one element", "B"),
+        ("elements", "integer", "of the largest tensor, in or out"),
+        ("elements_given", "integer", "of all tensors that the call is given"),
+        ("parameter_bytes", "integer", "of parameters and buffers", "B"),
+        ("strided_share", "number", "of the elements given, those in tensors that are not contiguous", "1"),
+        ("expanded_share", "number", "1 - the least tensor given over the largest", "1"),
+        ("written_share", "number", "of the bytes moved, those beyond what it is given", "1"),
+        ("casts", "boolean", "whether what comes out, or a tensor given, is of another dtype than the first"),
+        ("run_bytes", "integer", "that follow one another in memory, the least over the tensors given", "B"),
+        ("masked", "boolean", "of an attention: whether it is given a mask"),
+        ("causal", "boolean", "of an attention: whether each position sees those before it alone"),
+        ("along_last", "number", "1: it works along the last dimension; 0: along others; 0.5: it names none"),
+        ("along", "integer", "elements along the dimensions that it names"),
+        ("last_size", "integer", "of the first tensor; of an embedding its width"),
+        ("rows", "integer", "elements of the first tensor over its last size; of an embedding those asked for"),
+        ("batch", "integer", "the first size of the first tensor"),
+        ("window", "integer", "elements of a convolution's or pool's kernel"),
+        ("stride", "integer", "elements of its step"),
+        ("dilation", "integer", "elements of its dilation"),
+        ("channels_in", "integer", "of an image"),
+        ("channels_out", "integer", "of an image, where it is known"),
+        ("pixels", "integer", "of an image that goes in"),
+        ("zeros", "number", "share of zeros by the class of data, the mean over activations", "1"),
+        ("positive", "number", "of the activations, the share of those without a negative value", "1"),
+        ("channels", "number", "mean share of the variance that lies between channels", "1"),
+        ("data_known", "boolean", "whether the class of data is known"),
+        ("reading_id", "text", "the reading"),
+        ("time_us", "number", "one pass, looped", "µs"),
+        ("time_half_width_us", "number", "half of its 95 % interval", "µs"),
+        ("power_w", "number", "energy over time; empty where the card has no sensor", "W"),
+        ("energy_mj", "number", "one pass, gross", "mJ"),
+        ("energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
+        ("neighbours_us", "number", "what other operators before it add to one pass", "µs"),
+        ("flags", "texts", "what a reader should know of the reading"),
+        ("kernels", "texts", "that one call launched, where they were imported with it; never learnt from"),
+    ),
+    *(entry for entry in CARD if entry.name == "card_model"),
+    *(entry for entry in SOFTWARE if entry.name in ("torch", "cuda", "cudnn", "driver")),
+    *_columns(("method", "integer", "version of the way of measuring")),
+    *(entry for entry in PROTOCOL if entry.name in ("launch", "residency", "tf32")),
+    *_columns(("features_version", "integer", "version of the columns that predictors look at")),
+)
+
 TABLES: Mapping[str, tuple[Column, ...]] = {
     "readings": READINGS,
     "calls": CALLS,
@@ -314,6 +385,7 @@ _ONE_ROW_IS = {
     "captures": "one taking-apart of a model variant",
     "verdicts": "the sum of the parts held against the whole, for one round of a job",
     "traces": "one sampled series of one reading (only with `--traces`)",
+    "dataset": "one operator tuple as predictors learn from it (`farm predict dataset`, no part of an export)",
 }
 
 
@@ -326,7 +398,7 @@ def as_markdown() -> str:
         "could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines, and joined by `x` (numbers) or",
         "`;` (texts) in CSV; JSON is a text in Parquet and CSV. In Parquet, unit and meaning stand in each field's metadata.",
     ]
-    for table, columns in TABLES.items():
+    for table, columns in {**TABLES, "dataset": LEARNT_FROM}.items():
         lines += ["", f"## {table}", "", f"One row is {_ONE_ROW_IS[table]}.", ""]
         lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
         lines += [f"| `{entry.name}` | {entry.kind} | {entry.unit} | {entry.meaning} |" for entry in columns]

@@ -181,8 +181,12 @@ def _writer(path: Path, form: Format, schema: pa.Schema, columns: Sequence[Colum
 _LISTS = ("integers", "numbers", "texts")
 
 
-def schema_of(table: str, told: Mapping[str, Any] | None = None) -> pa.Schema:
-    """The Arrow schema of a table, with unit and meaning of each field and what the file says of itself."""
+def schema_of(table: str, told: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
+    """The Arrow schema of a table, with unit and meaning of each field and what the file says of itself.
+
+    Args:
+        columns: of a table that is no part of an export.
+    """
     import pyarrow as pa
 
     kinds = {
@@ -197,7 +201,7 @@ def schema_of(table: str, told: Mapping[str, Any] | None = None) -> pa.Schema:
     }
     fields = [
         pa.field(entry.name, kinds[entry.kind], metadata={"unit": entry.unit, "meaning": entry.meaning})
-        for entry in TABLES[table]
+        for entry in columns or TABLES[table]
     ]
     return pa.schema(fields, metadata={METADATA: json.dumps({"table": table, **(told or {"format": FORMAT})})})
 

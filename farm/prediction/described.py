@@ -1,0 +1,274 @@
+"""A call as it is known before anybody reads it: what a predictor may look at.
+
+What only a reading tells - the kernels that ran, clocks, flags - is not here, so that no predictor can learn from it what it
+will not have when it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.prediction.card import CardModel
+from farm.prediction.families import operator_family, operator_type
+from farm.prediction.products import products_of
+from farm.prediction.tiles import tile_roofline
+from farm.words.data_classes import Filling, fillings
+from farm.words.sizes import sizes_of
+from farm.words.tuple import DTYPES, contiguous_stride, plain
+
+
+@dataclass(frozen=True)
+class Described:
+    """One operator tuple on one card model, in one class of data. Sizes are of one call; None where it has no such size."""
+
+    operator_id: str
+    operator: str  # its short name
+    operator_type: str  # that modules, functions and aten operators of the same work share
+    operator_family: str
+    dtype: str  # of the first floating tensor
+    data_class: str  # "" where it is not known
+    training: bool
+    flops: int
+    bytes_moved: int
+    flops_per_byte: float
+    m: int | None
+    n: int | None
+    k: int | None
+    products: int | None  # m x k by k x n, so many times: the groups of a convolution, the heads of an attention
+    tiles: int
+    waves: float  # of tiles over the card's multiprocessors
+    roofline_us: float
+    tile_roofline_us: float
+    compute_us: float  # of the tile roofline
+    traffic_us: float
+    tensors: int
+    itemsize_bytes: int
+    elements: int  # of the largest tensor
+    elements_given: int
+    parameter_bytes: int
+    strided_share: float  # of the elements given, those of tensors that are not contiguous
+    expanded_share: float  # 1 - the least tensor given over the largest
+    written_share: float  # of the bytes moved, those beyond what it is given: about what it writes
+    casts: bool  # what comes out, or some tensor given, is of another dtype than the first
+    run_bytes: int  # that follow one another in memory, the least over the tensors given
+    masked: bool  # an attention that is given a mask
+    causal: bool
+    along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
+    along: int  # elements along the dimensions that it names
+    last_size: int  # of the first tensor
+    rows: int  # elements of the first tensor over its last size; of an embedding, those that are asked for
+    batch: int
+    window: int  # elements of a convolution's or pool's kernel
+    stride: int
+    dilation: int
+    channels_in: int
+    channels_out: int
+    pixels: int
+    zeros: float  # the mean over activations of the shares that are zero
+    positive: float  # of activations, the share of those without a negative value
+    channels: float  # the mean share of variance between channels
+    data_known: bool
+
+
+def describe(
+    card: CardModel,
+    operator_id: str,
+    short_name: str,
+    spec: Mapping[str, Any],
+    flops: int,
+    bytes_moved: int,
+    data_class: str = "",
+    *,
+    tf32: bool = False,
+) -> Described:
+    """
+    Args:
+        spec: the tuple's description (`farm.words.tuple.OperatorTuple.to_json`).
+        data_class: what stands in its inputs; "" where that is not known.
+    """
+    sizes = sizes_of(short_name, spec)
+    bytes_moved = _touched(short_name, spec, bytes_moved)
+    products = products_of(short_name, spec, sizes)
+    dtype = sizes.dtype or "float32"
+    tiled = tile_roofline(card, dtype, flops, bytes_moved, products, tf32)
+    tensors = spec.get("tensors") or []
+    numbers = [math.prod(tensor["shape"]) for tensor in tensors]
+    activations = [tensor for tensor in tensors if tensor["role"] == "activation"]
+    given = [
+        (tensor, number) for tensor, number in zip(tensors, numbers, strict=True) if not tensor.get("name")
+    ] or list(zip(tensors, numbers, strict=True))
+    of_given = [number for _, number in given]
+    all_given = sum(of_given)
+    strided = sum(number for tensor, number in given if not _contiguous(tensor))
+    first = tuple(given[0][0]["shape"]) if given else ()
+    parameters = {name: plain(value) for name, value in (spec.get("parameters") or {}).items()}
+    window, stride, dilation = _kernel(short_name, spec, parameters)
+    image = len(first) >= 4
+    filled = _filled(data_class, len(activations))
+    output = sizes.output_shape or ()
+    attends = operator_family(short_name).startswith("attention")
+    along_last, along = _along(spec, first)
+    table = max(tensors, key=_bytes) if operator_type(short_name) == "embedding" and len(tensors) > 1 else None
+    width = table["shape"][-1] if table else 0
+    if table:
+        first = tuple(min(tensors, key=_bytes)["shape"])
+    return Described(
+        operator_id=operator_id,
+        operator=short_name,
+        operator_type=operator_type(short_name),
+        operator_family=operator_family(short_name),
+        dtype=dtype,
+        data_class=data_class,
+        training=bool(spec.get("training")),
+        flops=flops,
+        bytes_moved=bytes_moved,
+        flops_per_byte=flops / bytes_moved if bytes_moved else 0.0,
+        m=products.m if products else None,
+        n=products.n if products else None,
+        k=products.k if products else None,
+        products=products.count if products else None,
+        tiles=tiled.tiles,
+        waves=tiled.waves,
+        roofline_us=card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
+        tile_roofline_us=tiled.time_us,
+        compute_us=tiled.compute_us,
+        traffic_us=tiled.traffic_us,
+        tensors=len(tensors),
+        itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
+        elements=max([*numbers, math.prod(output) if output else 0], default=0),
+        elements_given=all_given,
+        parameter_bytes=sum(
+            number * DTYPES[tensor["dtype"]][0]
+            for tensor, number in zip(tensors, numbers, strict=True)
+            if tensor["role"] != "activation"
+        ),
+        strided_share=strided / all_given if all_given else 0.0,
+        expanded_share=1 - min(of_given) / max(1, max(of_given)) if of_given else 0.0,
+        written_share=max(0.0, 1 - sum(_bytes(tensor) for tensor in tensors) / bytes_moved) if bytes_moved else 0.0,
+        casts=_casts(short_name, spec, given),
+        run_bytes=min((_run_bytes(tensor) for tensor, number in given if number > 1), default=0),
+        masked=attends and len([None for tensor, _ in given if len(tensor["shape"]) >= 2]) > 3,
+        causal=bool((spec.get("keywords") or {}).get("is_causal")) or (attends and True in spec.get("arguments", ())),
+        along_last=along_last,
+        along=along,
+        last_size=width or (first[-1] if first else 1),
+        rows=math.prod(first) if width else math.prod(first[:-1]) if first else 1,
+        batch=first[0] if first else 1,
+        window=window,
+        stride=stride,
+        dilation=dilation,
+        channels_in=first[1] if image else 0,
+        channels_out=output[1] if image and len(output) >= 4 else 0,
+        pixels=math.prod(first[2:]) if image else 0,
+        zeros=_mean([one.zeros for one in filled]),
+        positive=_mean([float(one.positive) for one in filled]),
+        channels=_mean([one.channels for one in filled]),
+        data_known=bool(data_class),
+    )
+
+
+def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
+    """The bytes of a call that touches a part of a table or cache: as counted, at most what that part comes to.
+
+    Counts of older captures hold the whole table.
+    """
+    name, tensors = operator_type(short_name), spec.get("tensors") or []
+    if name == "embedding" and len(tensors) == 2:
+        table, rows = max(tensors, key=_bytes), min(tensors, key=_bytes)
+        width = table["shape"][-1] * DTYPES[table["dtype"]][0]
+        return min(bytes_moved, math.prod(rows["shape"]) * 2 * width + _bytes(rows))
+    if name in ("index_copy", "index_fill", "scatter") and len(tensors) > 1:
+        return min(bytes_moved, 2 * sum(_bytes(tensor) for tensor in tensors[1:]))
+    return bytes_moved
+
+
+def _contiguous(tensor: Mapping[str, Any]) -> bool:
+    stride = tensor.get("stride")
+    return stride is None or tuple(stride) == contiguous_stride(tuple(tensor["shape"]))
+
+
+def _kernel(short_name: str, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Elements of the window, of its step and of its dilation: of a module's parameters, or of what aten is given."""
+    kind = operator_type(short_name)
+    if spec.get("kind") == "aten" and kind in ("convolution", "convolution_backward"):
+        backward = kind != "convolution"
+        weights = [tensor["shape"] for tensor in spec["tensors"] if len(tensor["shape"]) > 2]
+        values = [plain(value) for value in spec["arguments"][4 if backward else 3 :]]
+        return math.prod(weights[-1][2:]), _area(values[0]), _area(values[2])
+    window, stride, dilation = (parameters.get(name) for name in ("kernel_size", "stride", "dilation"))
+    return _area(window), _area(window if stride is None else stride), _area(dilation)
+
+
+def _area(value: Any) -> int:
+    if isinstance(value, list):
+        return math.prod(value)
+    return value * value if isinstance(value, int) else 0
+
+
+def _bytes(tensor: Mapping[str, Any]) -> int:
+    """That a tensor holds; an expanded dimension counts once."""
+    shape = tensor["shape"]
+    stride = tensor.get("stride") or contiguous_stride(tuple(shape))
+    distinct = math.prod(size for size, step in zip(shape, stride, strict=True) if step or not size)
+    return distinct * DTYPES[tensor["dtype"]][0]
+
+
+def _run_bytes(tensor: Mapping[str, Any]) -> int:
+    """How many bytes of a tensor follow one another before there is a step."""
+    shape = tensor["shape"]
+    stride = tensor.get("stride") or contiguous_stride(tuple(shape))
+    run = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size > 1 and step != run:
+            break
+        run *= size
+    return run * DTYPES[tensor["dtype"]][0]
+
+
+def _casts(short_name: str, spec: Mapping[str, Any], given: Sequence[tuple[Mapping[str, Any], int]]) -> bool:
+    """Whether dtypes meet: named as an argument, by the operator itself, or those of two floating tensors."""
+    if not given:
+        return False
+    first = given[0][0]["dtype"]
+    named = [
+        tree["dtype"]
+        for tree in [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
+        if isinstance(tree, dict) and isinstance(tree.get("dtype"), str)
+    ]
+    named += [_NAMES_A_DTYPE[short_name]] if short_name in _NAMES_A_DTYPE else []
+    return any(dtype != first for dtype in named) or any(
+        "float" in t["dtype"] and t["dtype"] != first for t, _ in given
+    )
+
+
+_NAMES_A_DTYPE = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32"}
+_NAMES_A_DTYPE |= {"double": "float64", "bool": "bool"}
+
+
+def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
+    """Whether the dimensions that it names are the last ones, and how many elements lie along them."""
+    arguments: Sequence[Any] = spec.get("arguments") or ()
+    named = (spec.get("keywords") or {}).get("dim", (spec.get("parameters") or {}).get("dim"))
+    if named is None and len(arguments) > 1:
+        named = arguments[1]
+    value = plain(named)
+    dimensions = value if isinstance(value, list) else [value]
+    rank = len(first)
+    if not rank or not all(type(one) is int and -rank <= one < rank for one in dimensions):
+        return 0.5, 0
+    places = {one % rank for one in dimensions}
+    return float(rank - 1 in places), math.prod(first[place] for place in places)
+
+
+def _filled(data_class: str, activations: int) -> list[Filling]:
+    with contextlib.suppress(ValueError):
+        return fillings(data_class, activations) if data_class and activations else []
+    return []
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,104 @@
+"""What is alike: operators whose kernels are of one sort, and models that are variants of one architecture.
+
+A predictor learns an operator type from others of its family where there are few readings of its own; what is held back for an
+honest test is a whole family of models, because resnet34 is no stranger to who has read resnet18.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FAMILIES: dict[str, str] = {
+    "convolution": "conv1d conv2d conv3d convolution",
+    "transposed convolution": "convtranspose1d convtranspose2d convtranspose3d",
+    "product": "linear bilinear mm bmm matmul addmm baddbmm addbmm einsum mv dot _scaled_mm _grouped_mm",
+    "attention": """
+        scaled_dot_product_attention multiheadattention _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_flash_attention_for_cpu
+    """,
+    "recurrent": "lstm gru rnn lstmcell grucell rnncell",
+    "batch norm": """
+        batchnorm1d batchnorm2d batchnorm3d native_batch_norm cudnn_batch_norm batch_norm _batch_norm_with_update
+        frozenbatchnorm2d syncbatchnorm
+    """,
+    "row norm": """
+        layernorm layernorm2d rmsnorm groupnorm instancenorm1d instancenorm2d layer_norm instancenorm3d rms_norm
+        group_norm native_layer_norm native_group_norm _fused_rms_norm softmax log_softmax _softmax _log_softmax
+        _safe_softmax softmax2d logsoftmax normalize localresponsenorm
+    """,
+    "reduction": """
+        mean sum max min amax amin all any argmax argmin prod norm var std var_mean logsumexp cumsum cumprod
+        linalg_vector_norm topk sort nll_loss_forward nll_loss2d_forward mse_loss crossentropyloss cross_entropy
+        diff
+    """,
+    "pooling": """
+        maxpool1d maxpool2d maxpool3d avgpool1d avgpool2d avgpool3d max_pool2d avg_pool2d adaptiveavgpool1d
+        adaptiveavgpool2d adaptiveavgpool3d adaptivemaxpool2d adaptive_avg_pool1d adaptive_avg_pool2d
+        adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d max_pool1d max_pool2d_with_indices
+        max_pool3d_with_indices adaptive_max_pool2d avg_pool3d max_pool3d upsample interpolate upsample_nearest2d
+        upsample_bilinear2d upsample_bicubic2d unfold fold im2col col2im
+    """,
+    "indexing": """
+        embedding gather index index_select index_copy scatter scatter_add index_put index_add embeddingbag take
+        take_along_dim masked_select getitem setitem _unsafe_index select_scatter slice_scatter masked_scatter
+        _index_put_impl where
+    """,
+    "copy": """
+        cat to contiguous clone float half bfloat16 reshape stack type_as copy _to_copy long int bool roll flip
+        repeat pad constant_pad_nd pixel_shuffle expand pixel_unshuffle channel_shuffle type flatten permute
+        transpose repeat_interleave concat zeropad2d channelshuffle pixelshuffle double tril triu meshgrid view
+        unflatten
+    """,
+    "creation": """
+        arange full ones zeros full_like ones_like zeros_like new_ones new_zeros new_full new_empty empty fill zero
+        eye linspace scalar_tensor rand randn randint normal uniform bernoulli exponential rand_like randn_like
+        randperm new_tensor tensor
+    """,
+}
+_FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+_BACKWARD = re.compile(r"_backward(_data)?$")
+
+
+def operator_type(short_name: str) -> str:
+    """The name that modules, functions and aten operators of the same work share: `ReLU`, `relu_` and aten's `relu` are `relu`."""
+    name = short_name.lower()
+    return name.rstrip("_") or name
+
+
+def operator_family(short_name: str) -> str:
+    """The sort of kernels that an operator runs; `pointwise` where nothing else is known of it.
+
+    A backward is of a family of its own (``convolution backward``), as it runs other kernels, and more of them.
+    """
+    name = operator_type(short_name)
+    if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")):
+        return "optimizer"
+    forward = _BACKWARD.sub("", name)
+    if forward != name:
+        backward_of = {"embedding_dense": "indexing", "threshold": "pointwise"}.get(forward) or operator_family(forward)
+        return backward_of if backward_of in ("pointwise", "indexing") else f"{backward_of} backward"
+    return _FAMILY_OF.get(name, "pointwise")
+
+
+#: Models whose name begins otherwise than that of the architecture that they are a variant of.
+_SAME_ARCHITECTURE = (
+    (re.compile(r"res2?ne[xs]?t|wide_resnet"), "resnet"),
+    (re.compile(r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])"), "bert"),
+    (re.compile(r"(tiny)?llama|mistral"), "llama"),
+    (re.compile(r"(deit|vit)"), "vit"),
+    (re.compile(r"inception|googlenet"), "inception"),
+)
+
+
+def model_family(model: str) -> str:
+    """The architecture that a model is a variant of, of its name: `resnet18` and `wide_resnet50_2` are `resnet`.
+
+    Where the name tells no more, it is the letters that it begins with.
+    """
+    name = model.rsplit("/", 1)[-1].lower()
+    for pattern, family in _SAME_ARCHITECTURE:
+        if pattern.match(name):
+            return family
+    found = re.match(r"[a-z]+", name)
+    return found[0] if found else name

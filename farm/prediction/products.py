@@ -1,0 +1,132 @@
+"""The matrix products that an operator comes down to: m x k by k x n, so many of them. A convolution is one per group.
+
+From the stored description alone. `farm.words.sizes` knows what people ask for by name; here also convolutions, attention and
+what training steps call, in aten's order of arguments. None for what makes no product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from farm.prediction.families import operator_type
+from farm.words.sizes import Sizes, sizes_of
+from farm.words.tuple import plain, tensor_references
+
+
+@dataclass(frozen=True)
+class Products:
+    """`count` products of m x k by k x n, of which none waits for another."""
+
+    m: int
+    n: int
+    k: int
+    count: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 for each multiply-add."""
+        return 2 * self.m * self.n * self.k * self.count
+
+
+def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = None) -> Products | None:
+    """What an operator tuple multiplies.
+
+    Args:
+        short_name: such as ``Conv2d``.
+        spec: its description (`farm.words.tuple.OperatorTuple.to_json`).
+        sizes: as `farm.words.sizes.sizes_of` tells them, where they are at hand.
+    """
+    sizes = sizes or sizes_of(short_name, spec)
+    if sizes.m and sizes.n and sizes.k:
+        return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
+    name = operator_type(short_name)
+    shapes = sizes.input_shapes
+    try:
+        if name.startswith("convtranspose"):
+            return _transposed(shapes[0], {key: plain(value) for key, value in spec["parameters"].items()})
+        if name in ("conv1d", "conv2d", "conv3d") and spec.get("kind") == "module":
+            return _convolved(sizes, {key: plain(value) for key, value in spec["parameters"].items()})
+        if name in ("convolution", "convolution_backward"):
+            return _of_aten(name, shapes, spec["arguments"])
+        if name in ("conv1d", "conv2d", "conv3d"):  # the functions, their weight given
+            return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _argument(spec, 6, "groups", 1))
+        if name in ("linear", "_scaled_mm"):
+            first, weight = shapes[:2]
+            n = weight[0] if name == "linear" else weight[1]
+            return Products(math.prod(first[:-1]), n, first[-1])
+        if "scaled_dot_product" in name:
+            query, key = shapes[:2] if "backward" not in name else shapes[1:3]
+            return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
+    except (KeyError, TypeError, ValueError, IndexError):  # called in a way that no rule here knows
+        return None
+    return None
+
+
+def _convolved(sizes: Sizes, given: Mapping[str, Any]) -> Products:
+    first, output, groups = sizes.input_shapes[0], sizes.output_shape, given["groups"]
+    assert output is not None
+    kernel = given["kernel_size"]
+    rank = len(kernel)
+    lead = math.prod(first[: -rank - 1])
+    return Products(
+        lead * math.prod(output[-rank:]),
+        given["out_channels"] // groups,
+        given["in_channels"] // groups * math.prod(kernel),
+        groups,
+    )
+
+
+def _transposed(first: Sequence[int], given: Mapping[str, Any]) -> Products:
+    kernel, groups = given["kernel_size"], given["groups"]
+    pixels = math.prod(first[: -len(kernel) - 1]) * math.prod(first[-len(kernel) :])
+    return Products(pixels, given["out_channels"] // groups * math.prod(kernel), given["in_channels"] // groups, groups)
+
+
+def _by_weight(first: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int) -> Products:
+    rank = len(weight) - 2
+    return Products(
+        first[0] * math.prod(output[-rank:]), weight[0] // groups, weight[1] * math.prod(weight[2:]), groups
+    )
+
+
+def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any]) -> Products:
+    if name == "convolution":
+        first, weight = shapes[:2]
+        stride, padding, dilation, transposed, groups = (*map(plain, arguments[3:7]), plain(arguments[8]))
+        if transposed:
+            return Products(first[0] * math.prod(first[2:]), math.prod(weight[1:]), weight[0] // groups, groups)
+        return _by_weight(first, weight, _sizes_out(first, weight, stride, padding, dilation), groups)
+    gradient, first, weight = shapes[:3]
+    groups, mask = plain(arguments[9]), plain(arguments[10])
+    if plain(arguments[7]):  # transposed: the roles of what goes in and what comes out
+        gradient, first = first, gradient
+    one = _by_weight(first, weight, gradient, groups)
+    return Products(one.m, one.n, one.k, one.count * max(1, sum(map(bool, mask[:2]))))
+
+
+def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
+    rank = len(shapes[1]) - 2
+    stride, padding, dilation = (
+        _argument(spec, place, word, otherwise)
+        for place, word, otherwise in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    )
+    if isinstance(padding, str):
+        padding = 0 if padding == "valid" else [size // 2 for size in shapes[1][2:]]
+    spread = [value if isinstance(value, list) else [value] * rank for value in (stride, padding, dilation)]
+    return _sizes_out(shapes[0], shapes[1], *spread)
+
+
+def _argument(spec: Mapping[str, Any], place: int, name: str, otherwise: Any) -> Any:
+    given = spec["arguments"]
+    value = plain(given[place]) if place < len(given) else plain((spec.get("keywords") or {}).get(name, otherwise))
+    return otherwise if any(True for _ in tensor_references(value)) else value
+
+
+def _sizes_out(first: Sequence[int], weight: Sequence[int], stride: Any, padding: Any, dilation: Any) -> list[int]:
+    return [
+        (size + 2 * pad - jump * (width - 1) - 1) // step + 1
+        for size, width, step, pad, jump in zip(first[2:], weight[2:], stride, padding, dilation, strict=True)
+    ]

@@ -1,0 +1,76 @@
+"""The tile roofline: what a call should cost on a card that works in whole tiles, on whole waves of its multiprocessors.
+
+The plain roofline lets 133 tiles on 132 multiprocessors take 133/132 of the time; they take twice of it. Here a product is cut
+into tiles of the size that ends soonest, each multiprocessor does a tile after the other, and what moves bytes needs enough of
+them in flight. The rest - kernels that are better or worse than that - is what predictors learn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from farm.prediction.card import CardModel
+from farm.prediction.products import Products
+
+#: Rows and columns of what one multiprocessor works on at a time, as libraries have them, and the share of its peak that
+#: it reaches on such a tile: the smaller, the more often a value is fetched again.
+TILES = (
+    (256, 128, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.85),
+    (64, 64, 0.7),
+    (64, 32, 0.5),
+    (32, 32, 0.35),
+    (16, 16, 0.15),
+)
+IN_FLIGHT_BYTES = 32 << 10  # that one multiprocessor needs under way to draw its share of the memory's rate
+L2_RATE = 2.5  # of the memory's, for what lies in the cache
+
+
+@dataclass(frozen=True)
+class TileRoofline:
+    """`time_us` of one call; `tiles` of its products (0: it makes none) and the `waves` that they come to, a fraction."""
+
+    time_us: float
+    compute_us: float
+    traffic_us: float
+    tiles: int = 0
+    waves: float = 0.0
+
+
+def tile_roofline(
+    card: CardModel, dtype: str | None, flops: float, bytes_moved: float, products: Products | None, tf32: bool = False
+) -> TileRoofline:
+    """
+    Args:
+        flops: of one call; where they are not those of its products, the products' time is scaled to them.
+        bytes_moved: that it must read and write at least once.
+    """
+    peaks = card.roofline(dtype, tf32)
+    compute_us, tiles = flops / peaks.flops_per_s * 1e6, 0
+    if products is not None and flops:
+        plain_us, tiles = _cut(card, peaks.flops_per_s, products)
+        compute_us = plain_us * flops / products.flops
+    near = min(1.0, card.l2_bytes / bytes_moved) if bytes_moved else 0.0
+    rate = peaks.bytes_per_s * (1 + (L2_RATE - 1) * near**2)
+    filled = min(1.0, bytes_moved / (card.multiprocessors * IN_FLIGHT_BYTES)) if bytes_moved else 1.0
+    traffic_us = bytes_moved / rate * 1e6 / max(filled, 0.25)
+    return TileRoofline(
+        max(compute_us, traffic_us) + peaks.launch_floor_us,
+        compute_us,
+        traffic_us,
+        tiles,
+        tiles / card.multiprocessors,
+    )
+
+
+def _cut(card: CardModel, flops_per_s: float, products: Products) -> tuple[float, int]:
+    """The least time in microseconds over the sizes of tiles, and how many tiles that is."""
+    best = (math.inf, 0)
+    for rows, columns, share in TILES:
+        tiles = math.ceil(products.m / rows) * math.ceil(products.n / columns) * products.count
+        waves = math.ceil(tiles / card.multiprocessors)
+        flops_of_tile = 2 * rows * columns * products.k
+        best = min(best, (waves * flops_of_tile / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
+    return best

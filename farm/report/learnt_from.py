@@ -1,0 +1,59 @@
+"""The data set of predictors: chosen from what the database holds of a card, and written as one file for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlmodel import Session
+
+from farm.errors import UsageError
+from farm.prediction.dataset import Dataset, datasets
+from farm.report.dictionary import LEARNT_FROM
+from farm.report.estimate import card_model_named
+from farm.report.export import schema_of
+
+
+def dataset_of(session: Session, card: str = "", torch: str = "") -> Dataset:
+    """The largest set of readings of one card model, software and protocol.
+
+    Args:
+        card: part of the card's model.
+        torch: a version, or its beginning.
+
+    Raises:
+        UsageError: no such card, several, or no reading of it under that software.
+    """
+    model = card_model_named(session, card)
+    found = datasets(session, model)
+    chosen = [one for one in found if one.circumstances.software.torch.startswith(torch) and len(one)]
+    if not chosen:
+        known = ", ".join(sorted({one.circumstances.software.torch for one in found}))
+        raise UsageError(
+            f"No reading of an operator is of {model}" + (f" under torch {torch}." if torch else "."),
+            f"There are readings under torch {known}." if known else "Measure a model: farm run resnet18.",
+        )
+    return chosen[0]
+
+
+def write_dataset(dataset: Dataset, path: Path) -> None:
+    """Write it as Parquet or CSV, by the file's ending; `farm.report.dictionary` says what the columns mean.
+
+    Raises:
+        UsageError: another ending, or it cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    schema = schema_of("dataset", {"rows": len(dataset)}, LEARNT_FROM)
+    records = list(dataset.records())
+    try:
+        if path.suffix == ".parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(records, schema=schema), path)
+        elif path.suffix == ".csv":
+            flat = [{name: ";".join(v) if isinstance(v, list) else v for name, v in one.items()} for one in records]
+            pyarrow.csv.write_csv(pa.Table.from_pylist(flat), path)
+        else:
+            raise UsageError(f"'{path}' is of no kind that can be written.", "Name a .parquet or .csv file.")
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error

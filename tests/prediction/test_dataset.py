@@ -1,0 +1,180 @@
+"""Readings become rows that hold what is known of a call before it is read, apart from what the reading said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from farm.errors import UsageError
+from farm.prediction.card import card_model
+from farm.prediction.described import describe
+from farm.prediction.families import model_family, operator_family, operator_type
+from farm.prediction.features import NAMES, numbers_of
+from farm.prediction.products import Products, products_of
+from farm.prediction.tiles import tile_roofline
+from farm.report.dictionary import LEARNT_FROM
+from farm.report.learnt_from import dataset_of, write_dataset
+from farm.words.protocol import Variant
+from tests.report import filled
+
+H200 = card_model("cuda", "NVIDIA H200")
+
+
+def test_a_row_is_a_tuple_with_its_figures(database):
+    taken = filled.fill(database)
+    with database.read() as session:
+        found = dataset_of(session, "h200")
+    assert len(found) == len(taken.capture.tuples)
+    assert found.circumstances.software.torch == "2.11.0+cu130"
+    row = next(row for row in found.rows if row.call.operator == "Conv2d")
+    assert row.power_w == pytest.approx(row.energy_mj / row.time_us * 1e3)
+    assert row.call.tile_roofline_us >= row.call.compute_us > 0
+    assert [entry.name for entry in LEARNT_FROM] == list(next(found.records()))
+    assert numbers_of(found.calls).shape == (len(found), len(NAMES))
+
+
+def test_the_key_is_of_the_readings(database):
+    filled.fill(database)
+    with database.read() as session:
+        before = dataset_of(session)
+    filled.fill(database, Variant("alexnet", 1, 64), created_at_s=1.8e9)
+    with database.read() as session:
+        after = dataset_of(session)
+    assert before.key == dataclasses.replace(before, rows=before.rows[::-1]).key != after.key
+    assert len(after.without(row.call.operator_id for row in before.rows)) == len(after) - len(before)
+
+
+def test_two_versions_of_software_are_two_sets(database):
+    filled.fill(database)
+    filled.fill(database, software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0+cu130"), prefix="b")
+    with database.read() as session:
+        assert dataset_of(session, torch="2.12").circumstances.software.torch == "2.12.0+cu130"
+        with pytest.raises(UsageError, match=r"is of NVIDIA H200 under torch 3") as refused:
+            dataset_of(session, torch="3")
+    assert "2.11.0+cu130, 2.12.0+cu130" in refused.value.next_step
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_it_is_written_for_others(database, tmp_path, suffix):
+    import pandas
+
+    filled.fill(database)
+    with database.read() as session:
+        found = dataset_of(session)
+    path = tmp_path / f"tuples{suffix}"
+    write_dataset(found, path)
+    read = pandas.read_parquet(path) if suffix == ".parquet" else pandas.read_csv(path)
+    assert list(read.columns) == [entry.name for entry in LEARNT_FROM]
+    assert read.time_us.sum() == pytest.approx(found.frame().time_us.sum())
+    with pytest.raises(UsageError, match="no kind"):
+        write_dataset(found, tmp_path / "tuples.txt")
+
+
+@pytest.mark.parametrize(
+    ("short_name", "spec", "wanted"),
+    [
+        (
+            "convolution",
+            {
+                "kind": "aten",
+                "arguments": [{"tensor": 0}, {"tensor": 1}, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 2],
+                "tensors": [{"shape": [4, 8, 16, 16], "dtype": "float32"}, {"shape": [6, 4, 3, 3], "dtype": "float32"}],
+            },
+            Products(4 * 8 * 8, 3, 36, 2),
+        ),
+        (
+            "convolution_backward",
+            {
+                "kind": "aten",
+                "arguments": [
+                    *({"tensor": 0}, {"tensor": 1}, {"tensor": 2}, None, [1, 1], [1, 1], [1, 1]),
+                    *(False, [0, 0], 1, [True, True, False]),
+                ],
+                "tensors": [
+                    {"shape": [4, 6, 16, 16], "dtype": "float32"},
+                    {"shape": [4, 8, 16, 16], "dtype": "float32"},
+                    {"shape": [6, 8, 3, 3], "dtype": "float32"},
+                ],
+            },
+            Products(4 * 16 * 16, 6, 72, 2),
+        ),
+        (
+            "mm",
+            {
+                "kind": "aten",
+                "arguments": [{"tensor": 0}, {"tensor": 1}],
+                "tensors": [{"shape": [4, 5], "dtype": "float32"}, {"shape": [5, 8], "dtype": "float32"}],
+            },
+            Products(4, 8, 5),
+        ),
+        (
+            "scaled_dot_product_attention",
+            {
+                "arguments": [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}],
+                "tensors": [{"shape": [2, 8, 16, 64], "dtype": "bfloat16"}, *[{"shape": [2, 8, 99, 64], "dtype": "bfloat16"}] * 2],
+            },
+            Products(16, 99, 64, 16),
+        ),
+        ("relu", {"arguments": [{"tensor": 0}], "tensors": [{"shape": [4], "dtype": "float32"}]}, None),
+    ],
+)  # fmt: skip
+def test_what_an_operator_multiplies(short_name, spec, wanted):
+    assert products_of(short_name, spec) == wanted
+
+
+def test_products_of_modules_come_to_the_flops_that_torch_counts(database):
+    taken = filled.fill(database, Variant("shufflenet_v2_x0_5", 1, 64))
+    compared = 0
+    for id_, spec in taken.capture.tuples.items():
+        found = products_of(spec.short_name, json.loads(json.dumps(spec.to_json())))
+        if found:
+            assert found.flops == taken.costs[id_].flops, spec
+            compared += 1
+    assert compared > 10
+
+
+def test_one_tile_more_than_a_wave_takes_another_wave():
+    def time_us(tiles):
+        products = Products(4096 * tiles, 128, 1024)
+        return tile_roofline(H200, "float32", products.flops, 1, products).compute_us
+
+    whole, more = time_us(33), time_us(34)
+    assert more / whole > 34 / 33 + 0.02
+    assert time_us(66) == pytest.approx(2 * whole)
+
+
+def test_operators_of_one_work_share_a_type_and_a_family():
+    assert {operator_type(name) for name in ("ReLU", "relu_", "relu")} == {"relu"}
+    assert operator_family("Conv2d") == "convolution" == operator_family("convolution")
+    assert operator_family("convolution_backward") == "convolution backward"
+    assert operator_family("gelu_backward") == "pointwise" == operator_family("no_such_operator")
+    assert operator_family("_foreach_add_") == "optimizer"
+
+
+def test_variants_of_an_architecture_are_one_family():
+    for family, models in {
+        "resnet": ("resnet18", "wide_resnet50_2", "resnext50_32x4d"),
+        "vgg": ("vgg11_bn", "vgg16"),
+        "llama": ("llama-3.1-8b", "mistral-7b", "llama_decode_32"),
+        "bert": ("bert-base", "distilbert-base", "roberta-base"),
+        "vit": ("vit_b_16", "deit_small_patch16_224"),
+        "mobilenet": ("mobilenet_v2",),
+        "mnasnet": ("mnasnet1_0",),
+    }.items():
+        assert {model_family(model) for model in models} == {family}
+
+
+def test_counts_of_an_older_capture_do_not_hold_the_whole_table():
+    spec = {
+        "kind": "function",
+        "arguments": [{"tensor": 0}, {"tensor": 1}],
+        "tensors": [
+            {"role": "activation", "shape": [8, 1], "dtype": "int64"},
+            {"role": "parameter", "shape": [1000, 64], "dtype": "float32"},
+        ],
+    }
+    call = describe(H200, "x", "embedding", spec, 0, 1000 * 64 * 4)
+    assert call.bytes_moved == 8 * 2 * 64 * 4 + 8 * 8
+    assert (call.rows, call.last_size) == (8, 64)
