@@ -155,6 +155,10 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         with torch.enable_grad():
             step.run()
 
+    def observe() -> Capture:
+        with torch.enable_grad():
+            return capture_step(step, device_type=device.type, warmed_up=True).as_capture()
+
     held = [*step.model.parameters(), *step.model.buffers()]
     parameter_bytes = sum(tensor.nbytes for tensor in held)
     memory = _memory_of_step(run, elsewhere_bytes, device)
@@ -170,9 +174,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         activation_bytes=sum(tensor.nbytes for tensor in tensors_in(step.inputs)),
         details=dataclasses.replace(details, **memory),
         written=list(step.model.parameters()),
-        order=lambda: as_launched(
-            lambda: capture_step(step, device_type=device.type, warmed_up=True).as_capture(), protocol, device
-        ),
+        order=lambda: as_launched(observe, protocol, device),
     )
 
 

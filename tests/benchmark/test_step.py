@@ -29,6 +29,8 @@ def test_passes_of_a_step_leave_the_weights_where_they_are(said):
         passes.first()
     for tensor, was in zip(passes.written, before, strict=True):
         torch.testing.assert_close(tensor, was, rtol=1e-6, atol=1e-8)
+    with torch.no_grad():  # as everything is measured
+        assert {"forward", "backward"} <= {call.part for call in passes.order().calls}
 
 
 @pytest.mark.gpu
