@@ -162,7 +162,10 @@ class Player:
 
 
 def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the shape of one on meta, on memory that is there, or else on new memory."""
+    """A tensor of the shape of one on meta, on memory that is there, or else on new memory.
+
+    Memory that is there may be the host's: attention on a card hands the seed of what it drops from call to call there.
+    """
     if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
         return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)
-    return torch.empty(0, dtype=base.dtype, device=device).set_(memory, 0, base.shape, base.stride())
+    return torch.empty(0, dtype=base.dtype, device=memory.device).set_(memory, 0, base.shape, base.stride())

@@ -276,9 +276,13 @@ def _systematic(
     time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
     energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
     energy = max((_spread(values) for values in energies if len(values) > 1), default=0.0)
-    places = len({canary.card_id for group in compared for canary in group})
-    what = f"{places} cards" if places > 1 else "one card"
-    return time, energy, f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, read on {what}."
+    places = {canary.card_id for group in compared for canary in group}
+    what = f"{len(places)} cards" if len(places) > 1 else "one card"
+    note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, read on {what}."
+    if others := sorted(cards - places):
+        left_out = others[0] if len(others) == 1 else f"{len(others)} of the cards"
+        note += f" None on {left_out}: the intervals leave out how that differs."
+    return time, energy, note
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -59,7 +59,7 @@ def test_what_canaries_show_is_added_linearly():
     assert verdict.systematic_energy == 0
     assert verdict.time.total.half_width == pytest.approx(1.0 + 0.01 * 100)
     assert verdict.time.gap.half_width == pytest.approx(((2 / 100) ** 2 + (2 / 100) ** 2) ** 0.5)
-    assert "2 cards" in verdict.systematic_note
+    assert "2 cards. None on GPU-1: the intervals leave out how that differs." in verdict.systematic_note
 
 
 def test_without_a_canary_the_interval_says_what_it_leaves_out():
