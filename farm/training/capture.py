@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -288,7 +289,8 @@ _WEIGHT_OF = {
 def _as_computed(func: Any, args: Any, out: Any) -> Any:
     """What an operator gives where fake tensors are told otherwise; real ones stay as they are.
 
-    Under autocast the statistics of a normalization are in the type of its weights. The gradient of a layer norm's input is contiguous.
+    Under autocast the statistics of a normalization are in the type of its weights. The gradient of a layer norm's input is contiguous,
+    that of a batch norm's is laid out as the input, that of a hardswish's as a product of what it is given.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]
@@ -296,6 +298,10 @@ def _as_computed(func: Any, args: Any, out: Any) -> Any:
             return out[0], *(statistics.to(weight.dtype) for statistics in out[1:])
     if func is torch.ops.aten.native_layer_norm_backward.default and out[0] is not None:
         return out[0].contiguous(), *out[1:]
+    if func is torch.ops.aten.native_batch_norm_backward.default and isinstance(out[0], FakeTensor):
+        return torch.empty_like(args[1]), *out[1:]
+    if func is torch.ops.aten.hardswish_backward.default and isinstance(out, FakeTensor):
+        return args[0] * args[1]
     return out
 
 

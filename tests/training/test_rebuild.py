@@ -25,7 +25,7 @@ from tests.training.test_capture import taken_apart
 
 TOKENS = {"length": 16, "layers": 2}
 STEPS = [
-    ("resnet18", {"input_size": 32, "optimizer": "adam"}),
+    ("mobilenet_v3_small", {"input_size": 64, "optimizer": "adam", "memory_format": "channels_last"}),
     ("resnet18", {"input_size": 32, "optimizer": "sgd-fused", "amp": "float16"}),
     ("googlenet", {}),
     ("bert-base", {**TOKENS, "optimizer": "adamw-fused", "amp": "bfloat16"}),
