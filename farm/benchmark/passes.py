@@ -150,6 +150,8 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     elsewhere_bytes = _allocated_without_workspaces(device)
     with torch.enable_grad():
         step = build_step(variant, device, launch=protocol.launch)
+    if protocol.data == "zeros":
+        _zero(tensors_in(step.inputs))
 
     def run() -> None:
         with torch.enable_grad():

@@ -74,6 +74,11 @@ class Request(Plain):
             raise UsageError(
                 f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, say."
             )
+        if self.variant is not None and self.variant.step and self.protocol.data == "seen":
+            raise UsageError(
+                "What a training step's operators see is not looked at: only a forward pass is run for its values.",
+                "Leave --data away for standard normal values, or name a class: --data zeros-50+.",
+            )
         if not self.operators:
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from farm.errors import TupleRejected
+from farm.benchmark.passes import set_values
+from farm.errors import TupleRejected, UsageError
 from farm.models import catalog
 from farm.operators.aten import NAMES, overload_of
 from farm.operators.cost import cost
@@ -19,6 +20,8 @@ from farm.training.losses import loss_of
 from farm.training.step import TrainingStep
 from farm.training.taking_apart import loss_for
 from farm.words.label import label_of
+from farm.words.protocol import Protocol
+from farm.words.request import Request
 from farm.words.tuple import OperatorTuple, TensorSpec
 from farm.words.validation import parse
 from tests.training.test_capture import taken_apart
@@ -171,6 +174,27 @@ def floats(*shape, storage=0):
 
 def integers(*shape, storage=1, dtype="int64"):
     return TensorSpec("activation", "", shape, dtype, storage=storage)
+
+
+@pytest.mark.parametrize("data", ["zeros", "zeros-50+"])
+def test_a_class_of_data_holds_for_the_parts_of_a_step(data):
+    captured = capturing.capture_step(small_step("adamw-fused"))
+    for spec in captured.tuples.values():
+        plain, classed = rebuild(spec, "cpu"), rebuild(spec, "cpu")
+        set_values(classed, data)
+        for one, other in zip(plain.tensors, classed.tensors, strict=True):
+            assert one.is_floating_point() or torch.equal(one, other)  # indices stay valid
+        assert all(map(finite, (*classed.tensors, *tensors_in(classed.run())))), spec
+        if spec.short_name == "convolution_backward":
+            gradient = classed.tensors[0]
+            assert (gradient == 0).float().mean() == pytest.approx(1 if data == "zeros" else 0.5, abs=0.1)
+            assert (plain.tensors[0] != 0).all()
+
+
+def test_what_a_step_sees_is_not_looked_at():
+    step = catalog.variant("resnet18", step="training")
+    with pytest.raises(UsageError, match="only a forward pass is run for its values"):
+        Request(variant=step, protocol=Protocol(data="seen"))
 
 
 ONE, TWO, THREE = {"tensor": 0}, {"tensor": 1}, {"tensor": 2}
