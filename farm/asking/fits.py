@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from farm.asking.cards import CardLike
 from farm.errors import UsageError
@@ -51,6 +51,32 @@ def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
         if most >= 1
         else f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}.",
     )
+
+
+class WithMemory(Protocol):
+    """A card of which the memory counts; 0 where nobody knows."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> None:
+    """
+    Args:
+        least_bytes: that the step holds at once, as far as it is known before the card has run it.
+
+    Raises:
+        UsageError: that is more than the card has.
+    """
+    memory_bytes = card.memory_bytes
+    if memory_bytes and least_bytes > memory_bytes:
+        raise UsageError(
+            f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: the step holds at least {_gb(least_bytes)} at once.",
+            f"Give a smaller batch (`farm memory {variant.model} --fit {memory_bytes // 10**9}GB` finds the largest), --recompute blocks, "
+            "or --amp bfloat16.",
+        )
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, select
 
+from farm.asking.fits import WithMemory, check_step_fits
 from farm.devices.installed import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
@@ -193,15 +194,23 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
         return add_tuples(session, job, operator_ids)
 
 
-def tuples_of(database: Database, request: Request, card_ids: Sequence[str]) -> Tuples:
+def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: WithMemory | None = None) -> Tuples:
     """Take a model apart, or look up what it was taken apart into, and hold the operators that it names against that.
+
+    Args:
+        card: the one with the least memory, where these are not registered yet.
 
     Raises:
         UnknownOperator: none of the operators that were asked for by name occurs in the model.
         CaptureError: the model cannot be taken apart without gaps.
+        UsageError: a training step needs more memory than a card has.
     """
     device_type, torch = _device_and_torch(database, card_ids)
-    capture_id = capture_for(database, request, device_type=device_type, torch=torch)
+    if card is None:
+        with database.read() as session:
+            cards = fetch(session, tables.Card, card_ids).values()
+        card = min(cards, key=lambda one: one.memory_bytes, default=None)
+    capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
         calls = counts(session, capture_id)
         _check_named(session, request, calls)
@@ -260,11 +269,17 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     return next_operators(parts, significant(session), target=request.target)
 
 
-def capture_for(database: Database, request: Request, *, device_type: str, torch: str) -> int:
+def capture_for(
+    database: Database, request: Request, *, device_type: str, torch: str, card: WithMemory | None = None
+) -> int:
     """The id of the capture that the request's model goes by, taken apart now if the database has none.
+
+    Args:
+        card: that a training step is to lie on.
 
     Raises:
         CaptureError: the model cannot be taken apart without gaps.
+        UsageError: a training step needs more memory than the card has.
         Unreadable: it reads somebody's text, whose ids are not here.
     """
     assert request.variant is not None
@@ -277,7 +292,7 @@ def capture_for(database: Database, request: Request, *, device_type: str, torch
         )
     capture_id = known.id if known is not None else None
     if capture_id is None:
-        capture_id = _predict(database, request.variant, request.protocol, device_type=device_type, torch=torch)
+        capture_id = _predict(database, request.variant, request.protocol, device_type, torch, card)
     if request.protocol.data == "seen":
         _look_at_values(database, capture_id, request.variant)
     return capture_id
@@ -303,13 +318,17 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
         store_values(session, capture_id, seen or {})
 
 
-def _predict(database: Database, variant: Variant, protocol: Protocol, *, device_type: str, torch: str) -> int:
+def _predict(
+    database: Database, variant: Variant, protocol: Protocol, device_type: str, torch: str, card: WithMemory | None
+) -> int:
     from farm.training.taking_apart import taken_apart
 
     apart = taken_apart(variant, device_type=device_type, grad=protocol.grad)
     taken = apart.capture
     if (refusal := apart.refusal(variant.model)) is not None:
         raise refusal
+    if card is not None:
+        check_step_fits(variant, card, apart.least_peak_bytes)
     with database.write() as session:
         store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
         store_variant(session, variant, flops=apart.flops, bytes_moved=apart.bytes_moved, model_flops=apart.model_flops)

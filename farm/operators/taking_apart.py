@@ -34,6 +34,7 @@ class TakenApart:
     capture: Capture
     costs: dict[str, Cost]  # tuple id -> cost of one call
     model_flops: int
+    least_peak_bytes: int = 0  # of a training step: what it needs at once at least
 
     @property
     def flops(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,6 +47,7 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
         CaptureError: the step raised.
     """
     flops = None
+    parameters = {name for name, _ in step.model.named_parameters()}
     try:
         with torch.autograd.set_multithreading_enabled(False):
             if not warmed_up:
@@ -54,17 +55,49 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
                     step.run()
                 flops = counter.get_total_flops()
             step.count_from_one()
+            before = _structure(step.model)
             recorder = _Recorder(step, device_type)
             with recorder.watching():
                 step.run(recorder.stage)
+            _check_structure(step.model, before, parameters)
     except FarmError:
         raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"The training step reads values that nobody computed: what {error} gives decides what runs, or how much.",
+            "Have the step do the same whatever the values are; a CUDA graph cannot hold it otherwise, either.",
+        ) from error
     except Exception as error:
         raise CaptureError(
             f"The training step raised: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run one iteration alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
     return recorder.result(flops)
+
+
+def _structure(model: nn.Module) -> dict[str, int]:
+    return {name: id(part) for name, part in (*model.named_modules(), *model.named_parameters())}
+
+
+def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:
+    """
+    Args:
+        before: as it was when the recorded step began.
+        parameters: that there were before the first step.
+
+    Raises:
+        CaptureError: it is not what it was, and neither is what a step computes.
+    """
+    after = _structure(model)
+    came = [name for name in after if after[name] != before.get(name)]
+    came += [name for name, _ in model.named_parameters() if name not in parameters]
+    went = [name for name in (*before, *parameters) if name not in after]
+    if came or went:
+        name = (came or went)[0]
+        raise CaptureError(
+            f"The model changes its own structure while it is trained: '{name}' {'is new' if came else 'has gone'}.",
+            "Make all of it before the first step: what is measured is one step, again and again.",
+        )
 
 
 class _Recorder:

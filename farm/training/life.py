@@ -181,3 +181,21 @@ def held(capture: StepCapture, tensors: Iterable[TensorLife], *, rounded_to: int
 def allocated_peak_bytes(capture: StepCapture) -> int:
     """The most that is held at once, in pieces as PyTorch's allocator hands them out on a card."""
     return max(held(capture, capture.tensors, rounded_to=ALLOCATED_BYTES))
+
+
+#: What a CPU does through larger tensors than a card: masks of numbers instead of bits, attention with all its scores.
+_SMALLER_ON_A_CARD = frozenset(
+    {f"Dropout{rank}" for rank in ("", "1d", "2d", "3d")}
+    | {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d"}
+    | {"scaled_dot_product_attention", "MultiheadAttention", "multi_head_attention_forward"}
+)
+
+
+def least_peak_bytes(capture: StepCapture) -> int:
+    """What a card needs at the peak at least, as far as a capture without it can tell: without what these make."""
+
+    def on_a_card(tensor: TensorLife) -> bool:
+        owner = capture.calls[tensor.born].owner if tensor.born >= 0 else None
+        return owner is None or capture.owners[owner].what not in _SMALLER_ON_A_CARD
+
+    return max(held(capture, filter(on_a_card, capture.tensors)))

@@ -17,6 +17,7 @@ from farm.operators.known import nothing_computed
 from farm.operators.taking_apart import TakenApart, example_inputs, take_apart
 from farm.settings import settings
 from farm.training.capture import capture_step
+from farm.training.life import least_peak_bytes
 from farm.training.losses import Loss, loss_of
 from farm.training.recorded import StepCapture
 from farm.training.step import TrainingStep, checkpoint_modules, checkpointed
@@ -96,7 +97,9 @@ def taken_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = Fals
     step = take_step_apart(variant, device_type=device_type)
     costs = {tuple_id: cost(spec) for tuple_id, spec in step.tuples.items()}
     assert step.flops is not None, "the first step was run here"
-    return TakenApart(step.as_capture(), costs, step.flops)
+    on_its_card = step.device_type == device_type
+    least_bytes = max(step.memory_bytes) if on_its_card else least_peak_bytes(step)
+    return TakenApart(step.as_capture(), costs, step.flops, least_bytes)
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:

@@ -6,13 +6,14 @@ import pytest
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.errors import NoSuchJob, UnknownOperator
+from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.opening import open_job, plan_rest, tuples_of
+from farm.models import catalog
 from farm.operators import sweep as sweeps
 from farm.store.calls import counts
-from farm.store.tables import Item, Job, Round
+from farm.store.tables import Card, Item, Job, Round
 from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request, Sweep
 from tasks import recovery
@@ -47,6 +48,21 @@ def test_a_model_is_taken_apart_once_and_its_job_has_all_its_calls(database):
         calls = counts(session, tuples.capture_id)
     assert (opened.tuples, opened.calls) == (len(calls), sum(calls.values()))
     assert opened.new == 3 + 1, "three kinds of Linear, and the whole"
+
+
+def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(database):
+    cards = register(database, 0, 1)
+    step = catalog.variant("squeezenet1_1", 4, input_size=64, step="training")
+    request = Request(variant=step, protocol=Protocol(launch="eager"))
+    with database.write() as session:
+        session.get_one(Card, cards[0]).memory_bytes = 10_000_000
+        session.get_one(Card, cards[1]).memory_bytes = 10**9
+    with pytest.raises(UsageError, match=r"does not fit on a card with its 0.0 GB: the step holds at least") as caught:
+        open_job(database, request, cards)
+    assert "farm memory squeezenet1_1 --fit" in caught.value.next_step
+    with database.read() as session:
+        assert session.exec(select(Job)).all() == []
+    assert open_job(database, request, cards[1:]).new > 100
 
 
 TEN = Request(

@@ -1,5 +1,6 @@
 """One training step taken apart: every operator has exactly one part, and looking changes nothing."""
 
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -236,6 +237,52 @@ def test_a_users_model_is_trained_with_the_loss_that_is_registered_beside_it(tmp
     settings.cache_clear()
     with pytest.raises(SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"):
         taken_apart("mine")
+
+
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        self.layers.append(nn.Linear(4, 4))
+        return x
+
+
+class Reading(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.head(x)
+        return x if x.sum().item() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("Growing", "The model changes its own structure while it is trained: 'layers.2' is new."),
+        ("Reading", "The training step reads values that nobody computed: what aten._local_scalar_dense.default gives"),
+    ],
+)
+def test_a_model_whose_step_is_not_always_the_same_is_one_line(model, told, monkeypatch):
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"mine": f"{__name__}:made_{model.lower()}"}))
+    monkeypatch.setenv("FARM_MODELS_PATH", ".")
+    settings.cache_clear()
+    with pytest.raises(CaptureError) as caught:
+        taken_apart("mine")
+    assert caught.value.message.startswith(told)
+
+
+def made_growing():
+    return Growing(), torch.randn(2, 4)
+
+
+def made_reading():
+    return Reading(), torch.randn(2, 4)
 
 
 class Counting(nn.Module):

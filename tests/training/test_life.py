@@ -1,11 +1,13 @@
 """The life of tensors over time, on a small step written down by hand and on captured ones."""
 
+import dataclasses
+
 import pytest
 
 from farm.errors import UsageError
-from farm.training.life import Life, allocated_peak_bytes
+from farm.training.life import Life, allocated_peak_bytes, least_peak_bytes
 from farm.training.planning import largest_batch, offload
-from farm.training.recorded import StepCall, StepCapture, TensorLife
+from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
 
 
 def tensor(number, size_bytes, born, released, uses, role="activation"):
@@ -76,6 +78,14 @@ def test_what_waits_long_enough_lies_elsewhere_meanwhile():
     )  # for calls that run while it is away, from begin to end
     assert found.link_share == pytest.approx(12.5 / 60)
     assert [period.tensor for period in offload(life, 150e6).hidden] == [1]  # 27 µs each way is too long
+
+
+def test_what_a_cpu_does_through_larger_tensors_is_not_in_the_least_that_a_card_needs():
+    masked = step(WEIGHT, KEPT, SHORT, calls=6)
+    owners = (Owner(0, "drop", "Dropout", "forward"), Owner(1, "head", "Linear", "forward"))
+    owned = {1: 1, 2: 0}  # what the second call makes is a Linear's, what the third makes a Dropout's
+    calls = tuple(dataclasses.replace(call, owner=owned.get(call.index)) for call in masked.calls)
+    assert least_peak_bytes(dataclasses.replace(masked, calls=calls, owners=owners)) == 5000
 
 
 def test_the_largest_batch_is_found_and_confirmed():
