@@ -19,7 +19,7 @@ import yaml
 
 from farm.asking.defaults import Wish, operator_names
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.words.protocol import LARGEST_NUMBER, OPTIMIZERS, Protocol, Stopping, Variant
+from farm.words.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
 from farm.words.request import REUSE_CHOICES, Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -32,15 +32,10 @@ LARGEST_SIZE = 2**63 - 1  # that PyTorch takes
 _WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or false"
 Kind = str | tuple[str, ...]
 _VARIANT_KEYS: dict[str, Kind] = {
-    f.name: Variant.CHOICES.get(f.name, _WHOLE) for f in dataclasses.fields(Variant) if f.name not in ("model", "text")
-} | {
-    "phase": ("encode", "prefill", "decode"),
-    "padded": _FLAG,
-    "step": ("training",),
-    "optimizer": OPTIMIZERS,
-    "amp": ("bfloat16",),
-    "recompute": _TEXT,
-}
+    f.name: tuple(filter(None, Variant.CHOICES[f.name])) if f.name in Variant.CHOICES else _WHOLE
+    for f in dataclasses.fields(Variant)
+    if f.name not in ("model", "text")
+} | {"padded": _FLAG, "recompute": _TEXT}
 _SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers", "accumulate")
 _PATH_KEYS = ("text", "tokenizer")
 _ENTRY_KEYS: dict[str, Kind] = {**dict.fromkeys(_PATH_KEYS, _TEXT), "target": _NUMBER, "reuse": REUSE_CHOICES}

@@ -191,3 +191,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(MeasurementFileError, match="not UTF-8"):
         load([tmp_path / "binary.yml"])
+
+
+def test_keys_of_a_training_step_take_what_its_options_take():
+    text = "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, accumulate: 2, recompute: blocks}"
+    found = [complete(wish, "cuda", target=0.95).variant for wish in parse(text, "jobs.yml")]
+    assert [one.optimizer for one in found] == ["sgd-fused", "adamw-fused"]
+    assert {(one.mode, one.amp, one.accumulate, one.recompute) for one in found} == {("train", "float16", 2, "blocks")}
+    with pytest.raises(MeasurementFileError, match="amp is 'float8'"):
+        parse(text.replace("float16", "float8"), "jobs.yml")
