@@ -41,7 +41,6 @@ from farm.store.database import Database
 from tasks import logs, remote_control  # noqa: F401 - what a worker answers to others
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
 from tasks.hearing import Hearing
-from tasks.metrics import serve as serve_metrics
 from tasks.process import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
 
@@ -111,8 +110,10 @@ def serve_control() -> int:
     """Be the control worker of this host."""
     current = settings()
     Database(current.database).check_schema()
-    if not os.environ.get(EMBEDDED_VARIABLE):
-        serve_metrics(current)
+    if current.metrics_port and not os.environ.get(EMBEDDED_VARIABLE):
+        from tasks import metrics  # the workers of cards start faster without
+
+        metrics.serve(current)
     ended = threading.Event()
     threading.Thread(target=_reconcile_regularly, args=(current, ended), daemon=True).start()
     try:

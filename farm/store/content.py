@@ -6,13 +6,13 @@ All are content-addressed, so writing one twice is no error and two writers at o
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import insert
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.errors import Unreadable, UsageError
@@ -79,9 +79,9 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
     if not rows:
         return
     rows = sorted(rows, key=lambda row: row["id"])
-    dialect = session.get_bind().dialect.name
-    builder: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}.get(dialect, insert)
-    session.execute(builder(table).on_conflict_do_nothing(), rows)
+    # The engine has loaded its dialect; the other one would be a twentieth of every worker's start.
+    dialect: Any = importlib.import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
+    session.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
 
 
 def store_software(session: Session, software: protocols.Software) -> str:

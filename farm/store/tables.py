@@ -61,7 +61,13 @@ class CardState(StrEnum):
     STOPPED = "stopped"
 
 
-class Software(SQLModel, table=True):
+class Row(SQLModel):
+    """What all tables are. Pydantic checks none of their rows, so what it would check them by is made when it is asked for."""
+
+    model_config = {"defer_build": True}
+
+
+class Software(Row, table=True):
     """The software readings were taken with. ``id`` is `farm.words.protocol.Software.id`."""
 
     __tablename__ = "software"
@@ -75,7 +81,7 @@ class Software(SQLModel, table=True):
     platform: str = ""
 
 
-class Card(SQLModel, table=True):
+class Card(Row, table=True):
     """One physical GPU (its UUID), the CPU of a host, or a simulated card."""
 
     __tablename__ = "card"
@@ -99,7 +105,7 @@ class Card(SQLModel, table=True):
     last_seen_at_s: float = 0.0
 
 
-class Operator(SQLModel, table=True):
+class Operator(Row, table=True):
     """One operator tuple; ``id`` is the hash of ``spec``."""
 
     __tablename__ = "operator"
@@ -116,7 +122,7 @@ class Operator(SQLModel, table=True):
     spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class ModelVariant(SQLModel, table=True):
+class ModelVariant(Row, table=True):
     """A variant's fields, as of `farm.words.protocol.Variant`."""
 
     __tablename__ = "model_variant"
@@ -144,7 +150,7 @@ class ModelVariant(SQLModel, table=True):
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
 
 
-class TokenInput(SQLModel, table=True):
+class TokenInput(Row, table=True):
     """The ids that a language model reads; ``id`` is `farm.words.tokens.Tokens.id`."""
 
     __tablename__ = "token_input"
@@ -156,7 +162,7 @@ class TokenInput(SQLModel, table=True):
     packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))  # `Tokens.compressed`
 
 
-class Capture(SQLModel, table=True):
+class Capture(Row, table=True):
     """One taking-apart of a variant: predicted at submit time, or observed on a card.
 
     ``torch`` is the version that took it apart: another version may run other operators. So may another ``launch``: a
@@ -177,7 +183,7 @@ class Capture(SQLModel, table=True):
     created_at_s: float = 0.0
 
 
-class Call(SQLModel, table=True):
+class Call(Row, table=True):
     """One operator call of a capture, in order. Occurrence counts (the view ``occurrence``) are made of these."""
 
     __tablename__ = "call"
@@ -195,7 +201,7 @@ class Call(SQLModel, table=True):
     )
 
 
-class Protocol(SQLModel, table=True):
+class Protocol(Row, table=True):
     """How readings were taken; ``id`` is `farm.words.protocol.Protocol.id`."""
 
     __tablename__ = "protocol"
@@ -206,7 +212,7 @@ class Protocol(SQLModel, table=True):
     spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class Job(SQLModel, table=True):
+class Job(Row, table=True):
     """One submit: a model variant or a sweep, under one protocol, on chosen cards, in one or more rounds."""
 
     __tablename__ = "job"
@@ -229,7 +235,7 @@ class Job(SQLModel, table=True):
         return self.request if isinstance(self.request, dict) else {}
 
 
-class Round(SQLModel, table=True):
+class Round(Row, table=True):
     """One chord of a job: what it added and why."""
 
     __tablename__ = "job_round"
@@ -245,7 +251,7 @@ class Round(SQLModel, table=True):
     published_at_s: float | None = None  # None: something of it wants a message
 
 
-class Item(SQLModel, table=True):
+class Item(Row, table=True):
     """One subject of a job that must be read on one card.
 
     ``token`` fences: only the write that shows the token of the newest claim is accepted. ``claim_key`` is set
@@ -304,7 +310,7 @@ CIRCUMSTANCES = [
 ]
 
 
-class Reading(SQLModel, table=True):
+class Reading(Row, table=True):
     """One accepted result; fields as in `farm.words.reading.Reading`."""
 
     __tablename__ = "reading"
@@ -352,7 +358,7 @@ class Reading(SQLModel, table=True):
     created_at_s: float = 0.0
 
 
-class Origin(SQLModel, table=True):
+class Origin(Row, table=True):
     """Another farm whose export was imported."""
 
     __tablename__ = "origin"
@@ -363,7 +369,7 @@ class Origin(SQLModel, table=True):
     imported_at_s: float = 0.0
 
 
-class ImportedVerdict(SQLModel, table=True):
+class ImportedVerdict(Row, table=True):
     """A verdict of another farm, as its export had it, to be exported again.
 
     Where its readings came with it there is a job of that id too, ended, which asks for nothing (`Job.request_id` is "").
@@ -376,7 +382,7 @@ class ImportedVerdict(SQLModel, table=True):
     row: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class Trace(SQLModel, table=True):
+class Trace(Row, table=True):
     """The compressed time series of a reading (`farm.words.reading.Trace.pack`)."""
 
     __tablename__ = "trace"
@@ -384,7 +390,7 @@ class Trace(SQLModel, table=True):
     packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class Verdict(SQLModel, table=True):
+class Verdict(Row, table=True):
     """Sum against whole for one (job, round); the unique key is what makes aggregation idempotent."""
 
     __tablename__ = "verdict"
@@ -405,7 +411,7 @@ class Verdict(SQLModel, table=True):
     created_at_s: float = 0.0
 
 
-class SignificantOperator(SQLModel, table=True):
+class SignificantOperator(Row, table=True):
     """Operator types that the accuracy loop measures first; grown by it, edited by people."""
 
     __tablename__ = "significant_operator"
