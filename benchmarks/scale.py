@@ -1,13 +1,16 @@
 """How the farm bears many items: planning and publishing a large sweep, and looking at a large database.
 
     python benchmarks/scale.py submit --items 20000
+    python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
 `submit` plans a sweep of so many combinations of Conv2d for one simulated card that nobody serves, with the reconcilers of
 three hosts looking on, and prints when the first messages were there, how long all took, the most messages for the items
-there were at any time, and the memory of the process. `look` fills a database with so many items (finished sweeps
-of 20,000, one sweep that is half as large as all and waits, and a hundred finished ones of 200), and prints how long each
-question takes when it is asked again (`cold` is the first time), and with `--plans` how the database goes about it.
+there were at any time, and the memory of the process. `begin` asks a running farm of one simulated card for the same sweep,
+with `farm submit`, and prints how long after the command the card was at work. `look` fills a database with so many items
+(finished sweeps of 20,000, one sweep that is half as large as all and waits, and a hundred finished ones of 200), and prints
+how long each question takes when it is asked again (`cold` is the first time), and with `--plans` how the database goes about
+it.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from farm.store.content import reading_row
 from farm.store.database import Database
 from farm.words.protocol import Protocol, Stopping
 from farm.words.request import Request, Sweep
+from tasks.servers import BrokerServer
+from tests.farms import running
 from tests.planned import READING, register
 from tests.servers import PostgresServer
 
@@ -79,7 +84,6 @@ def sweep_of(number: int) -> Request:
 def submit(number: int, postgres: bool) -> dict[str, Any]:
     from tasks.app import configure
     from tasks.recovery import reconcile_now
-    from tasks.servers import BrokerServer
     from tasks.submit import submit as submit_job
 
     with fresh_database(postgres) as database, BrokerServer() as broker:
@@ -125,6 +129,33 @@ def submit(number: int, postgres: bool) -> dict[str, Any]:
         "cpu_s": round(time.process_time(), 1),
         "largest_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+def begin(number: int, postgres: bool) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        database = stack.enter_context(fresh_database(postgres))
+        broker = stack.enter_context(BrokerServer(persistent=True))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = database.url.render_as_string(hide_password=False)
+        farm = stack.enter_context(running(folder, broker.url, url))
+        sweep = sweep_of(number).sweep
+        assert sweep is not None
+        asked = {"sweep": sweep.operator, "grid": {name: list(values) for name, values in sweep.grid.items()}}
+        (folder / "sweep.yml").write_text(json.dumps({"measurements": [asked]}))  # JSON is YAML
+        began_s = time.monotonic()
+        submitting = farm.start("submit", "-f", str(folder / "sweep.yml"))
+        found = {}
+        for what, state in (("at_work_s", tables.ItemState.CLAIMED), ("first_reading_s", tables.ItemState.DONE)):
+            reached = select(tables.Item.id).where(col(tables.Item.state).in_((state, tables.ItemState.DONE))).limit(1)
+            while True:
+                with database.read() as session:
+                    if session.exec(reached).first() is not None:
+                        break
+                time.sleep(0.05)
+            found[what] = round(time.monotonic() - began_s, 1)
+        submitting.kill()
+        submitting.wait()
+    return {"items": number, **found}
 
 
 # --------------------------------------------------------------------------------------------------- look
@@ -259,13 +290,15 @@ def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("submit", "look"))
+    parser.add_argument("what", choices=("submit", "begin", "look"))
     parser.add_argument("--items", type=int, default=20000)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
     options = parser.parse_args()
     if options.what == "submit":
         print(json.dumps(submit(options.items, options.postgres), indent=2))
+    elif options.what == "begin":
+        print(json.dumps(begin(options.items, options.postgres), indent=2))
     else:
         print(json.dumps(look(options.items, options.postgres, options.plans), indent=2))
 

@@ -23,7 +23,7 @@ from farm.store import tables
 from farm.verdict.aggregate import aggregate
 from farm.verdict.composing import Evidence
 from farm.verdict.figures import Figure, Part
-from farm.verdict.parts import roofline_for
+from farm.verdict.parts import canaries_of, roofline_for
 from farm.words.protocol import Variant
 from farm.words.request import Request
 
@@ -99,7 +99,8 @@ def all_layers(
     roofline = roofline_for(session, job, evidence.items)
     parts = [part for one in wanted for part in _called(one, read[one.operator_id], roofline)]
     # With the wholes of the layers that ran: they tell in which state the card runs the model.
-    summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=request.protocol.launch)
+    canaries = canaries_of(evidence.items, evidence.readings)
+    summed = aggregate(parts, evidence.wholes, canaries, target=0.95, launch=request.protocol.launch)
     lacking = tuple(LackingTuple(one.operator_id, one.label, one.count, one.share) for one in summed.unmeasured)
     return AllLayers(
         variant=whole,

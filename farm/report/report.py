@@ -38,6 +38,7 @@ from farm.words.verification import Verification
 SCHEMA = 1
 
 InModel = Mapping[str, Sequence[float | None]]  # tuple id -> what each of its calls took in the running model, in µs
+Taken = tuple[Part, Chosen | None]  # a part, and what the sum takes of its reading
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         # The other launch may have been read since: it judges nothing, so it may be told later.
         verdict = dataclasses.replace(stored, launch_gap_us=launch_gap_us(wholes))
     in_model = (seen.in_model.calls_us if seen.in_model else None) or {}
-    chosen = _chosen(parts, wholes, protocol.launch)
+    taken = _taken(parts, wholes, protocol.launch)
     if stored is None and job.state == JobState.CANCELLED:
         verdict = _cancelled(verdict, items)
     round_row = session.get(tables.Round, (job_id, shown))
@@ -260,8 +261,8 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         software=_software(session, evidence.readings),
         flops=sum(part.count * part.flops for part in parts),
         bytes_moved=sum(part.count * part.bytes_moved for part in parts),
-        types=_types(parts, chosen, in_model),
-        tuples=_tuples(parts, chosen, in_model, seen.tuple_kernels or {}),
+        types=_types(taken, in_model),
+        tuples=_tuples(taken, in_model, seen.tuple_kernels or {}),
         verdict=verdict,
         preliminary=stored is None,
         rounds=_rounds(session, job_id, shown, items),
@@ -272,12 +273,14 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         origin=session.scalar(select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id))
         or "",
         all_layers=all_layers(session, job, capture, evidence),
-        owners=owners(session, capture.id, chosen, protocol.data) if capture and capture.id is not None else (),
+        owners=_owners(session, capture, taken, protocol.data),
     )
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     """What an eager pass runs otherwise, with what a call takes: what was predicted was read in an earlier round."""
+    if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
+        return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
     read = {
         item.subject_id: row
@@ -285,7 +288,7 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
         if item.role == "tuple" and (row := evidence.readings.get(item.reading_id or "")) is not None
     }
     found = []
-    for entry in evidence.seen.eagerly.operators if evidence.seen.eagerly else ():
+    for entry in evidence.seen.eagerly.operators:
         row = read.get(entry.operator_id)
         taken = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
         energy = taken.energy if taken else None
@@ -310,9 +313,17 @@ def _cancelled(verdict: Verdict, items: Sequence[Any]) -> Verdict:
     return verdict.withheld(f"Cancelled after {begun} of {len(items)} items; the same command goes on.")
 
 
-def _chosen(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> dict[tuple[str, str], Chosen]:
+def _taken(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> list[Taken]:
     own = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
-    return {part.key: choose(part.reading, own, part.operator_id) for part in parts if part.reading}
+    return [(part, choose(part.reading, own, part.operator_id) if part.reading else None) for part in parts]
+
+
+def _owners(
+    session: Session, capture: tables.Capture | None, taken: Sequence[Taken], data: str
+) -> tuple[OwnerRow, ...]:
+    if capture is None or capture.id is None:
+        return ()
+    return owners(session, capture.id, {part.key: chosen for part, chosen in taken if chosen}, data)
 
 
 def _without_calls(seen: Verification) -> Verification:
@@ -323,6 +334,8 @@ def _without_calls(seen: Verification) -> Verification:
 
 def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:
     """All calls of some tuples, None where one of them is not known. Data classes share their tuple's calls."""
+    if not in_model:
+        return None
     values = [value for operator_id in {part.operator_id for part in parts} for value in in_model.get(operator_id, ())]
     wanted = sum(part.count for part in parts)
     known = [value for value in values if value is not None]
@@ -330,15 +343,11 @@ def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:
 
 
 def _tuples(
-    parts: Sequence[Part],
-    chosen: dict[tuple[str, str], Chosen],
-    in_model: InModel,
-    kernels: Mapping[str, Mapping[str, int]],
+    taken: Sequence[Taken], in_model: InModel, kernels: Mapping[str, Mapping[str, int]]
 ) -> tuple[TupleRow, ...]:
     rows = []
-    for part in parts:
-        taken = chosen.get(part.key)
-        energy = taken.energy if taken else None
+    for part, chosen in taken:
+        energy = chosen.energy if chosen else None
         timed = [value for value in in_model.get(part.operator_id, ()) if value is not None]
         rows.append(
             TupleRow(
@@ -349,11 +358,11 @@ def _tuples(
                 flops=part.flops,
                 bytes_moved=part.bytes_moved,
                 estimated_us=part.estimated_us,
-                time_us=taken.time.value if taken else None,
-                time_half_width_us=taken.time.half_width if taken else None,
+                time_us=chosen.time.value if chosen else None,
+                time_half_width_us=chosen.time.half_width if chosen else None,
                 energy_mj=energy.value if energy else None,
                 energy_half_width_mj=energy.half_width if energy else None,
-                used=taken.used if taken else "",
+                used=chosen.used if chosen else "",
                 card_id=part.card_id,
                 reading_id=part.reading.reading_id if part.reading else None,
                 reused=part.reused,
@@ -361,34 +370,35 @@ def _tuples(
                 flags=part.reading.flags if part.reading else (),
                 in_model_us=statistics.median(timed) if timed else None,
                 data=part.data,
-                context_us=taken.context_us if taken else None,
+                context_us=chosen.context_us if chosen else None,
                 kernels=dict(kernels.get(part.operator_id, {})),
             )
         )
     return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))
 
 
-def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_model: InModel) -> tuple[TypeRow, ...]:
-    groups: dict[str, list[Part]] = defaultdict(list)
-    for part in parts:
-        groups[part.short_name].append(part)
-    time_sum = sum(part.count * chosen[part.key].time.value for part in parts if part.key in chosen)
-    energies = [(part.count, taken.energy) for part in parts if (taken := chosen.get(part.key))]
+def _types(taken: Sequence[Taken], in_model: InModel) -> tuple[TypeRow, ...]:
+    groups: dict[str, list[Taken]] = defaultdict(list)
+    for one in taken:
+        groups[one[0].short_name].append(one)
+    time_sum = sum(part.count * chosen.time.value for part, chosen in taken if chosen)
+    energies = [(part.count, chosen.energy) for part, chosen in taken if chosen]
     energy_sum = sum(count * energy.value for count, energy in energies if energy)
-    estimate_sum = sum(part.weight_us for part in parts)
+    estimate_sum = sum(part.weight_us for part, _ in taken)
     # A share of a sum with holes in it would mislead.
     whole_energy = bool(energies) and all(energy for _, energy in energies)
     rows = []
     for name, group in groups.items():
-        read = [(part.count, chosen[part.key]) for part in group if part.key in chosen]
-        time_us = sum(count * taken.time.value for count, taken in read) if read else None
-        known = [count * taken.energy.value for count, taken in read if taken.energy]
+        parts = [part for part, _ in group]
+        read = [(part.count, chosen) for part, chosen in group if chosen]
+        time_us = sum(count * chosen.time.value for count, chosen in read) if read else None
+        known = [count * chosen.energy.value for count, chosen in read if chosen.energy]
         energy_mj = sum(known) if read and len(known) == len(read) else None
-        estimated_us = sum(part.weight_us for part in group)
+        estimated_us = sum(part.weight_us for part in parts)
         rows.append(
             TypeRow(
                 short_name=name,
-                calls=sum(part.count for part in group),
+                calls=sum(part.count for part in parts),
                 tuples=len(group),
                 measured_tuples=len(read),
                 time_us=time_us,
@@ -397,7 +407,7 @@ def _types(parts: Sequence[Part], chosen: dict[tuple[str, str], Chosen], in_mode
                 energy_share=energy_mj / energy_sum if energy_mj is not None and whole_energy and energy_sum else None,
                 estimated_us=estimated_us,
                 estimated_share=estimated_us / estimate_sum if estimate_sum else 0.0,
-                in_model_us=_in_model_us(group, in_model),
+                in_model_us=_in_model_us(parts, in_model),
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
@@ -457,18 +467,18 @@ def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Any]) -> 
 
 
 def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
-    done = [item for item in items if item.state == ItemState.DONE]
-    own = {item.reading_id for item in done if not item.reused}
+    states = Counter(item.state for item in items)
     not_run = sum(item.reason == life.NOT_RUN for item in items)
-    costs = [rows[reading_id].cost_s for reading_id in own if reading_id in rows]
+    own = [item.reading_id for item in items if item.state == ItemState.DONE and not item.reused]
+    costs = [rows[reading_id].cost_s for reading_id in dict.fromkeys(own) if reading_id in rows]
     totals = [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]
     return ReadingCounts(
         items=len(items),
-        measured=sum(not item.reused for item in done),
-        reused=sum(item.reused for item in done),
-        failed=sum(item.state == ItemState.FAILED for item in items),
-        open=sum(not ItemState(item.state).closed for item in items),
-        cancelled=sum(item.state == ItemState.CANCELLED for item in items) - not_run,
+        measured=len(own),
+        reused=states[ItemState.DONE] - len(own),
+        failed=states[ItemState.FAILED],
+        open=sum(number for state, number in states.items() if not ItemState(state).closed),
+        cancelled=states[ItemState.CANCELLED] - not_run,
         not_run=not_run,
         repeated=sum(item.repeated for item in items),
         card_time_s=math.fsum(totals),

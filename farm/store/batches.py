@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -34,8 +36,16 @@ def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
     """Single columns of rows by primary key, which is the first of them: an object for each of thousands takes seconds."""
-    return {
-        row[0]: row
-        for batch in in_batches(keys)
-        for row in session.execute(sqlalchemy.select(*columns).where(columns[0].in_(batch)))
-    }
+    return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
+
+
+def values(session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None) -> list[Any]:
+    """Single columns of all rows for which that holds, as named tuples: their fields are read ten times as fast as a row's."""
+    query = sqlalchemy.select(*columns).where(*where)
+    found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
+    return list(map(_named(tuple(column.name for column in columns))._make, found))
+
+
+@functools.cache
+def _named(names: tuple[str, ...]) -> Any:
+    return collections.namedtuple("Values", names)

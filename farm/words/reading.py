@@ -204,7 +204,10 @@ class Details:
         if places := values.get("places"):
             values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
         other = {name: data[name] for name in data.keys() - values.keys()} if len(values) < len(data) else {}
-        return cls(**values, other=other)
+        # Of its fifty fields a reading has five, and a job tens of thousands of readings: the class has what all others are.
+        details = cls.__new__(cls)
+        vars(details).update(values, other=other)
+        return details
 
 
 _NAMES = tuple(entry.name for entry in dataclasses.fields(Details) if entry.name != "other")
