@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy
 from sqlmodel import Session
 
 from farm.store import tables
-from farm.store.batches import fetch_values, values
+from farm.store.batches import values
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, Whole
 from farm.verdict.one_software import of_one_software
@@ -47,8 +48,8 @@ def evidence_of(session: Session, job: tables.Job, number: int) -> Evidence:
     item, reading = tables.Item.__table__.columns, tables.Reading.__table__.columns  # type: ignore[attr-defined]
     its = item.job_id == job.id, item.round <= number
     items = values(session, [item[name] for name in ITEM.split()], *its, in_order_of=item.id)
-    ids = [item.reading_id for item in items if item.reading_id]
-    readings = fetch_values(session, [reading[name] for name in READING.split()], ids)
+    of_items = reading.id.in_(sqlalchemy.select(item.reading_id).where(*its))
+    readings = {row.id: row for row in values(session, [reading[name] for name in READING.split()], of_items)}
     return Evidence(
         items,
         readings,

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import fetch_values
+from farm.store.batches import values
 from farm.store.calls import classes, counts
 from farm.store.reuse import sound
 from farm.store.tables import ItemState
@@ -36,9 +36,7 @@ def parts_of(
         readings: of the items, by id.
     """
     counts = occurrences(session, job, number, items)
-    table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-    wanted = (table.id, table.short_name, table.label, table.flops, table.bytes_moved)
-    operators = fetch_values(session, wanted, [operator_id for operator_id, _ in counts])
+    operators = _operators(session, job, number)
     labels = told_apart({operator.id: operator.label for operator in operators.values()})
     roofline = roofline_for(session, job, items)
     scope = scope_of(session, job, number)
@@ -72,6 +70,18 @@ def parts_of(
             )
         )
     return parts
+
+
+def _operators(session: Session, job: tables.Job, number: int) -> dict[str, Any]:
+    """What a part needs to know of its operator, by id."""
+    operator, item, call = tables.Operator.__table__.columns, tables.Item, tables.Call  # type: ignore[attr-defined]
+    round_row = session.get(tables.Round, (job.id, number))
+    if round_row is None or round_row.capture_id is None:
+        its = select(item.subject_id).where(item.job_id == job.id, item.round <= number, item.role == "tuple")
+    else:
+        its = select(call.operator_id).where(call.capture_id == round_row.capture_id)
+    wanted = (operator.id, operator.short_name, operator.label, operator.flops, operator.bytes_moved)
+    return {row.id: row for row in values(session, wanted, operator.id.in_(its))}
 
 
 def occurrences(session: Session, job: tables.Job, number: int, items: Sequence[Any]) -> dict[tuple[str, str], int]:
