@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli import opening
 from cli.options import AsJson
-from cli.output import emit, emit_json
+from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset
+    from farm.prediction.read_models import ReadModel
 
 app = typer.Typer(
     help="Predict time, power and energy of operators that nobody has read, and say how well.", no_args_is_help=True
@@ -21,11 +22,11 @@ Card = Annotated[str, typer.Option(help="Part of the card's model. Default: the 
 Torch = Annotated[str, typer.Option(help="Readings of this version, e.g. 2.11. Default: those that are most.")]
 
 
-def chosen(card: str, torch: str) -> Dataset:
-    """The readings of one's own database, or those that come with the package."""
-    from farm.report.learnt_from import dataset_of
+def chosen(card: str, torch: str) -> tuple[Dataset, list[ReadModel]]:
+    """The readings and models of one's own database, or those that come with the package."""
+    from farm.report.learnt_from import learnt_from
 
-    return opening.first_that_knows(lambda session: dataset_of(session, card, torch), lambda _: True)
+    return opening.first_that_knows(lambda session: learnt_from(session, card, torch), lambda _: True)
 
 
 @app.command()
@@ -38,9 +39,148 @@ def dataset(
     """Write the readings as predictors learn from them: one row a tuple."""
     from farm.report.learnt_from import write_dataset
 
-    found = chosen(card, torch)
+    found, _ = chosen(card, torch)
     write_dataset(found, target)
     if as_json:
         emit_json({"file": str(target), "rows": len(found), "key": found.key, **found.circumstances.to_json()})
     else:
         emit(f"{target}  {len(found)} tuples of {found.card.model}, torch {found.circumstances.software.torch}")
+
+
+def folders() -> list[Path]:
+    """Where predictors are kept: one's own first, then those that come with the package."""
+    from farm.prediction.kept import FOLDER
+    from farm.settings import settings
+
+    return [settings().state_dir / "predictors", FOLDER]
+
+
+@app.command()
+def fit(
+    predictor: Annotated[str, typer.Argument(metavar="[PREDICTOR]", help="Which.")] = "best",
+    card: Card = "",
+    torch: Torch = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A .npz file. Default: where `farm estimate` looks.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn from the readings, and keep what was learnt as arrays: what `farm estimate` predicts with."""
+    from farm.errors import UsageError
+    from farm.prediction import kept
+    from farm.prediction.evaluation import fit as learn
+    from farm.prediction.predictors import recipe
+    from farm.prediction.regressor import needs_scikit_learn
+
+    if out is not None and out.suffix != ".npz":
+        raise UsageError(f"'{out}' is no .npz file.", "Name one: --out h200.npz")
+    made = recipe(predictor)
+    needs_scikit_learn()
+    data, models = chosen(card, torch)
+    found = learn(made, data, models, say)
+    path = out or folders()[0] / kept.file_name(data.circumstances)
+    kept.save(found, path)
+    if as_json:
+        emit_json({"file": str(path), "rows": found.rows, "key": found.key, "calibration": found.calibration.to_json()})
+    else:
+        emit(f"{path}  {predictor}, of {found.rows} tuples and {found.calibration.families} families of models")
+
+
+@app.command()
+def evaluate(
+    predictors: Annotated[
+        list[str] | None, typer.Argument(metavar="[PREDICTOR]...", help="Which of them. Default: all.")
+    ] = None,
+    card: Card = "",
+    torch: Torch = "",
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="DATABASE",
+            help="Ask the predictor that is kept for the card, which learns nothing, and hold it against the readings of this "
+            "database: a URL, or a folder that was exported.",
+        ),
+    ] = "",
+    across: Annotated[
+        str, typer.Option(metavar="CARD", help="Learn from --card and predict this card, through portable features.")
+    ] = "",
+    folds: Annotated[bool, typer.Option("--folds/--no-folds", help="Ten folds, too.")] = True,
+    curve: Annotated[bool, typer.Option("--curve", help="Learning curves, too.")] = False,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw predicted against measured (.png, .svg or .pdf).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how well predictors predict: ten folds, and a whole family of models left out."""
+    from cli import predict_table
+    from farm.prediction.evaluation import evaluate as evaluated
+    from farm.prediction.predictors import RECIPES, recipe
+    from farm.prediction.regressor import needs_scikit_learn
+    from farm.report import plot
+
+    recipes = [recipe(name) for name in predictors or RECIPES]
+    if png is not None:
+        plot.check_path(png)
+    if on or across:
+        _held_against(card, torch, on, across, recipes[-1].name if predictors else "", as_json)
+        return
+    needs_scikit_learn()
+    data, models = chosen(card, torch)
+    found, drawn = [], None
+    for one in recipes:
+        evaluation, held = evaluated(one, data, models, folds=folds, curve=curve, say=say)
+        found.append(evaluation)
+        drawn = held
+    read = sum(model.time_us is not None for model in models)
+    about = (
+        f"{len(data)} tuples and {read} whole models of {data.card.model}, torch {data.circumstances.software.torch}"
+    )
+    if as_json:
+        emit_json({"about": about, "key": data.key, "evaluations": [_plain(one.to_json()) for one in found]})
+    else:
+        show(predict_table.evaluations(found, about))
+    if png is not None and drawn is not None:
+        from farm.report.plot_predictions import draw_evaluation
+
+        draw_evaluation(data, drawn, png, f"{recipes[-1].name}: {about}")
+        say(f"Drawn to {png}")
+
+
+def _held_against(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
+    """A predictor that has learnt, against readings that it has not learnt from."""
+    from cli import predict_table
+    from farm.errors import UsageError
+    from farm.prediction import kept
+    from farm.prediction.evaluation import across_cards, held_against
+    from farm.prediction.predictors import recipe
+    from farm.report.learnt_from import learnt_from, opened
+
+    if across:
+        learnt, _ = chosen(card, torch)
+        data, models = chosen(across, "")
+        found, about = (
+            across_cards(recipe(predictor or "best"), learnt, data, models),
+            f"learnt from {learnt.card.model}",
+        )
+    else:
+        with opened(on).read() as session:
+            data, models = learnt_from(session, card, torch)
+        there = kept.find(folders(), data.card.model, data.circumstances.software.torch)
+        if there is None:
+            raise UsageError(f"No predictor is kept for {data.card.model}.", "Fit one: farm predict fit --card ...")
+        data = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])
+        found, about = held_against(there.fitted, data, models, there.calibration), f"kept in {there.path}"
+    about = f"{len(data)} tuples of {data.card.model}, torch {data.circumstances.software.torch}; {found.predictor}, {about}"
+    if as_json:
+        emit_json({"about": about, "key": data.key, "evaluations": [_plain(found.to_json())]})
+    else:
+        show(predict_table.evaluations([found], about))
+
+
+def _plain(tree: Any) -> Any:
+    """Without what is not a number, which JSON lacks."""
+    if isinstance(tree, dict):
+        return {key: _plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_plain(value) for value in tree]
+    return None if isinstance(tree, float) and tree != tree else tree

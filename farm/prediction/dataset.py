@@ -66,6 +66,7 @@ class Row:
     energy_mj: float | None
     energy_half_width_mj: float | None
     neighbours_us: float  # what other operators add to the time where it stands in a model
+    fetching_us: float  # of the time looped, what fetching its weights takes that a small model finds in the cache
     flags: tuple[str, ...]
     kernels: tuple[str, ...]  # that ran, where a card was looked at: known of a reading alone, and never learnt from
 
@@ -176,7 +177,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
             of[key] = (about, spec["data"])
         circumstances, data = of[key]
         newest[circumstances][row.subject_id, data] = row
-    specs = _operators(session, {subject for rows in newest.values() for subject, _ in rows})
+    specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
     found = []
     for circumstances, rows in newest.items():
         made = [
@@ -188,7 +189,8 @@ def datasets(session: Session, model: str) -> list[Dataset]:
     return sorted(found, key=lambda one: (-len(one), str(one.circumstances)))
 
 
-def _operators(session: Session, ids: Iterable[str]) -> dict[str, Any]:
+def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
+    """Operator id -> its row: name, description, FLOPs and bytes."""
     names = ("id", "short_name", "spec", "flops", "bytes_moved")
     return {
         row.id: row
@@ -203,7 +205,8 @@ def _row(card: CardModel, operator: Any, data: str, row: Any, tf32: bool) -> Row
     call = describe(
         card, operator.id, operator.short_name, operator.spec, operator.flops, operator.bytes_moved, data, tf32=tf32
     )
-    context = Details.from_json(row.details).context
+    details = Details.from_json(row.details)
+    context = details.context
     return Row(
         reading_id=row.id,
         call=call,
@@ -214,6 +217,15 @@ def _row(card: CardModel, operator: Any, data: str, row: Any, tf32: bool) -> Row
         energy_half_width_mj=row.energy_half_width_mj,
         # What was seen as less than nothing is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,
+        fetching_us=_fetching_us(row.time_us, details),
         flags=tuple(row.flags or ()),
         kernels=tuple(sorted(row.kernels or ())),
     )
+
+
+def _fetching_us(time_us: float, details: Details) -> float:
+    """As `farm.verdict.choice` takes it: against the loop with everything warm, where the loop walked through copies."""
+    if details.context is None or (details.copies or 1) == 1:
+        return 0.0
+    looped_us = (details.burst.time_us if details.burst else None) or time_us
+    return max(-0.3 * time_us, min(0.9 * time_us, looped_us - details.context.alone_us))

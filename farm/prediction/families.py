@@ -94,11 +94,11 @@ _SAME_ARCHITECTURE = (
 def model_family(model: str) -> str:
     """The architecture that a model is a variant of, of its name: `resnet18` and `wide_resnet50_2` are `resnet`.
 
-    Where the name tells no more, it is the letters that it begins with.
+    Where the name tells no more, it is the letters that it begins with; after a single one, its number, too: `t5`.
     """
     name = model.rsplit("/", 1)[-1].lower()
     for pattern, family in _SAME_ARCHITECTURE:
         if pattern.match(name):
             return family
-    found = re.match(r"[a-z]+", name)
+    found = re.match(r"[a-z]{2,}|[a-z]\d*", name)
     return found[0] if found else name

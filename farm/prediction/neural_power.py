@@ -94,7 +94,9 @@ class Polynomials:
         if polynomial is None:
             return ["no polynomial: too few readings of the type"]
         terms = int((polynomial.coefficients != 0).sum())
-        return [f"a polynomial of degree {int(polynomial.powers.sum(axis=1).max(initial=0))}, of which lasso left {terms} terms"]
+        return [
+            f"a polynomial of degree {int(polynomial.powers.sum(axis=1).max(initial=0))}, of which lasso left {terms} terms"
+        ]
 
 
 @dataclass(frozen=True)

@@ -34,20 +34,31 @@ LEAST_ROWS = 20  # readings that a fit takes
 class Answers:
     """What calls cost, in their order. Spreads are standard deviations of the logarithm, before any calibration.
 
-    `power_w` is NaN where no reading had one. `summed_us` and `summed_mj` are of a call among others, as sums of models take it.
+    `power_w` is NaN where no reading had one.
     """
 
     time_us: Floats
     time_spread: Floats
     power_w: Floats
     power_spread: Floats
-    summed_us: Floats
-    summed_mj: Floats
+    neighbours_us: Floats  # that others add where it stands in a model
+    fetching_us: Floats  # of the time, what fetching weights takes that are not in the cache
     known: npt.NDArray[np.bool_]  # its operator type has been read
+    waiting_w: float = 0.0  # that the card draws at most while a kernel waits
 
     @property
     def energy_mj(self) -> Floats:
         return self.time_us * self.power_w * 1e-3
+
+    def among_others(self, in_cache: float) -> tuple[Floats, Floats]:
+        """Time in us and energy in mJ of each call where it stands in a model (`farm.verdict.choice`).
+
+        Args:
+            in_cache: the share of the model's weights that the next pass finds in the card's cache.
+        """
+        shift_us = np.maximum(self.neighbours_us - in_cache * self.fetching_us, -0.9 * self.time_us)
+        shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
+        return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
 
     @property
     def energy_spread(self) -> Floats:
@@ -64,7 +75,7 @@ class Recipe:
     power: Regressor
     over: str = "tile_roofline_us"  # the roofline that `time` is learnt over; "": raw
     raw_power: bool = False
-    neighbours: Regressor = dataclasses.field(default_factory=FactorsOf)
+    among: Regressor = dataclasses.field(default_factory=FactorsOf)  # what neighbours and fetching weights take
 
     def fit(self, data: Dataset) -> Fitted:
         """
@@ -79,6 +90,7 @@ class Recipe:
         inputs = Inputs.of(data.calls)
         times = np.array([row.time_us for row in data.rows])
         added = np.array([row.neighbours_us for row in data.rows])
+        fetching = np.array([row.fetching_us for row in data.rows])
         powers = np.array([np.nan if row.power_w is None else row.power_w for row in data.rows])
         with_power = np.flatnonzero(np.isfinite(powers))
         residual = np.log(times / _over(inputs, "roofline_us"))
@@ -97,7 +109,8 @@ class Recipe:
             data.card.base_power_w,
             self.time.fit(inputs, targets),
             power,
-            self.neighbours.fit(inputs, np.log1p(added / times)),
+            self.among.fit(inputs, np.log1p(added / times)),
+            self.among.fit(inputs, np.log1p(-fetching / times)),
             fallback,
             _typical(inputs),
         )
@@ -141,21 +154,21 @@ class Fitted:
     time: Learnt
     power: Learnt | None
     neighbours: Learnt
+    fetching: Learnt
     fallback: Fallback
     typical: Typical
 
     def answer(self, calls: Sequence[Described]) -> Answers:
         if not calls:
             none = np.empty(0)
-            return Answers(none, none, none, none, none, none, np.empty(0, dtype=bool))
+            return Answers(none, none, none, none, none, none, np.empty(0, dtype=bool), self.base_power_w)
         inputs = Inputs.of(self.typical.filled(calls))
         times, time_spread, lacking = self._times(inputs)
         powers, power_spread = self._powers(inputs, lacking)
         added_us = times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0))
-        waiting_w = np.minimum(powers, self.base_power_w)
-        summed_mj = (times * powers + added_us * (powers + waiting_w) / 2) * 1e-3
+        fetching_us = -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2))
         known = np.isin(inputs.types, self.typical.types)
-        return Answers(times, time_spread, powers, power_spread, times + added_us, summed_mj, known)
+        return Answers(times, time_spread, powers, power_spread, added_us, fetching_us, known, self.base_power_w)
 
     def _times(self, inputs: Inputs) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
         values, spreads = self.time.predict(inputs)
@@ -194,6 +207,7 @@ class Fitted:
             "time": self.time,
             "power": self.power,
             "neighbours": self.neighbours,
+            "fetching": self.fetching,
             "fallback time": self.fallback.time,
             "fallback power": self.fallback.power,
         }
@@ -213,6 +227,7 @@ class Fitted:
             "time": _kind(self.time),
             "power": _kind(self.power),
             "neighbours": _kind(self.neighbours),
+            "fetching": _kind(self.fetching),
         }
 
     @classmethod
@@ -222,7 +237,9 @@ class Fitted:
         Raises:
             KeyError, ValueError: they are not what `arrays` and `about` gave.
         """
-        time, neighbours = (_learnt(about[name], part(arrays, name)) for name in ("time", "neighbours"))
+        time, neighbours, fetching = (
+            _learnt(about[name], part(arrays, name)) for name in ("time", "neighbours", "fetching")
+        )
         fallback_time, fallback_power = (part(arrays, f"fallback {name}") for name in ("time", "power"))
         return cls(
             about["predictor"],
@@ -232,6 +249,7 @@ class Fitted:
             time,
             _learnt(about["power"], part(arrays, "power")) if about["power"] else None,
             neighbours,
+            fetching,
             Fallback(Factors(**fallback_time), Factors(**fallback_power) if fallback_power else None),
             Typical(**part(arrays, "typical")),
         )
@@ -271,12 +289,12 @@ def _typical(inputs: Inputs) -> Typical:
 
 
 _NOTHING, _ONE = FactorsOf(at_all=False), FactorsOf(by_type=False, by_family=False)
-_EFFECT = ForestOf("extra", trees=40, least_in_leaf=4)
+_AMONG = ForestOf("extra", trees=40, least_in_leaf=4)
 
 RECIPES: dict[str, Recipe] = {
     one.name: one
     for one in (
-        Recipe("roofline", "the card's peaks: a lower bound", _NOTHING, _ONE, "roofline_us", neighbours=_NOTHING),
+        Recipe("roofline", "the card's peaks: a lower bound", _NOTHING, _ONE, "roofline_us", among=_NOTHING),
         Recipe("family", "roofline x the median of the type or family", FactorsOf(), FactorsOf(), "roofline_us"),
         Recipe(
             "neural-power",
@@ -294,22 +312,22 @@ RECIPES: dict[str, Recipe] = {
             "",
             raw_power=True,
         ),
-        Recipe("neighbours", "the nearest readings of the family", NeighboursOf(), NeighboursOf(), neighbours=_EFFECT),
+        Recipe("neighbours", "the nearest readings of the family", NeighboursOf(), NeighboursOf(), among=_AMONG),
         Recipe(
             "boosting",
             "boosted trees on time / tile roofline",
             ForestOf("boosted", trees=300, depth=5, least_in_leaf=2, features=0.5),
             ForestOf("boosted", trees=300, depth=5, least_in_leaf=2, features=0.5),
-            neighbours=_EFFECT,
+            among=_AMONG,
         ),
-        Recipe("trees", "extra trees on time / tile roofline", ForestOf(), ForestOf(), neighbours=_EFFECT),
-        Recipe("process", "Gaussian process, Matérn 3/2", ProcessOf(), ProcessOf(), neighbours=_EFFECT),
+        Recipe("trees", "extra trees on time / tile roofline", ForestOf(), ForestOf(), among=_AMONG),
+        Recipe("process", "Gaussian process, Matérn 3/2", ProcessOf(), ProcessOf(), among=_AMONG),
         Recipe(
             "best",
             "process and trees, geometric mean",
             BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=1))),
             BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=2))),
-            neighbours=_EFFECT,
+            among=_AMONG,
         ),
     )
 }

@@ -352,6 +352,12 @@ LEARNT_FROM = (
         ("energy_mj", "number", "one pass, gross", "mJ"),
         ("energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
         ("neighbours_us", "number", "what other operators before it add to one pass", "µs"),
+        (
+            "fetching_us",
+            "number",
+            "of it, what fetching weights takes that a model smaller than the cache finds there",
+            "µs",
+        ),
         ("flags", "texts", "what a reader should know of the reading"),
         ("kernels", "texts", "that one call launched, where they were imported with it; never learnt from"),
     ),

@@ -8,9 +8,11 @@ from sqlmodel import Session
 
 from farm.errors import UsageError
 from farm.prediction.dataset import Dataset, datasets
+from farm.prediction.read_models import ReadModel, read_models
 from farm.report.dictionary import LEARNT_FROM
 from farm.report.estimate import card_model_named
 from farm.report.export import schema_of
+from farm.store.database import Database
 
 
 def dataset_of(session: Session, card: str = "", torch: str = "") -> Dataset:
@@ -33,6 +35,35 @@ def dataset_of(session: Session, card: str = "", torch: str = "") -> Dataset:
             f"There are readings under torch {known}." if known else "Measure a model: farm run resnet18.",
         )
     return chosen[0]
+
+
+def learnt_from(session: Session, card: str = "", torch: str = "") -> tuple[Dataset, list[ReadModel]]:
+    """The same, and the models that were read under it.
+
+    Raises:
+        UsageError: as of `dataset_of`.
+    """
+    found = dataset_of(session, card, torch)
+    return found, read_models(session, found.card, found.circumstances)
+
+
+def opened(place: str) -> Database:
+    """A database by its URL or file, or a folder that was exported.
+
+    Raises:
+        UsageError: there is none; Refused: the folder is no export.
+    """
+    from farm.report.packaged import database_of
+    from farm.settings import settings
+
+    path = Path(place)
+    if "://" in place:
+        return Database(place)
+    if path.is_dir():
+        return database_of([path], settings().state_dir / "packaged")
+    if path.is_file():
+        return Database(f"sqlite:///{path}")
+    raise UsageError(f"There is no database '{place}'.", "Give a URL, a SQLite file, or a folder that was exported.")
 
 
 def write_dataset(dataset: Dataset, path: Path) -> None:

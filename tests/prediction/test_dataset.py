@@ -162,6 +162,7 @@ def test_variants_of_an_architecture_are_one_family():
         "vit": ("vit_b_16", "deit_small_patch16_224"),
         "mobilenet": ("mobilenet_v2",),
         "mnasnet": ("mnasnet1_0",),
+        "t5": ("t5-base",),
     }.items():
         assert {model_family(model) for model in models} == {family}
 
