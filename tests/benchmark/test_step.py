@@ -46,7 +46,8 @@ def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces
         seen = capture_step(built, device_type="cuda", warmed_up=True)
     assert told.workspace_bytes >= 0
     assert told.allocated_peak_bytes <= told.reserved_peak_bytes
-    assert told.allocated_peak_bytes - told.workspace_bytes == pytest.approx(allocated_peak_bytes(seen), rel=0.02)
+    beyond_bytes = told.allocated_peak_bytes - told.workspace_bytes - allocated_peak_bytes(seen)
+    assert 0 <= beyond_bytes <= 0.05 * told.allocated_peak_bytes  # what cuDNN has for the time of a call
 
 
 def test_a_step_runs_on_its_card_what_was_predicted():
