@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 )
             )
     items[:] = workers.in_order(items)
+
+
+def pytest_collection_finish() -> None:
+    """Torch and thousands of tests are no garbage, nor are most of the objects of a capture: a tenth of all time went into looking."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:

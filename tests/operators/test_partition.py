@@ -1,11 +1,14 @@
 """The tuples of every torchvision model partition its execution, are rebuilt alike, and add up to its FLOPs."""
 
+from collections import Counter
+
 import pytest
 
 from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches
+from farm.words.label import LENGTH, label_of
 
 
 def _one_of_each_family_and_the_others_if_there_is_time() -> list[object]:
@@ -25,6 +28,9 @@ def test_every_costing_operator_belongs_to_exactly_one_tuple(name):
     summed = sum(count * cost(found.tuples[tuple_id]).flops for tuple_id, count in found.counts.items())
     assert summed == model_flops(model, inputs)
     assert mismatches(found) == []
+    labels = Counter(label_of(spec) for spec in found.tuples.values())
+    assert [label for label, number in labels.items() if number > 1] == [], "labels tell the tuples of a model apart"
+    assert max(map(len, labels)) <= LENGTH + 1
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_32", "efficientnet_b0", "densenet121", "swin_v2_t"])
