@@ -1,11 +1,15 @@
 """Running the command line inside the test's process."""
 
+import functools
 from dataclasses import dataclass
 
 import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from farm.report import memory
+
+_taken_apart_once = functools.cache(memory._captured)
 
 
 @dataclass
@@ -25,3 +29,9 @@ def farm():
         return Said(result.exit_code, result.stdout, result.stderr)
 
     return run
+
+
+@pytest.fixture
+def steps_taken_apart_once(monkeypatch):
+    """Commands that ask for the same step of a model of the catalog share what was taken apart."""
+    monkeypatch.setattr(memory, "_captured", _taken_apart_once)

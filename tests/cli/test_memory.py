@@ -12,6 +12,8 @@ from farm.settings import settings
 from farm.store import tables
 from tests.report import filled, measured
 
+pytestmark = pytest.mark.usefixtures("steps_taken_apart_once")
+
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
     said = farm("memory", "resnet18", "-b", "2", "--input-size", "64", "--optimizer", "adamw", "--json")
