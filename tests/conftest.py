@@ -111,9 +111,21 @@ def _marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.fixture(scope="session")
+def _packaged_readings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packaged")
+
+
 @pytest.fixture(autouse=True)
-def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No setting of the machine reaches a test; state and locks are the test's own."""
+def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_readings: Path) -> Iterator[None]:
+    """No setting of the machine reaches a test; state and locks are the test's own.
+
+    But the readings that come with the package, which nobody changes, become a database once.
+    """
+    from farm.report import packaged
+
+    made = packaged.database_of
+    monkeypatch.setattr(packaged, "database_of", lambda files, _cache: made(files, _packaged_readings))
     for name in [name for name in os.environ if name.startswith("FARM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
