@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import sqlalchemy
@@ -20,7 +20,7 @@ from sqlmodel import Session
 from farm.asking.command import command_of
 from farm.asking.defaults import default_data
 from farm.errors import Ambiguous, UsageError, did_you_mean
-from farm.prediction.predictor import Asked, Predictor
+from farm.prediction.predictor import Asked, Predicted, Predictor, Range
 from farm.prediction.roofline import Roofline, roofline_of
 from farm.report.tokens import PerToken, per_token
 from farm.store import tables
@@ -46,6 +46,10 @@ class Missing:
     calls: int
     share: float
     predicted_us: float | None = None  # one call, where a predictor was asked
+    predicted_low_us: float | None = None  # of the 90 % interval
+    predicted_high_us: float | None = None
+    predicted_mj: float | None = None
+    known: bool | None = None  # some reading is of its operator type; None: no predictor was asked
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,25 @@ class Estimate:
     origins: Mapping[str, int]  # farm ("" own) -> readings
     oldest_at_s: float | None
     notes: tuple[str, ...]
+    predicted_mj: float | None = None
+    total_time: Range | None = None  # readings and predictions together, with the 90 % interval
+    total_energy: Range | None = None
+    specs: Mapping[str, Any] = field(default_factory=dict)  # of missing tuples by id; no part of the JSON
+    narrowing: tuple[str, ...] = ()  # ids of missing tuples, those first whose readings would narrow the total most
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the time of the total: what was read, what is predicted, and what is predicted of types that nobody has read."""
+        total = self.total_time.value if self.total_time else 0.0
+        if not total:
+            return {}
+        unseen = math.fsum((one.predicted_us or 0.0) * one.calls for one in self.missing if one.known is False)
+        predicted = self.predicted_us or 0.0
+        return {
+            "measured": self.time.value / total,
+            "predicted": (predicted - unseen) / total,
+            "unseen_types": unseen / total,
+        }
 
     @property
     def per_token(self) -> PerToken:
@@ -88,6 +111,13 @@ class Estimate:
             return {
                 f"{name}_{unit}": figure.value if figure else None,
                 f"{name}_half_width_{unit}": figure.half_width if figure else None,
+            }
+
+        def ranged(name: str, unit: str, found: Range | None) -> dict[str, float | None]:
+            return {
+                f"{name}_{unit}": found.value if found else None,
+                f"{name}_low_{unit}": found.low if found else None,
+                f"{name}_high_{unit}": found.high if found else None,
             }
 
         return {
@@ -106,6 +136,11 @@ class Estimate:
             **asdict(self.per_token),
             "predicted_us": self.predicted_us,
             "predictor": self.predictor,
+            "predicted_mj": self.predicted_mj,
+            **ranged("total_time", "us", self.total_time),
+            **ranged("total_energy", "mj", self.total_energy),
+            "shares": self.shares,
+            "narrowing": list(self.narrowing),
             "missing": [asdict(entry) for entry in self.missing],
             "measuring_rest_s": self.measuring_rest_s,
             "other_data_calls": self.other_data_calls,
@@ -226,6 +261,7 @@ def estimate(
     protocol: Protocol | None = None,
     torch: str = "",
     predictor: Predictor | None = None,
+    notes: Sequence[str] = (),
 ) -> Estimate:
     """What one pass of a model costs, from the readings of its tuples.
 
@@ -234,7 +270,8 @@ def estimate(
         protocol: launch, residency and numeric flags; what suits the card if None. Its data policy does not count: each
             call is taken in the class of data that was seen there, or in another where that has no reading.
         torch: a version, or its beginning; the one that covers most if "".
-        predictor: fills what no reading covers; None leaves it out.
+        predictor: fills what no reading covers; None leaves it out. One of a software answers where no reading covers anything.
+        notes: to be told beside the others where it was asked.
 
     Raises:
         UsageError: no such card, several, or no reading of any of the model's tuples.
@@ -249,7 +286,10 @@ def estimate(
         one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * sum(one.calls.values()) for one in wanted
     }
     taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline, torch)
-    if taken is None:
+    software = _software(session, taken.software_id) if taken else predictor.software if predictor else None
+    if taken is None and predictor is not None and software is not None:  # it answers for all of it
+        taken = Taken(predictor.method, software.id, _parts(wanted, {}, {}, roofline)[0], {}, [], 0, 0)
+    if taken is None or software is None:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
         data = default_data(kind, variant.step)
         measuring = command_of(Request(variant=variant, protocol=protocol.with_data(data)))
@@ -260,19 +300,13 @@ def estimate(
     parts, used, wholes = taken.parts, taken.rows, taken.wholes
     summed = aggregate(parts, wholes, target=0.95, launch=protocol.launch)
     everything = math.fsum(weight.values())
-    missing, predicted = [], 0.0
-    for one in wanted:
-        if one.operator_id in used:
-            continue
-        asked = Asked(one.operator_id, one.short_name, one.flops, one.bytes_moved, one.spec)
-        told = predictor.predict(asked) if predictor else None
-        calls = sum(one.calls.values())
-        predicted += told.time_us * calls if told else 0.0
-        share = weight[one.operator_id] / everything
-        missing.append(
-            Missing(one.operator_id, one.short_name, one.label, calls, share, told.time_us if told else None)
-        )
-    time, energy, notes = summed.time.total, summed.energy.total if summed.energy else None, []
+    lacking = [one for one in wanted if one.operator_id not in used]
+    predicted = _predicted(predictor, lacking, wanted) if predictor else None
+    missing = [
+        _missing(one, weight[one.operator_id] / everything, predicted, place) for place, one in enumerate(lacking)
+    ]
+    time, energy = summed.time.total, summed.energy.total if summed.energy else None
+    notes = list(notes) if lacking and predictor else []
     bursts = [
         part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
         for part in parts
@@ -287,13 +321,14 @@ def estimate(
     if taken.others:
         notes.append(f"Readings of {taken.others} other methods or software are there, and were not mixed in.")
     readings = list({row.id: row for row in used.values()}.values())
-    software = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id == taken.software_id)).one()
+    if used and lacking and predictor and predictor.software and predictor.software.id != software.id:
+        notes.append(f"Predictions are for torch {predictor.software.torch}, the readings of torch {software.torch}.")
     totals = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
     return Estimate(
         variant=variant,
         card_model=model,
         protocol=protocol,
-        software=Software(**{name: value for name, value in software._mapping.items() if name != "id"}),
+        software=software,
         method=taken.method,
         tuples=len(wanted),
         covered_tuples=len(used),
@@ -302,7 +337,7 @@ def estimate(
         energy=energy,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
-        predicted_us=predicted if predictor else None,
+        predicted_us=predicted.time_us.value if predicted else None,
         predictor=predictor.name if predictor else "",
         missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
         measuring_rest_s=len(missing) * (statistics.median(totals) if totals else SECONDS_A_TUPLE),
@@ -311,6 +346,62 @@ def estimate(
         origins=dict(Counter(row.origin for row in readings)),
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
+        predicted_mj=predicted.energy_mj.value if predicted and predicted.energy_mj else None,
+        total_time=_together(time, predicted.time_us) if predicted else None,
+        total_energy=_together(
+            energy if used else Figure(0.0), predicted.energy_mj if lacking else Range(0.0, 0.0, 0.0)
+        )
+        if predicted
+        else None,
+        specs={one.operator_id: one.spec for one in lacking},
+        narrowing=tuple(lacking[place].operator_id for place in predicted.narrowing) if predicted else (),
+    )
+
+
+def _software(session: Session, software_id: str) -> Software:
+    row = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id == software_id)).one()
+    return Software(**{name: value for name, value in row._mapping.items() if name != "id"})
+
+
+def _predicted(predictor: Predictor, lacking: Sequence[Wanted], wanted: Sequence[Wanted]) -> Predicted:
+    def asked(some: Sequence[Wanted]) -> list[Asked]:
+        return [
+            Asked(one.operator_id, one.short_name, one.flops, one.bytes_moved, one.spec, sum(one.calls.values()))
+            for one in some
+        ]
+
+    return predictor.predict(asked(lacking), asked(wanted))
+
+
+def _missing(one: Wanted, share: float, predicted: Predicted | None, place: int) -> Missing:
+    calls = sum(one.calls.values())
+    if predicted is None:
+        return Missing(one.operator_id, one.short_name, one.label, calls, share)
+    told = predicted.calls[place]
+    return Missing(
+        one.operator_id,
+        one.short_name,
+        one.label,
+        calls,
+        share,
+        told.time_us.value,
+        told.time_us.low,
+        told.time_us.high,
+        told.energy_mj.value if told.energy_mj else None,
+        told.known,
+    )
+
+
+def _together(read: Figure | None, predicted: Range | None) -> Range | None:
+    """What was read and what is predicted: their intervals are added, as if both were wrong in the same way."""
+    if read is None or predicted is None:
+        return None
+    if predicted.low is None or predicted.high is None:
+        return Range(read.value + predicted.value)
+    return Range(
+        read.value + predicted.value,
+        read.value - read.half_width + predicted.low,
+        read.value + read.half_width + predicted.high,
     )
 
 

@@ -98,6 +98,7 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     assert predicted.time.value == found.time.value
     assert predicted.predicted_us > 0
     assert predicted.predictor == "roofline"
+    assert (predicted.total_time.low, predicted.total_energy) == (None, None)
 
 
 def test_two_software_are_never_mixed(database):
@@ -138,6 +139,7 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     settings.cache_clear()
     filled.fill(database, leave_out=lambda spec: spec.short_name == "Linear")
     arguments = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
+    assert "predicted" not in farm(*arguments, "--fill", "none").stdout
     said = farm(*arguments, "--fill", "roofline")
     assert said.code == 0, said.stderr
     for words in ("resnet18 2x64 float32", "of the estimated cost", "not covered", "Linear", "predicted by roofline"):

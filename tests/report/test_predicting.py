@@ -1,0 +1,133 @@
+"""An estimate is filled with predictions that are told apart, with intervals, and says which readings would narrow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from farm.errors import UsageError
+from farm.prediction import kept
+from farm.prediction.calibration import Calibration
+from farm.prediction.predictor import Asked, KeptPredictor
+from farm.prediction.predictors import RECIPES
+from farm.report.estimate import estimate
+from farm.report.learnt_from import dataset_of
+from farm.settings import settings
+from tests.cli.conftest import farm  # noqa: F401
+from tests.report import filled
+
+WIDE = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0, 1.0, 1.0, families=5)
+
+
+def learnt(database, name="family"):
+    """A predictor of what the database holds; `family` needs no scikit-learn."""
+    with database.read() as session:
+        data = dataset_of(session, "H200")
+    return kept.of(data, RECIPES[name].fit(data), WIDE)
+
+
+def without_linear(database):
+    filled.fill(database, leave_out=lambda spec: spec.short_name in ("Linear", "MaxPool2d"), whole=False)
+    return learnt(database)
+
+
+def asked(database, predictor, variant=filled.VARIANT):
+    with database.read() as session:
+        return estimate(session, variant, "H200", predictor=KeptPredictor(predictor), notes=["a note"])
+
+
+def test_what_is_predicted_stands_beside_what_was_read(database):
+    found = asked(database, without_linear(database))
+    assert {one.operator for one in found.missing} == {"Linear", "MaxPool2d"}
+    assert all(one.known is False for one in found.missing)
+    assert all(one.predicted_low_us < one.predicted_us < one.predicted_high_us for one in found.missing)
+    assert found.total_time.value == pytest.approx(found.time.value + found.predicted_us)
+    assert found.total_time.low < found.time.value + found.predicted_us < found.total_time.high
+    assert found.total_energy.value == pytest.approx(found.energy.value + found.predicted_mj)
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert found.shares["predicted"] == pytest.approx(0)
+    assert found.shares["unseen_types"] > 0
+    assert set(found.narrowing) == {one.operator_id for one in found.missing}
+    assert "a note" in found.notes
+    told = json.loads(json.dumps(found.to_json()))
+    assert told["total_time_low_us"] < told["total_time_us"]
+    assert told["time_us"] == found.time.value
+
+
+def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(database):
+    predictor = without_linear(database)
+    half = dataclasses.replace(filled.VARIANT, dtype="float16")
+    with database.read() as session, pytest.raises(UsageError, match="No reading"):
+        estimate(session, half, "H200")
+    found = asked(database, predictor, half)
+    assert (found.covered_tuples, found.coverage, found.time.value) == (0, 0, 0)
+    assert found.total_time.value == found.predicted_us > 0
+    assert found.software == predictor.circumstances.software
+    assert found.energy is None
+    assert found.total_energy.value > 0
+
+
+def test_nothing_is_predicted_where_all_was_read(database):
+    predictor = without_linear(database)
+    filled.fill(database, whole=False, created_at_s=1.8e9)
+    found = asked(database, predictor)
+    assert (found.missing, found.predicted_us, found.narrowing) == ((), 0, ())
+    assert "a note" not in found.notes
+    assert found.total_time.value == found.time.value
+
+
+def test_a_prediction_says_what_it_rests_on(database):
+    predictor = KeptPredictor(without_linear(database))
+    spec = {"kind": "function", "arguments": [{"tensor": 0}], "tensors": [
+        {"role": "activation", "shape": [8, 8], "dtype": "float32", "storage": 0}]}  # fmt: skip
+    assert "the median of type relu" in " ".join(predictor.explain(Asked("x", "relu", 0, 512, spec)))
+
+
+@pytest.fixture
+def own(database, farm, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    predictor = without_linear(database)
+    kept.save(predictor, settings().state_dir / "predictors" / kept.file_name(predictor.circumstances))
+    return farm
+
+
+MODEL = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
+
+
+def test_at_a_terminal(own, database):
+    said = own(*MODEL)
+    assert said.code == 0, said.stderr
+    for words in ("predicted by family", "together", "of types that nobody has read", "narrow it most", "never read"):
+        assert words in said.stdout
+    assert "more: `farm predict fit`" not in said.stdout
+    filled.fill(database, whole=False, created_at_s=1.8e9, leave_out=lambda spec: spec.short_name == "Linear")
+    assert "has 1 more: `farm predict fit`" in " ".join(own(*MODEL).stdout.split())
+
+
+def test_a_curve_over_sizes(own, database, tmp_path):
+    one = dataclasses.replace(filled.VARIANT, batch=1)  # else the package is asked first, which takes a while
+    filled.fill(database, one, leave_out=lambda spec: spec.short_name != "Conv2d", whole=False, prefix="one")
+    arguments = ("estimate", "resnet18", "--input-size", "64", "--card", "H200", "-b", "1..2")
+    said = own(*arguments, "--png", str(tmp_path / "curve.png"))
+    assert said.code == 0, said.stderr
+    assert [line.split()[1] for line in said.stdout.splitlines() if line.startswith("resnet18")] == ["1x64", "2x64"]
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    curve = json.loads(own(*arguments, "--json").stdout)["curve"]
+    assert [one["variant"]["batch"] for one in curve] == [1, 2]
+    assert curve[0]["covered_tuples"] < curve[1]["covered_tuples"]
+
+
+def test_what_is_asked_wrongly_is_told(own):
+    for words, told in {
+        ("-b", "many"): "is no size",
+        ("-b", "4..1"): "is no size",
+        ("-b", "1,2", "--measure", "3"): "Tuples are read for one size",
+        ("--png", "curve.png"): "There is no curve to draw",
+        ("--measure", "3"): "No card of this host is a NVIDIA H200",
+        ("--fill", "guess"): "There is no predictor 'guess'",
+    }.items():
+        said = own(*MODEL[:2], *MODEL[4:], *(() if "-b" in words else ("-b", "2")), *words)
+        assert (said.code, told in said.stderr) == (2, True), said.stderr
