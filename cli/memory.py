@@ -24,7 +24,7 @@ from cli.options import (
     Recompute,
 )
 from cli.output import emit_json, say, show
-from farm.errors import FarmUnavailable, NoDatabase, UsageError
+from farm.errors import FarmUnavailable, UsageError
 
 if TYPE_CHECKING:
     from farm.report.memory import Memory
@@ -132,7 +132,7 @@ def memory(
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:
-    """With what the farm's database has read, where there is one."""
+    """With what the farm's database has read, or the readings that come with the package."""
     from farm.report import memory as memories
 
     if job:
@@ -142,10 +142,9 @@ def _found(variant: Variant, card: str | None, job: str) -> Memory:
             return memories.of_job(session, variant, job)
     found = memories.memory(variant, card or "H200")
     try:
-        with opening.open_database().read() as session:
-            return memories.with_readings(session, found)
-    except NoDatabase:
-        pass
+        return opening.first_that_knows(
+            lambda session: memories.with_readings(session, found), lambda answer: answer.read_calls > 0
+        )
     except FarmUnavailable as error:
         say(f"Times are estimates: {error.message}")
     return found
