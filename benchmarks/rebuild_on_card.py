@@ -12,6 +12,7 @@ already is not run again.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from pathlib import Path
@@ -68,6 +69,12 @@ def _variant(text: str) -> Variant:
     return Variant(name, int(batch or 32), 224, dtype or "float32")
 
 
+def _one_pass(model: Any, arguments: Any, device: Any, around: Any) -> None:
+    from farm.operators.capture import run_with_owners
+
+    run_with_owners(model, arguments, device_type=device.type, around=around)
+
+
 def compare(variant: Variant, device: Any) -> dict[str, Any]:
     """One variant: what its rebuilt tuples do otherwise, as texts. `operators`: aten operators, shapes or strides."""
     import torch
@@ -84,8 +91,9 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
         model, arguments = build_variant(variant, device)
         found = verify_on_device(model, arguments, device)
         kernels: list[str] | None = None
-        expected = kernels_of_calls(model, arguments, found.capture, device) if device.type == "cuda" else {}
-        del model, arguments
+        one_pass = functools.partial(_one_pass, model, arguments, device)
+        expected = kernels_of_calls(one_pass, found.capture, device) if device.type == "cuda" else {}
+        del model, arguments, one_pass
         different = mismatches(found.capture, device)
         if device.type == "cuda":
             kernels = []

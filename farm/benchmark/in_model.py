@@ -14,19 +14,22 @@ import math
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
-from farm.operators.capture import Capture, Record, run_with_owners
+from farm.operators.capture import Capture, Record
 from farm.operators.profiled import RANGE, is_kernel, kernels_between_marks, mark
 from farm.words.verification import InModelTimes
 
 PASSES = 3
 LAUNCHES = ("cuda", "cu", "hip")  # how the driver's functions begin that put work on a card
+
+
+#: One pass of what is timed, with something around each of its owners, by number.
+Run = Callable[[Callable[[int], contextlib.AbstractContextManager[Any]]], object]
 
 
 @dataclass(frozen=True)
@@ -59,32 +62,26 @@ class InModel:
 
 
 def time_in_model(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    capture: Capture,
-    device: torch.device,
-    *,
-    grad_enabled: bool = False,
-    passes: int = PASSES,
-    record: Record | None = None,
+    run: Run, capture: Capture, device: torch.device, *, passes: int = PASSES, record: Record | None = None
 ) -> InModel:
-    """Time the calls of a capture in passes of the model that it was taken from.
+    """Time the calls of a capture in passes of what it was taken from.
 
-    The model must be warm, and its passes must run the same calls each time.
+    What is run must be warm, and run the same calls each time.
 
     Args:
+        run: one pass, with what is given around whatever has an entry in ``capture.owners``, by its number there.
         record: how the run that is measured is made, as in `farm.operators.capture.verify_on_device`.
     """
     if device.type == "cuda" and record is not None:
-        seen, attributed = _by_marks(model, args, capture, device, grad_enabled, passes, record)
+        seen, attributed = _by_marks(run, capture, device, passes, record)
         source = "kernels"
     elif device.type == "cuda":
-        seen, attributed = _by_kernels(model, args, device, grad_enabled, passes)
+        seen, attributed = attribute(_profiled(run, device, passes))
         source = "kernels"
     elif record is not None:
-        seen, attributed, source = _by_clock(model, args, device, grad_enabled, passes, record), 1.0, "ranges"
+        seen, attributed, source = _by_clock(run, passes, record), 1.0, "ranges"
     else:
-        seen, attributed, source = _by_clock(model, args, device, grad_enabled, passes), 1.0, "ranges"
+        seen, attributed, source = _by_clock(run, passes), 1.0, "ranges"
     times: list[float | None] = [None] * len(capture.calls)
     for number, index in enumerate(capture.owners):
         if index is not None and number in seen:
@@ -92,14 +89,7 @@ def time_in_model(
     return InModel(tuple(times), source, passes, attributed)
 
 
-def _by_clock(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    device: torch.device,
-    grad_enabled: bool,
-    passes: int,
-    record: Record = lambda run: run,
-) -> dict[int, list[float]]:
+def _by_clock(run: Run, passes: int, record: Record = lambda run: run) -> dict[int, list[float]]:
     seen: dict[int, list[float]] = defaultdict(list)
 
     @contextlib.contextmanager
@@ -108,22 +98,14 @@ def _by_clock(
         yield
         seen[number].append((time.perf_counter() - begin_s) * 1e6)
 
-    one_pass = record(
-        lambda: run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
-    )
+    one_pass = record(lambda: run(around))
     for _ in range(passes):
         one_pass()
     return seen
 
 
 def _by_marks(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    capture: Capture,
-    device: torch.device,
-    grad_enabled: bool,
-    passes: int,
-    record: Record,
+    run: Run, capture: Capture, device: torch.device, passes: int, record: Record
 ) -> tuple[dict[int, list[float]], float]:
     """Of a replayed graph, with a mark before and behind each call: one that only the order of the kernels tells of."""
 
@@ -133,9 +115,7 @@ def _by_marks(
         yield
         mark(device)
 
-    one_pass = record(
-        lambda: run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
-    )
+    one_pass = record(lambda: run(around))
     torch.cuda.synchronize(device)
     owners = len(capture.owners)
     for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
@@ -161,12 +141,10 @@ def told_apart(between: Sequence[Sequence[Any]], owners: int) -> tuple[dict[int,
     return seen, sum(map(sum, seen.values())) / whole_us if whole_us else 0.0
 
 
-def kernels_of_calls(
-    model: nn.Module, args: tuple[Any, ...], capture: Capture, device: torch.device, *, grad_enabled: bool = False
-) -> dict[str, Counter[str]]:
+def kernels_of_calls(run: Run, capture: Capture, device: torch.device) -> dict[str, Counter[str]]:
     """The kernels that the first call of each tuple launches in the running model, by tuple id. Needs a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
-    for placed in _placed(_profiled(model, args, device, grad_enabled, passes=1)):
+    for placed in _placed(_profiled(run, device, passes=1)):
         found[placed.number].update(name for name, *_ in placed.kernels)
     named: dict[str, Counter[str]] = {}
     for number, index in enumerate(capture.owners):
@@ -175,15 +153,7 @@ def kernels_of_calls(
     return named
 
 
-def _by_kernels(
-    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
-) -> tuple[dict[int, list[float]], float]:
-    return attribute(_profiled(model, args, device, grad_enabled, passes))
-
-
-def _profiled(
-    model: nn.Module, args: tuple[Any, ...], device: torch.device, grad_enabled: bool, passes: int
-) -> list[Any]:
+def _profiled(run: Run, device: torch.device, passes: int) -> list[Any]:
     def around(number: int) -> contextlib.AbstractContextManager[Any]:
         return torch.profiler.record_function(f"{RANGE}{number}")
 
@@ -191,7 +161,7 @@ def _profiled(
     torch.cuda.synchronize(device)
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(passes):
-            run_with_owners(model, args, device_type=device.type, grad_enabled=grad_enabled, around=around)
+            run(around)
             torch.cuda.synchronize(device)
     return list(profile.events() or [])
 

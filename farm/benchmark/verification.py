@@ -14,6 +14,7 @@ All of this needs PyTorch's profiler, which leaves its mark on a process: see `f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections import Counter
@@ -124,12 +125,16 @@ _Look = tuple[Callable[["Record | None"], "Observed"], Callable[["Capture", "Rec
 
 
 def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
-    from farm.operators.capture import verify_on_device
+    from farm.operators.capture import run_with_owners, verify_on_device
 
     model, arguments = build_variant(variant, device, hand_over=True)
+
+    def timed(around: Callable[[int], contextlib.AbstractContextManager[Any]]) -> None:
+        run_with_owners(model, arguments, device_type=device.type, grad_enabled=protocol.grad, around=around)
+
     return (
         lambda record: verify_on_device(model, arguments, device, grad_enabled=protocol.grad, record=record),
-        lambda seen, record: time_in_model(model, arguments, seen, device, grad_enabled=protocol.grad, record=record),
+        lambda seen, record: time_in_model(timed, seen, device, record=record),
     )
 
 
@@ -148,7 +153,14 @@ def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) ->
         step.count_from_one()
         step.run()
 
-    return lambda record: held_against(plainly, observe, device, grad_enabled=True, record=record), lambda *_: None
+    def timed(around: Callable[[int], contextlib.AbstractContextManager[Any]]) -> None:
+        with torch.enable_grad():
+            capture_step(step, device_type=device.type, warmed_up=True, around=around)
+
+    return (
+        lambda record: held_against(plainly, observe, device, grad_enabled=True, record=record),
+        lambda seen, record: time_in_model(timed, seen, device, record=record),
+    )
 
 
 class NotCaptured(Exception):

@@ -37,11 +37,18 @@ from farm.words.tuple import OperatorTuple, TensorSpec
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
-def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: bool = False) -> StepCapture:
+def capture_step(
+    step: TrainingStep,
+    *,
+    device_type: str = "cpu",
+    warmed_up: bool = False,
+    around: Callable[[int], contextlib.AbstractContextManager[Any]] = lambda number: contextlib.nullcontext(),
+) -> StepCapture:
     """Runs two steps and records the second; the tensors may be fake.
 
     Args:
         warmed_up: the first step was run already; then nobody counts its FLOPs.
+        around: entered around every aten operator, by its position in ``operators`` of the result.
 
     Raises:
         CaptureError: the step raised.
@@ -56,7 +63,7 @@ def capture_step(step: TrainingStep, *, device_type: str = "cpu", warmed_up: boo
                 flops = counter.get_total_flops()
             step.count_from_one()
             before = _structure(step.model)
-            recorder = _Recorder(step, device_type)
+            recorder = _Recorder(step, device_type, around)
             with recorder.watching():
                 step.run(recorder.stage)
             _check_structure(step.model, before, parameters)
@@ -101,8 +108,13 @@ def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[s
 
 
 class _Recorder:
-    def __init__(self, step: TrainingStep, device_type: str) -> None:
-        self.step, self.device_type = step, device_type
+    def __init__(
+        self,
+        step: TrainingStep,
+        device_type: str,
+        around: Callable[[int], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        self.step, self.device_type, self.around = step, device_type, around
         self.now = "zero_grad"
         self.path = ""
         self.paths = {id(module): name for name, module in step.model.named_modules()}
@@ -116,6 +128,7 @@ class _Recorder:
         self.tuples: dict[str, OperatorTuple] = {}
         self.known: dict[Any, OperatorTuple] = {}
         self.calls: list[StepCall] = []
+        self.operators: list[int | None] = []  # of each aten operator its call
         self.unowned: list[str] = []
         self.overlaps: list[str] = []
         self.memory = _Memory(step)
@@ -250,10 +263,16 @@ class _Recorder:
         between = self.now == "backward" and self.open is None and self.node is None
         if between and func is torch.ops.aten.add.Tensor and _alone(args[0]):
             func = torch.ops.aten.add_.Tensor
-        out = _as_computed(func, args, func(*args, **kwargs))
+        number = len(self.operators)
+        self.operators.append(None)
+        with self.around(number):
+            out = func(*args, **kwargs)
+        out = _as_computed(func, args, out)
         counted = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"  # steps, by the host
         if func.namespace == "aten" and not counted and costs_something(func, args, kwargs, out):
+            calls = len(self.calls)
             self._record(func, args, kwargs, out)
+            self.operators[number] = calls if len(self.calls) > calls else None
         return out
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -298,6 +317,7 @@ class _Recorder:
             overlaps=tuple(self.overlaps),
             loss=self.step.loss.name if self.step.loss else "",
             device_type=self.device_type,
+            operators=tuple(self.operators),
             integers=self.memory.integers,
             flops=flops,
         )

@@ -76,6 +76,7 @@ class TensorLife:
 class StepCapture:
     """One step. ``unowned`` and ``overlaps`` are texts for people: what has no part, and what has two; both are to be empty.
 
+    ``operators`` has an entry for every aten operator that ran: the index of its call, or None where it costs nothing.
     ``integers`` is the memory, by its number, of token ids, masks, positions and targets that were there before the step.
     """
 
@@ -87,6 +88,7 @@ class StepCapture:
     overlaps: tuple[str, ...]
     loss: str
     device_type: str
+    operators: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
     integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
     flops: int | None = None  # by PyTorch's own counter over a whole step; None where nobody counted
 
@@ -128,6 +130,7 @@ class StepCapture:
             training=True,
             operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
             traces={},
+            owners=self.operators,
             integers=self.integers,
         )
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from farm.benchmark.in_model import attribute, time_in_model
-from farm.operators.capture import capture
+from farm.operators.capture import capture, run_with_owners
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
 
@@ -44,7 +44,9 @@ class Block(nn.Module):
 def test_every_call_that_costs_something_is_timed_and_views_are_not():
     model, x = Block().eval(), torch.randn(512, 1024)
     seen = capture(model, (x,))
-    timed = time_in_model(model, (x,), seen, torch.device("cpu"))
+    timed = time_in_model(
+        lambda around: run_with_owners(model, (x,), device_type="cpu", around=around), seen, torch.device("cpu")
+    )
     assert [seen.tuples[call.tuple_id].short_name for call in seen.calls] == ["Linear", "relu", "Linear", "softmax"]
     assert len(seen.owners) == 6  # view and transpose owned the slot as well
     assert all(value and value > 0 for value in timed.times_us)

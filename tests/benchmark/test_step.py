@@ -56,6 +56,8 @@ def test_a_step_runs_on_its_card_what_was_predicted():
     observed, found = verify(Subject("variant", step.id, step.to_json()), EAGERLY, CPU, predicted.counts)
     assert found.matches, found.differences
     assert observed is None
+    assert {tuple_id: len(times_us) for tuple_id, times_us in found.in_model.calls_us.items()} == dict(predicted.counts)
+    assert all(time_us > 0 for times_us in found.in_model.calls_us.values() for time_us in times_us)
 
 
 def test_what_a_card_runs_otherwise_tells_whose_part_it_is():

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("steps_taken_apart_once")
 
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
-    said = farm("memory", "resnet18", "-b", "2", "--input-size", "64", "--optimizer", "adamw", "--json", "--card", "A100")
+    said = farm(
+        "memory", "resnet18", "-b", "2", "--input-size", "64", "--optimizer", "adamw", "--json", "--card", "A100"
+    )
     assert said.code == 0, said.stderr
     found = json.loads(said.stdout)
     assert found["loss"] == "cross-entropy"
@@ -37,7 +39,9 @@ def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
 
 def test_memory_says_what_its_times_and_operators_are(farm):
     told = farm("memory", "resnet18", "-b", "512", "--input-size", "64", "--fit", "1GB")
-    assert "From the readings that come with the package." in told.stderr  # of the optimizer's calls, whatever the batch is
+    assert (
+        "From the readings that come with the package." in told.stderr
+    )  # of the optimizer's calls, whatever the batch is
     said = told.stdout
     assert "a capture without a card is a prediction for a card" in said
     assert "estimates, from an H200's data sheet" in said
