@@ -18,6 +18,7 @@ from xdist.workermanage import WorkerController
 
 #: Files whose tests start whole farms, the longest row first. One that is missing here is only done later.
 ROWS = (
+    ("faults/test_soak.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
     ("faults/test_databases.py",),
     ("faults/test_cards.py", "security/test_messages.py", "cli/test_whole_path.py"),
@@ -32,32 +33,39 @@ ROWS = (
 )
 #: So many workers are at rows at once.
 WAITING = 3
-#: Files that keep a core busy for long: begun last, one would be what all wait for.
-LONG = (
-    "operators/test_partition.py",
-    "operators/test_architectures.py",
-    "training/test_rebuild.py",
-    "training/test_capture.py",
-    "tests/test_tutorial.py",
-    "cli/test_documented_commands.py",
-    "jobs/test_moving.py",
-    "jobs/test_items.py",
+#: Files that keep a core busy for long: begun last, one would be what all wait for. Those that stand together import
+#: transformers, which takes three seconds, and is done once for them.
+BUSY = (
+    ("operators/test_partition.py",),
+    ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
+    (
+        "operators/test_families.py",
+        "operators/test_architectures.py",
+        "models/test_transformers.py",
+        "models/test_own.py",
+        "models/test_given_text.py",
+        "interface/test_own_text.py",
+        "asking/test_fits.py",
+        "report/test_estimate.py",
+        "cli/test_documented_commands.py",
+    ),
+    ("test_tutorial.py",),
+    ("jobs/test_moving.py",),
+    ("jobs/test_items.py",),
 )
-_ROW_OF = {f"{Path(__file__).parent.name}/{file}": number for number, row in enumerate(ROWS) for file in row}
+_TESTS = Path(__file__).parent.name
+_ROW_OF = {f"{_TESTS}/{file}": row for row in (*ROWS, *BUSY) for file in row}
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows, the long files, and then all others as they come."""
-
-    def place(item: pytest.Item) -> int:
-        file = _file_of(item.nodeid)
-        return _ROW_OF.get(file, len(ROWS) if file.endswith(LONG) else len(ROWS) + 1)
-
-    return sorted(items, key=place)
+    """The rows, the busy files, and then all others as they come."""
+    rows = (*ROWS, *BUSY)
+    place = {f"{_TESTS}/{file}": number for number, row in enumerate(rows) for file in row}
+    return sorted(items, key=lambda item: place.get(_file_of(item.nodeid), len(rows)))
 
 
 def starts_farms(item: pytest.Item) -> bool:
-    return _file_of(item.nodeid) in _ROW_OF
+    return _ROW_OF.get(_file_of(item.nodeid)) in ROWS
 
 
 def number_of_workers(*, waiting: bool) -> int:
@@ -70,7 +78,7 @@ class InRows(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         row = _ROW_OF.get(_file_of(nodeid))
-        return _file_of(nodeid) if row is None else ROWS[row][0]
+        return _file_of(nodeid) if row is None else row[0]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         rows = [scope for scope in self.workqueue if _is_row(scope)]
