@@ -220,6 +220,11 @@ def _estimated(variant: Variant, how: _How) -> Estimate:
     return _as_estimate(opening.first_that_knows(ask, _knows))
 
 
+def estimated(variant: Variant, card: str = "", torch: str = "") -> Estimate:
+    """What a variant costs as `farm estimate` says it without further options."""
+    return _estimated(variant, _How(card, None, False, torch, "auto", None))
+
+
 def _as_estimate(found: Estimate | Generation) -> Estimate:
     from farm.report.estimate import Estimate
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import opening
-from cli.options import AsJson
+from cli.options import AsJson, Cache, Dtype, InputSize, Length, Optimizer, Phase, Step
 from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
@@ -144,6 +144,68 @@ def evaluate(
 
         draw_evaluation(data, drawn, png, f"{recipes[-1].name}: {about}")
         say(f"Drawn to {png}")
+
+
+@app.command()
+def plan(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="What is to be predicted better.")],
+    batch: Annotated[
+        list[int] | None, typer.Option("-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32.")
+    ] = None,
+    input_size: InputSize = None,
+    length: Length = None,
+    phase: Phase = None,
+    cache: Cache = None,
+    dtype: Dtype = None,
+    step: Step = None,
+    optimizer: Optimizer = None,
+    tuples: Annotated[int, typer.Option("-n", "--tuples", min=1, help="How many to read.")] = 60,
+    card: Card = "",
+    torch: Torch = "",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the measurement file there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which readings would lower the error of some models most, as a measurement file for `farm run -f`."""
+    from cli import predict_table
+    from cli.estimate import estimated
+    from farm.asking.defaults import default_dtype
+    from farm.errors import UsageError
+    from farm.models import catalog
+    from farm.report import what_to_read
+
+    estimates = []
+    for name in models:
+        for size in batch or [32]:
+            variant = catalog.variant(
+                name,
+                size,
+                input_size=input_size,
+                length=length,
+                phase=phase,
+                cache=cache,
+                dtype=dtype or default_dtype(name, "cuda"),
+                step=step,
+                optimizer=optimizer,
+            )
+            estimates.append(estimated(variant, card, torch))
+    if not any(one.total_time for one in estimates):
+        raise UsageError(
+            f"No predictor is kept for {estimates[0].card_model}, which would say what it is unsure of.",
+            "Fit one: farm predict fit --card ...",
+        )
+    found = what_to_read.plan(estimates, tuples)
+    if out is not None:
+        try:
+            out.write_text(found.file)
+        except OSError as error:
+            raise UsageError(f"'{out}' cannot be written: {error.strerror or error}.", "Name another file.") from error
+    if as_json:
+        emit_json(found.to_json())
+    elif not found.wishes:
+        say("Readings cover every tuple of these models.")
+    else:
+        show(predict_table.plan(found))
+        say(f"farm run -f {out}" if out is not None else "--out FILE writes the measurement file.")
 
 
 def _held_against(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:

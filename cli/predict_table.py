@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, row, ruled
-from farm.words.written import NOTHING, percent
+from farm.words.written import NOTHING, TIME, percent, plural, quantity, span
 
 if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Interval, Score
+    from farm.report.what_to_read import ReadingPlan
 
 SHOWN = 12
 
@@ -45,6 +46,23 @@ def evaluations(found: Sequence[Evaluation], about: str) -> RenderableType:
             row(table, one.predictor, *(percent(median) for _, median in one.curve))
         parts += [Text(""), table]
     return Group(*parts)
+
+
+def plan(found: ReadingPlan) -> RenderableType:
+    """What to read, the most telling first."""
+    table = ruled("to be read", ">of what is unsure", ">predicted", "models", drops=["models"])
+    for wish in found.wishes[:SHOWN]:
+        models = ", ".join(wish.models[:2]) + (" ..." if len(wish.models) > 2 else "")
+        row(table, wish.entry.label, percent(wish.gain / found.unsure), quantity(wish.entry.predicted_us, TIME), models)
+    more = len(found.wishes) - SHOWN
+    told = percent(min(1.0, sum(wish.gain for wish in found.wishes) / found.unsure))
+    number = len(found.wishes)
+    parts = [Text(f"  {more} more; --json lists them.", style="dim")] if more > 0 else []
+    return Group(
+        table,
+        *parts,
+        Text(f"  {number} {plural('tuple', number)}, {told} of what is unsure; about {span(found.seconds)} of a card"),
+    )
 
 
 def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:

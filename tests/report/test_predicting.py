@@ -7,14 +7,18 @@ import json
 
 import pytest
 
+from farm.asking import measurement_file
 from farm.errors import UsageError
+from farm.operators.sweep import Expansion
 from farm.prediction import kept
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictor import Asked, KeptPredictor
 from farm.prediction.predictors import RECIPES
 from farm.report.estimate import estimate
 from farm.report.learnt_from import dataset_of
+from farm.report.what_to_read import plan
 from farm.settings import settings
+from farm.words.protocol import Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -131,3 +135,35 @@ def test_what_is_asked_wrongly_is_told(own):
     }.items():
         said = own(*MODEL[:2], *MODEL[4:], *(() if "-b" in words else ("-b", "2")), *words)
         assert (said.code, told in said.stderr) == (2, True), said.stderr
+
+
+def test_a_plan_is_a_measurement_file_of_what_is_most_unsure(own, tmp_path):
+    file = tmp_path / "next.yml"
+    arguments = ("predict", "plan", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
+    said = own(*arguments, "--out", str(file))
+    assert said.code == 0, said.stderr
+    assert "2 tuples, 100.0 % of what is unsure" in said.stdout
+    found = json.loads(own(*arguments, "-n", "1", "--json").stdout)
+    assert len(found["tuples"]) == 1 <= found["unsure"] + 1
+    wishes = measurement_file.load([file])
+    assert {wish.sweep.operator for wish in wishes} == {"Linear", "MaxPool2d"}
+    made = {spec.id for wish in wishes for batch in Expansion(wish.sweep).batches() for spec in batch}
+    assert made == {tuple_["operator_id"] for tuple_ in json.loads(own(*arguments, "--json").stdout)["tuples"]}
+
+
+def test_what_no_sweep_makes_is_asked_of_its_model(database):
+    predictor = without_linear(database)
+    variant = Variant("bert-base", 1, 0, length=16, layers=1, phase="encode")
+    found = plan([asked(database, predictor, variant)], 50)
+    measurements = measurement_file.parse(found.file, "plan")
+    assert {wish.model for wish in measurements if not wish.sweep} == {"bert-base"}
+    assert any(wish.sweep and wish.sweep.operator == "Linear" for wish in measurements)
+    gains = [wish.gain for wish in found.wishes]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_neighbours_of_what_is_chosen_count_half(database):
+    predictor = without_linear(database)
+    found = plan([asked(database, predictor, dataclasses.replace(filled.VARIANT, dtype="float16"))], 1000)
+    assert len(found.wishes) > 20
+    assert sum(wish.gain for wish in found.wishes) < found.unsure
