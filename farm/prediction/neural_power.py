@@ -92,7 +92,7 @@ class Polynomials:
     def explain(self, inputs: Inputs, place: int) -> list[str]:
         polynomial = self.of_type.get(str(inputs.types[place]))
         if polynomial is None:
-            return ["no polynomial: too few readings of the type"]
+            return [f"no polynomial: one takes {LEAST} readings of the type"]
         terms = int((polynomial.coefficients != 0).sum())
         return [
             f"a polynomial of degree {int(polynomial.powers.sum(axis=1).max(initial=0))}, of which lasso left {terms} terms"

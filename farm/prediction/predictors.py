@@ -131,6 +131,7 @@ class Typical:
     types: npt.NDArray[np.str_]
     data: Floats  # types x (zeros, positive, channels)
     families: npt.NDArray[np.str_]  # that were read
+    readings: npt.NDArray[np.int64]  # of each type
 
     def filled(self, calls: Sequence[Described]) -> list[Described]:
         place = {str(name): index for index, name in enumerate(self.types)}
@@ -194,7 +195,9 @@ class Fitted:
     def explain(self, call: Described) -> list[str]:
         """What the time of a call rests on."""
         inputs = Inputs.of(self.typical.filled([call]))
-        said = [] if call.operator_type in self.typical.types else [f"no reading is of {call.operator_type}"]
+        at = np.flatnonzero(self.typical.types == call.operator_type)
+        number = f"{self.typical.readings[at[0]]} readings are" if len(at) else "no reading is"
+        said = [f"{number} of {call.operator_type}"]
         if self._times(inputs)[2][0]:
             return [*said, "roofline x family", *self.fallback.time.explain(inputs, 0)]
         over = f"over the {self.over.removesuffix('_us').replace('_', ' ')}" if self.over else "of the time itself"
@@ -211,7 +214,9 @@ class Fitted:
             "fallback time": self.fallback.time,
             "fallback power": self.fallback.power,
         }
-        kept: Arrays = named("typical", {name: getattr(self.typical, name) for name in ("types", "data", "families")})
+        kept: Arrays = named(
+            "typical", {name: getattr(self.typical, name) for name in ("types", "data", "families", "readings")}
+        )
         for name, one in parts.items():
             if one is not None:
                 kept |= named(name, one.arrays())
@@ -285,7 +290,13 @@ def _typical(inputs: Inputs) -> Typical:
     own = np.array([[call.zeros, call.positive, call.channels] for call in inputs.calls])
     types = np.unique(inputs.types)
     means = [own.mean(axis=0), *(own[inputs.types == one].mean(axis=0) for one in types)]
-    return Typical(np.array(["", *types], dtype=np.str_), np.array(means), np.unique(inputs.families))
+    return Typical(
+        np.array(["", *types], dtype=np.str_), np.array(means), np.unique(inputs.families), _readings(inputs, types)
+    )
+
+
+def _readings(inputs: Inputs, types: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
+    return np.array([len(inputs), *((inputs.types == one).sum() for one in types)], dtype=np.int64)
 
 
 _NOTHING, _ONE = FactorsOf(at_all=False), FactorsOf(by_type=False, by_family=False)

@@ -306,7 +306,7 @@ def estimate(
         _missing(one, weight[one.operator_id] / everything, predicted, place) for place, one in enumerate(lacking)
     ]
     time, energy = summed.time.total, summed.energy.total if summed.energy else None
-    notes = list(notes) if lacking and predictor else []
+    notes = list(notes) if lacking else []
     bursts = [
         part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
         for part in parts

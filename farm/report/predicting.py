@@ -43,7 +43,7 @@ def filling(
         folders: where predictors are kept.
 
     Raises:
-        UsageError: there is no such predictor, or that of the card cannot be read.
+        UsageError: there is no such predictor. One that cannot be read is passed over, and a note says so.
     """
     if word not in FILLS:
         raise UsageError(f"There is no predictor '{word}'.", f"Give --fill one of {', '.join(FILLS)}.")
@@ -51,10 +51,16 @@ def filling(
         return Filling(RooflinePredictor(roofline))
     if word == "none" or protocol.residency != "resident":
         return Filling(None)
-    found = kept.find(folders, card_model, torch, protocol.launch, protocol.tf32)
-    if found is None:
-        return Filling(None)
-    return Filling(KeptPredictor(found), tuple(_notes(session, found)))
+    refused: list[str] = []
+    for folder in folders:
+        try:
+            found = kept.find([folder], card_model, torch, protocol.launch, protocol.tf32)
+        except UsageError as error:  # what was read is told all the same
+            refused.append(f"{error.message} {error.next_step}")
+            continue
+        if found is not None:
+            return Filling(KeptPredictor(found), (*refused, *_notes(session, found)))
+    return Filling(None, tuple(refused))
 
 
 def _notes(session: Session, found: kept.Kept) -> list[str]:

@@ -109,6 +109,7 @@ def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roo
     assert said.time_spread[1] > said.time_spread[0]
     assert any("roofline x family" in line for line in learnt.explain(stranger))
     assert learnt.explain(unseen)[0] == "no reading is of celu"
+    assert learnt.explain(relu)[0] == "40 readings are of relu"
 
 
 def test_where_the_data_are_not_known_they_are_taken_as_typical():

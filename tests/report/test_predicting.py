@@ -111,6 +111,16 @@ def test_at_a_terminal(own, database):
     assert "has 1 more: `farm predict fit`" in " ".join(own(*MODEL).stdout.split())
 
 
+def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
+    (path,) = (settings().state_dir / "predictors").glob("*.json")
+    path.write_text(path.read_text().replace('"features_version": ', '"features_version": 9'))
+    said = own(*MODEL)
+    assert said.code == 0, said.stderr
+    told = " ".join(said.stdout.split())
+    assert "is of features of version 9" in told
+    assert "Fit it again: farm predict fit." in told
+
+
 def test_a_curve_over_sizes(own, database, tmp_path):
     one = dataclasses.replace(filled.VARIANT, batch=1)  # else the package is asked first, which takes a while
     filled.fill(database, one, leave_out=lambda spec: spec.short_name != "Conv2d", whole=False, prefix="one")
