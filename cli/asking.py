@@ -136,6 +136,13 @@ class Asked:
             " Default: model."
         ),
     ] = None
+    placements: Annotated[
+        str | None,
+        _how(
+            help="Read tuples also with tensors in slow memory: all configurations (all), each tensor alone and all (each), or"
+            " none. Default: none."
+        ),
+    ] = None
     target: Annotated[float | None, _where(help="Accuracy and coverage that the verdict needs. Default: 0.95.")] = None
     dry_run: Annotated[
         bool,

@@ -36,6 +36,7 @@ def command_of(request: Request) -> str:
         ("--recompute", variant.recompute, ""),
         ("--operators", ",".join(request.operators), "all"),
         ("--residency", protocol.residency, usual.residency),
+        ("--placements", request.placements, "none"),
     ):
         if value != default:
             words += [option, value]

@@ -98,6 +98,7 @@ class Wish:
     operators: tuple[str, ...] | None = None
     target: float | None = None
     reuse: str | None = None
+    placements: str | None = None
     launch: str | None = None
     residency: str | None = None
     data: str | None = None
@@ -126,6 +127,7 @@ class Wish:
 
 
 _VARIANT, _METHOD, _STOPPING = ([f.name for f in dataclasses.fields(part)] for part in (Variant, Method, Stopping))
+_METHOD.remove("placement")  # jobs enumerate placements: which there are is a matter of the tuple
 
 
 def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
@@ -157,6 +159,7 @@ def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
         operators=wish.operators or ("all",),
         target=target if wish.target is None else wish.target,
         reuse=wish.reuse or "model",  # type: ignore[arg-type]  # Request checks it
+        placements=wish.placements or "none",  # type: ignore[arg-type]
     )
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from farm.asking.defaults import Wish, operator_names
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
+from farm.words.placement import PLACEMENTS
 from farm.words.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
 from farm.words.request import REUSE_CHOICES, Sweep
 
@@ -38,10 +39,17 @@ _VARIANT_KEYS: dict[str, Kind] = {
 } | {"padded": _FLAG, "recompute": _TEXT}
 _SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers", "accumulate")
 _PATH_KEYS = ("text", "tokenizer")
-_ENTRY_KEYS: dict[str, Kind] = {**dict.fromkeys(_PATH_KEYS, _TEXT), "target": _NUMBER, "reuse": REUSE_CHOICES}
-_PROTOCOL_KEYS: dict[str, Kind] = {f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol)}
+_ENTRY_KEYS: dict[str, Kind] = {
+    **dict.fromkeys(_PATH_KEYS, _TEXT),
+    "target": _NUMBER,
+    "reuse": REUSE_CHOICES,
+    "placements": PLACEMENTS,
+}
+_PROTOCOL_KEYS: dict[str, Kind] = {
+    f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol) if f.name != "placement"
+}
 _STOPPING_KEYS: dict[str, Kind] = {f.name: _NUMBER for f in dataclasses.fields(Stopping)}
-_COMMON = ("reuse", "protocol", "stopping")
+_COMMON = ("reuse", "placements", "protocol", "stopping")
 _MODEL_ENTRY = ("model", *_VARIANT_KEYS, *_PATH_KEYS, "operators", "target", *_COMMON)
 _SWEEP_ENTRY = ("sweep", "name", "grid", *_COMMON)
 _TOP_LEVEL = ("defaults", "measurements")
@@ -335,7 +343,9 @@ class _File:
 
 def _for_sweeps(defaults: Wish) -> Wish:
     """The defaults that mean something for a sweep; its sizes and dtype are in its grid."""
-    kept: Mapping[str, Any] = {name: getattr(defaults, name) for name in ("reuse", *_PROTOCOL_KEYS, *_STOPPING_KEYS)}
+    kept: Mapping[str, Any] = {
+        name: getattr(defaults, name) for name in ("reuse", "placements", *_PROTOCOL_KEYS, *_STOPPING_KEYS)
+    }
     return Wish(**kept)
 
 

@@ -18,7 +18,7 @@ from farm.devices.installed import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
-from farm.jobs.planning import Planned, add_tuples, note_planning
+from farm.jobs.planning import Planned, add_tuples, note_planning, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.prediction.roofline import roofline_of
 from farm.store import tables
@@ -32,6 +32,7 @@ from farm.verdict.aggregate import next_operators
 from farm.verdict.parts import unscoped_parts
 from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request, Sweep, named
+from farm.words.tuple import OperatorTuple
 
 _log = logging.getLogger(__name__)
 
@@ -104,12 +105,14 @@ def open_job(
                 database, request, card_ids, operator_ids=operator_ids, farm=farm, pinned=pinned, whole=False
             )
 
-        return _plan_sweep(database, request.sweep, create, grown)
+        return _plan_sweep(database, request.sweep, create, grown, request.placements != "none")
     if tuples is None:
         tuples = tuples_of(database, request, card_ids)
     ready()
     with database.read() as session:
         scope = _first_scope(session, request, tuples.capture_id, card_ids)
+        if request.placements != "none":
+            _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
     assert request.variant is not None
     title = title or title_of(request.variant)
     planned = jobs.create(
@@ -134,9 +137,11 @@ def plan_rest(
     Args:
         grown: see `open_job`.
     """
-    sweep = Request.from_json(job.request).sweep
+    request = Request.from_json(job.request)
+    sweep = request.sweep
     assert sweep is not None, "only a sweep is planned in parts"
-    return _plan_sweep(database, sweep, lambda operator_ids: _add(database, job.id, operator_ids), grown)
+    placed = request.placements != "none"
+    return _plan_sweep(database, sweep, lambda operator_ids: _add(database, job.id, operator_ids), grown, placed)
 
 
 def _plan_sweep(
@@ -144,6 +149,7 @@ def _plan_sweep(
     sweep: Sweep,
     begin: Callable[[Sequence[str]], Planned],
     grown: Callable[[Opened, int], None],
+    placed: bool,
 ) -> Opened:
     from farm.operators.sweep import Expansion
 
@@ -151,6 +157,8 @@ def _plan_sweep(
     opened: Opened | None = None
     try:
         for batch in expansion.batches():
+            if placed:
+                _look_at_outputs(batch)
             with database.write() as session:
                 store_operators(session, batch)
             ids = [spec.id for spec in batch]
@@ -179,6 +187,14 @@ def _plan_sweep(
             jobs.cancel(database, opened.job_id)
         raise
     return dataclasses.replace(opened, left_out=expansion.skipped)
+
+
+def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
+    """Have it known what each tuple makes before a transaction asks for it: that imports torch, and runs the operators."""
+    from farm.operators.placing import placeable
+
+    for spec in specs:
+        placeable(spec)
 
 
 def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planned:

@@ -6,14 +6,15 @@ the whole model and a canary join it. All of it happens in the transaction of wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
-from farm.errors import NoSuchCard, UsageError
+from farm.errors import NoSuchCard, TupleRejected, UsageError
 from farm.jobs import life
 from farm.jobs.balance import Work, place
 from farm.prediction.roofline import Roofline, roofline_of
@@ -25,6 +26,8 @@ from farm.store.database import database_now, read_clock_s
 from farm.store.reuse import find_readings
 from farm.store.tables import OPEN, Item, ItemState
 from farm.words.request import Request
+from farm.words.tuple import OperatorTuple
+from farm.words.validation import parse
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3
@@ -311,7 +314,41 @@ def _operators(
     protocol_ids = {
         data: store_protocol(session, request.protocol.with_data(data)) for data in {data for _, data in pairs}
     }
-    return [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
+    wanted = [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
+    if request.placements == "none":
+        return wanted
+    return wanted + _placed(session, request, found, pairs)
+
+
+def _placed(
+    session: Session, request: Request, found: Mapping[str, Any], pairs: Sequence[tuple[str, str]]
+) -> list[tuple[Any, str]]:
+    """The tuples again under each placement that is asked for, in the class of data that they first meet: what crosses the
+    wire costs the same whatever it is."""
+    from farm.operators.placing import placements_of
+
+    first = dict(reversed(pairs))
+    specs = tuples_with_ids(session, first)
+    protocol_ids: dict[tuple[str, str], str] = {}
+    wanted = []
+    for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs):
+        data = first[operator_id]
+        for word in placements_of(specs[operator_id], request.placements) if operator_id in specs else ():
+            if (data, word) not in protocol_ids:
+                placed = request.protocol.with_data(data).with_placement(word)
+                protocol_ids[data, word] = store_protocol(session, placed)
+            wanted.append((found[operator_id], protocol_ids[data, word]))
+    return wanted
+
+
+def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
+    """Stored operators by their ids; those that are no tuples, as a simulated card has them, are left out."""
+    operator, tuples = tables.Operator, {}
+    for batch in in_batches(operator_ids):
+        for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
+            with contextlib.suppress(TupleRejected):
+                tuples[id_] = parse(spec)
+    return tuples
 
 
 def _mean_s(items: Sequence[Item]) -> float:

@@ -144,7 +144,7 @@ def rebuild(
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
         raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed} bytes.", "No card holds as much.")
-    storages = [_allocate(spec, number, device) for number in range(len(_storage_bytes(spec)))]
+    storages = [_allocate(spec, number, device) for number in range(len(storage_bytes(spec)))]
     if filled and device.type != "meta":
         _fill(spec, storages, device, seed)
     return Rebuilt(spec, device, storages)
@@ -159,7 +159,7 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     if spec.kind == "aten":
         return aten.written(spec)
     try:
-        storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(_storage_bytes(spec)))]
+        storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(storage_bytes(spec)))]
         trial = Rebuilt(spec, torch.device("meta"), storages)
         before = [tensor._version for tensor in trial.tensors]
         with torch.no_grad():
@@ -180,11 +180,12 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
 
 def needed_bytes(spec: OperatorTuple) -> int:
     """Memory behind all of a tuple's tensors, shared storages once."""
-    return sum(_storage_bytes(spec).values())
+    return sum(storage_bytes(spec).values())
 
 
 @functools.lru_cache(maxsize=8192)
-def _storage_bytes(spec: OperatorTuple) -> dict[int, int]:
+def storage_bytes(spec: OperatorTuple) -> dict[int, int]:
+    """The size of each storage, by its number."""
     sizes: dict[int, int] = {}
     for tensor in spec.tensors:
         end = (tensor.offset + tensor.extent) * tensor.itemsize_bytes
@@ -226,7 +227,7 @@ def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.
     if len(users) == 1 and _is_whole(first):
         return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
     widest = max(user.itemsize_bytes for user in users)
-    size_bytes = -(-_storage_bytes(spec)[storage] // widest) * widest
+    size_bytes = -(-storage_bytes(spec)[storage] // widest) * widest
     return torch.empty(size_bytes // first.itemsize_bytes, dtype=dtype, device=device)
 
 

@@ -176,6 +176,8 @@ def datasets(session: Session, model: str) -> list[Dataset]:
             about = Circumstances(model, software[row.software_id], row.method, protocol)
             of[key] = (about, spec["data"])
         circumstances, data = of[key]
+        if circumstances.protocol.placement:
+            continue  # what a wire takes is not what is learnt here
         newest[circumstances][row.subject_id, data] = row
     specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
     found = []

@@ -283,7 +283,7 @@ _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 
 def _of_filters(session: Session, filters: Filters) -> _Side:
     """Tuples with the mean of their readings; several readings of one lie within its half-width."""
-    selection = select_readings(session, filters)
+    selection = select_readings(session, filters, placed=False)
     key = (_READING.card_model, _READING.software_id, _READING.protocol_id, _READING.subject_id, _READING.method)
     of = sqlalchemy.func
     query = sqlalchemy.select(

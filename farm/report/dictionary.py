@@ -130,6 +130,7 @@ PROTOCOL = _columns(
     ("tf32", "boolean", "whether float32 products might run as TF32"),
     ("cudnn_benchmark", "boolean", "whether cuDNN tried kernels out"),
     ("cudnn_deterministic", "boolean", "whether cuDNN was to be deterministic"),
+    ("placement", "text", "which of a tuple's tensors lay in slow memory (in0+out0); empty: none"),
 )
 
 #: Columns of a reading that the database has under the same names.
@@ -381,7 +382,8 @@ _OF_A_STEP = {"step": "", "optimizer": "", "amp": "", "accumulate": 1, "recomput
 _OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    **dict.fromkeys(["readings", "captures"], _OF_TOKENS | _OF_A_STEP),
+    "readings": _OF_TOKENS | _OF_A_STEP | {"placement": ""},
+    "captures": _OF_TOKENS | _OF_A_STEP,
     "calls": _OF_TOKENS | _OF_A_STEP | {"part": "", "owner": ""},
 }
 

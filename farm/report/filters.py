@@ -210,8 +210,11 @@ class Selection:
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 
 
-def select_readings(session: Session, filters: Filters) -> Selection:
+def select_readings(session: Session, filters: Filters, *, placed: bool = True) -> Selection:
     """
+    Args:
+        placed: also those with tensors in slow memory, which nobody means who does not say so.
+
     Raises:
         UnknownOperator: the database has no operator of that name; names the nearest.
         UsageError: no card of the database is meant.
@@ -239,6 +242,11 @@ def select_readings(session: Session, filters: Filters) -> Selection:
             conditions.append(~has if entry.sign == "!=" else has)
         elif name in _OF_READING:
             conditions.append(_compared(_READING[name], entry))
+    if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
+        protocol = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+        specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))
+        if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
+            conditions.append(_READING.protocol_id.not_in(slow))
     for names, table, column, values in _SMALL:
         own = [entry for entry in filters.filters if entry.column.name in names]
         if own:
@@ -309,7 +317,7 @@ def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> None:
 def protocol_values(row: Any) -> dict[str, Any]:
     """The columns of a stored protocol."""
     spec = dict(row.spec or {})
-    return {**spec, "data_class": spec.get("data")}
+    return {**spec, "data_class": spec.get("data"), "placement": spec.get("placement", "")}
 
 
 def card_values(row: Any) -> dict[str, Any]:

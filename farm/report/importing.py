@@ -178,6 +178,7 @@ _READ = {
             "tf32",
             "cudnn_benchmark",
             "cudnn_deterministic",
+            "placement",
             "details",
             "cost_s",
             "origin",
@@ -265,7 +266,8 @@ class _Reader:
     def reading(self, row: Row) -> _Read:
         software = Software(**{name: _name(row, name, empty=name != "torch") for name in _SOFTWARE})
         flags = {name: _truth(row, name) for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")}
-        protocol = Protocol(row["launch"], row["residency"], _name(row, "data_class"), **flags)
+        placement = _name(row, "placement", empty=True)
+        protocol = Protocol(row["launch"], row["residency"], _name(row, "data_class"), placement=placement, **flags)
         spec = cost = variant = None
         costs: dict[str, int] = {}
         if row["subject_kind"] == "operator":

@@ -80,7 +80,7 @@ def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: in
         raise UsageError(
             f"There is no order '{sort}'.", did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
         )
-    selection = select_readings(session, filters)
+    selection = select_readings(session, filters, placed=False)
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
     if not whole and selection.subject_ids is None:
         of_operators = (*selection.conditions, _READING.subject_kind == "operator")

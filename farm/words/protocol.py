@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
 from farm.words.data_classes import is_class
+from farm.words.placement import Placement
 
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
@@ -59,6 +60,7 @@ class Protocol(Plain):
     tf32: bool = False  # both matmul and cuDNN
     cudnn_benchmark: bool = False
     cudnn_deterministic: bool = False
+    placement: str = ""  # of a tuple: what lies in slow memory (`farm.words.placement`); "" nothing
 
     CHOICES = {  # noqa: RUF012 - not a field
         "launch": get_args(Launch),
@@ -71,10 +73,21 @@ class Protocol(Plain):
             value = getattr(self, name)
             if value not in choices and not (name == "data" and is_class(value)):
                 raise UsageError(f"{name} '{value}' is unknown.", f"Choose one of {', '.join(choices)}.")
+        Placement.parse(self.placement)
+
+    def to_json(self) -> dict[str, Any]:
+        data = super().to_json()
+        if not self.placement:  # ids of readings from before there were placements stay what they are
+            del data["placement"]
+        return data
 
     @property
     def id(self) -> str:
         return content_id(self.to_json())
+
+    def with_placement(self, placement: str) -> Self:
+        """The same protocol with other tensors of a tuple in slow memory."""
+        return dataclasses.replace(self, placement=placement)
 
     def with_data(self, data: DataPolicy) -> Self:
         """The same protocol for a class of data: under `seen` each tuple is read under the class of its calls."""
@@ -83,7 +96,7 @@ class Protocol(Plain):
     @property
     def measures_context(self) -> bool:
         """Whether tuples are also timed among other operators: where the policy stands for a running model."""
-        return self.launch == "graph" and self.residency == "resident"
+        return self.launch == "graph" and self.residency == "resident" and not self.placement
 
     @property
     def of_whole(self) -> Self:
@@ -92,7 +105,8 @@ class Protocol(Plain):
 
     def __str__(self) -> str:
         extras = [name for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic") if getattr(self, name)]
-        return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras])
+        slow = [f"{self.placement} slow"] if self.placement else []
+        return ", ".join([f"{self.launch} launch", f"{self.residency} data ({self.data})", *extras, *slow])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from farm.errors import FarmError, Unreadable, UsageError
+from farm.words.placement import PLACEMENTS, Placements
 from farm.words.protocol import Plain, Protocol, Stopping, Variant, content_id
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Request(Plain):
     operators: tuple[str, ...] = ("all",)  # ("all",) | ("auto",) | short names
     target: float = 0.95
     reuse: Reuse = "model"
+    placements: Placements = "none"  # which configurations of fast and slow memory are read beside all fast
 
     __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - a job keeps its cards beside its request
 
@@ -70,6 +72,8 @@ class Request(Plain):
             )
         if self.reuse not in REUSE_CHOICES:
             raise UsageError(f"--reuse '{self.reuse}' is unknown.", f"Choose one of {', '.join(REUSE_CHOICES)}.")
+        if self.placements not in PLACEMENTS:
+            raise UsageError(f"--placements '{self.placements}' is unknown.", f"Choose one of {', '.join(PLACEMENTS)}.")
         if not 0 < self.target <= 1:
             raise UsageError(
                 f"The target is {self.target}; it must be above 0 and at most 1.", "Give --target 0.95, say."
@@ -83,7 +87,11 @@ class Request(Plain):
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
 
     def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "variant": self.variant and self.variant.to_json()}
+        data = {**super().to_json(), "variant": self.variant and self.variant.to_json()}
+        data["protocol"] = self.protocol.to_json()
+        if self.placements == "none":
+            del data["placements"]
+        return data
 
     @property
     def title(self) -> str:
@@ -93,7 +101,8 @@ class Request(Plain):
     def id(self) -> str:
         """What makes two entries the same work: all but the stopping rule, the target and the reuse policy."""
         data = self.to_json()
-        return content_id({name: data[name] for name in ("variant", "sweep", "protocol", "operators")})
+        names = ("variant", "sweep", "protocol", "operators", "placements")
+        return content_id({name: data[name] for name in names if name in data})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Request:

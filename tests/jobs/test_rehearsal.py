@@ -68,3 +68,22 @@ def test_readings_of_another_software_than_is_installed_do_not_serve(database):
         assert rehearsal.foresee(SWEEP, cards).new == 2
     with rehearsing(database) as rehearsal:
         assert rehearsal.foresee(SWEEP, cards).new == 0
+
+
+def test_configurations_of_fast_and_slow_memory_are_items_of_their_own(database):
+    cards = register(database, 0)
+    placed = SWEEP.replace(placements="all")
+    with rehearsing(database) as rehearsal:
+        plain, foreseen = rehearsal.foresee(SWEEP, cards), rehearsal.foresee(placed, cards)
+    assert (plain.new, foreseen.new) == (
+        2,
+        2 * 15,
+    )  # input, weight, bias and output: 16 each, all fast is known by then
+    opened = open_job(database, placed, cards)
+    items = items_of(database, opened.job_id, "tuple")
+    assert len(items) == opened.new == 2 * 16
+    assert len({item.protocol_id for item in items}) == 16
+    complete(database, claim(database, items[-1]), items[-1].card_id)
+    with rehearsing(database) as rehearsal:
+        again = rehearsal.foresee(placed, cards)
+    assert again.reused == 1
