@@ -6,30 +6,39 @@ took. Our help is rich text, and `cli.main` tells of errors itself.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import Any
 
-_NOT_SHOWN = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+
+class Markdown:
+    """rich's, when one is made."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        from rich.markdown import Markdown
+
+        return Markdown(*arguments, **options)
+
+
+class Traceback:
+    """rich's, when one is made."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        from rich.traceback import Traceback
+
+        return Traceback(*arguments, **options)
 
 
 def load() -> None:
-    """Import what draws the help; it has a class of these two only when it makes something of it."""
-    stand_ins = {}
-    for module, name in _NOT_SHOWN.items():
-        if module not in sys.modules:
-            stand_ins[module] = sys.modules[module] = ModuleType(module)
-            setattr(sys.modules[module], name, _late(module, name))
+    """Import what draws the help, with these two in the place of rich's."""
+    stand_ins = []
+    for name, late in (("rich.markdown", Markdown), ("rich.traceback", Traceback)):
+        if name not in sys.modules:
+            sys.modules[name] = ModuleType(name)
+            setattr(sys.modules[name], late.__name__, late)
+            stand_ins.append(name)
     try:
-        importlib.import_module("typer.rich_utils")
+        import typer.rich_utils  # noqa: F401
     finally:
-        for module in stand_ins:
-            del sys.modules[module]
-
-
-def _late(module: str, name: str) -> type:
-    def make(_: type, *arguments: Any, **options: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments, **options)
-
-    return type(name, (), {"__new__": make})
+        for name in stand_ins:
+            del sys.modules[name]

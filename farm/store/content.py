@@ -6,7 +6,6 @@ All are content-addressed, so writing one twice is no error and two writers at o
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,7 +79,11 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
         return
     rows = sorted(rows, key=lambda row: row["id"])
     # The engine has loaded its dialect; the other one would be a twentieth of every worker's start.
-    dialect: Any = importlib.import_module(f"sqlalchemy.dialects.{session.get_bind().dialect.name}")
+    dialect: Any
+    if session.get_bind().dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite as dialect
+    else:
+        from sqlalchemy.dialects import postgresql as dialect
     session.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
 
 

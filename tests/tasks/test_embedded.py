@@ -67,9 +67,9 @@ def test_after_an_upgrade_of_torch_no_card_is_as_it_was(embedded, any_database):
     assert not embedded.registered()
 
 
-def test_where_no_card_is_fit_the_reason_is_told_at_once(database, monkeypatch, tmp_path):
+def test_where_no_card_is_fit_the_reason_is_told_at_once(database, sqlite_url, monkeypatch, tmp_path):
     bad = tmp_path / "bad"
-    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
+    monkeypatch.setenv("FARM_DATABASE_URL", sqlite_url)
     monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
     monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
     settings.cache_clear()
