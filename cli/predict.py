@@ -230,8 +230,9 @@ def _held_against(card: str, torch: str, on: str, across: str, predictor: str, a
         there = kept.find(folders(), data.card.model, data.circumstances.software.torch)
         if there is None:
             raise UsageError(f"No predictor is kept for {data.card.model}.", "Fit one: farm predict fit --card ...")
-        data = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])
-        found, about = held_against(there.fitted, data, models, there.calibration), f"kept in {there.path}"
+        new = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])
+        found = held_against(there.fitted, new, models, there.calibration, data)
+        data, about = new, f"kept in {there.path}"
     about = f"{len(data)} tuples of {data.card.model}, torch {data.circumstances.software.torch}; {found.predictor}, {about}"
     if as_json:
         emit_json({"about": about, "key": data.key, "evaluations": [_plain(found.to_json())]})

@@ -77,10 +77,13 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
 
 
 def _sums(found: Sequence[Evaluation]) -> RenderableType:
-    table = ruled("sums of whole models: mean, median", ">time", ">energy", ">models", drops=())
+    table = ruled(
+        "sums of whole models: mean, median", ">time", ">energy", ">5 tuples read", ">12 read", ">models", drops=()
+    )
     for one in found:
         time = one.sums["time_us"]
-        row(table, one.predictor, _pair(time), _pair(one.sums["energy_mj"]), str(time.count if time else 0))
+        narrowed = [_pair(one.narrowed.get(number)) for number in (5, 12)]
+        row(table, one.predictor, _pair(time), _pair(one.sums["energy_mj"]), *narrowed, str(time.count if time else 0))
     return table
 
 

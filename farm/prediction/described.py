@@ -55,7 +55,8 @@ class Described:
     written_share: float  # of the bytes moved, those beyond what it is given: about what it writes
     casts: bool  # what comes out, or some tensor given, is of another dtype than the first
     run_bytes: int  # that follow one another in memory, the least over the tensors given
-    masked: bool  # an attention that is given a mask
+    casts_to_whole: bool  # what comes out is named to be whole numbers or booleans
+    masked: float  # an attention that is given a mask: 0.5 of booleans, 1 of numbers
     causal: bool
     along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
     along: int  # elements along the dimensions that it names
@@ -94,6 +95,8 @@ def describe(
     bytes_moved = _touched(short_name, spec, bytes_moved)
     products = products_of(short_name, spec, sizes)
     dtype = sizes.dtype or "float32"
+    if products is not None and short_name == "convolution_backward":
+        flops = products.flops  # PyTorch's counter does not know of its groups
     tiled = tile_roofline(card, dtype, flops, bytes_moved, products, tf32)
     tensors = spec.get("tensors") or []
     numbers = [math.prod(tensor["shape"]) for tensor in tensors]
@@ -151,7 +154,8 @@ def describe(
         written_share=max(0.0, 1 - sum(_bytes(tensor) for tensor in tensors) / bytes_moved) if bytes_moved else 0.0,
         casts=_casts(short_name, spec, given),
         run_bytes=min((_run_bytes(tensor) for tensor, number in given if number > 1), default=0),
-        masked=attends and len([None for tensor, _ in given if len(tensor["shape"]) >= 2]) > 3,
+        casts_to_whole=any("float" not in dtype for dtype in _named_dtypes(short_name, spec)),
+        masked=_masked([tensor for tensor, _ in given if len(tensor["shape"]) >= 2]) if attends else 0.0,
         causal=bool((spec.get("keywords") or {}).get("is_causal")) or (attends and True in spec.get("arguments", ())),
         along_last=along_last,
         along=along,
@@ -183,6 +187,8 @@ def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
         return min(bytes_moved, math.prod(rows["shape"]) * 2 * width + _bytes(rows))
     if name in ("index_copy", "index_fill", "scatter") and len(tensors) > 1:
         return min(bytes_moved, 2 * sum(_bytes(tensor) for tensor in tensors[1:]))
+    if name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1:  # a value of each row, a sector each
+        return min(bytes_moved, 40 * math.prod(tensors[1]["shape"]))
     return bytes_moved
 
 
@@ -194,11 +200,13 @@ def _contiguous(tensor: Mapping[str, Any]) -> bool:
 def _kernel(short_name: str, spec: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[int, int, int]:
     """Elements of the window, of its step and of its dilation: of a module's parameters, or of what aten is given."""
     kind = operator_type(short_name)
-    if spec.get("kind") == "aten" and kind in ("convolution", "convolution_backward"):
-        backward = kind != "convolution"
+    if spec.get("kind") != "module" and kind in ("convolution", "convolution_backward"):
         weights = [tensor["shape"] for tensor in spec["tensors"] if len(tensor["shape"]) > 2]
-        values = [plain(value) for value in spec["arguments"][4 if backward else 3 :]]
-        return math.prod(weights[-1][2:]), _area(values[0]), _area(values[2])
+        values = [plain(value) for value in spec["arguments"][4 if kind == "convolution_backward" else 3 :]]
+        keywords = spec.get("keywords") or {}
+        stride = values[0] if values else plain(keywords.get("stride", 1))
+        dilation = values[2] if len(values) > 2 else plain(keywords.get("dilation", 1))
+        return math.prod(weights[-1][2:]), _area(stride), _area(dilation)
     window, stride, dilation = (parameters.get(name) for name in ("kernel_size", "stride", "dilation"))
     return _area(window), _area(window if stride is None else stride), _area(dilation)
 
@@ -234,15 +242,24 @@ def _casts(short_name: str, spec: Mapping[str, Any], given: Sequence[tuple[Mappi
     if not given:
         return False
     first = given[0][0]["dtype"]
+    named = _named_dtypes(short_name, spec)
+    return any(dtype != first for dtype in named) or any(
+        "float" in t["dtype"] and t["dtype"] != first for t, _ in given
+    )
+
+
+def _named_dtypes(short_name: str, spec: Mapping[str, Any]) -> list[str]:
+    """The dtypes that a call is told to give: as arguments, or by the operator's own name."""
     named = [
         tree["dtype"]
         for tree in [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
         if isinstance(tree, dict) and isinstance(tree.get("dtype"), str)
     ]
-    named += [_NAMES_A_DTYPE[short_name]] if short_name in _NAMES_A_DTYPE else []
-    return any(dtype != first for dtype in named) or any(
-        "float" in t["dtype"] and t["dtype"] != first for t, _ in given
-    )
+    return named + ([_NAMES_A_DTYPE[short_name]] if short_name in _NAMES_A_DTYPE else [])
+
+
+def _masked(given: Sequence[Mapping[str, Any]]) -> float:
+    return 0.0 if len(given) < 4 else 0.5 if given[3]["dtype"] == "bool" else 1.0
 
 
 _NAMES_A_DTYPE = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32"}

@@ -7,7 +7,7 @@ has looked at what stands in its tensors. Intervals of a family are calibrated b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from farm.prediction.regressor import Floats
 
 FOLDS = 10
 LEAST_FAMILIES = 3
+MEASURED = (1, 3, 5, 8, 12)  # dearest tuples of a model, taken as read
 Say = Callable[[str], None]
 
 
@@ -73,6 +74,12 @@ class HeldOut:
     answers: Answers
     families: npt.NDArray[np.str_]
     sums: tuple[tuple[ReadModel, Summed], ...]
+    narrowed: tuple[
+        tuple[ReadModel, dict[int, float]], ...
+    ] = ()  # the sum's time, so many of its dearest tuples as read
+
+    def narrowed_errors(self, number: int) -> Floats:
+        return np.array([np.log(times[number] / model.time_us) for model, times in self.narrowed if model.time_us])
 
     def errors(self, data: Dataset, of: str) -> Errors:
         measured = np.array([np.nan if (value := getattr(row, of)) is None else value for row in data.rows])
@@ -110,15 +117,42 @@ def leave_families_out(
     asked = blind(data)
     answered = _Kept(len(data))
     of_row = np.full(len(data), "", dtype=object)
-    sums = []
+    sums, narrowed = [], []
+    read = read_times(data)
     for number, (name, held) in enumerate(families.items()):
         say(f"{recipe.name}: without {name} ({number + 1} of {len(families)})")
         fitted = recipe.fit(data.without(held))
         rows = np.array([place for place, call in enumerate(data.calls) if call.operator_id in held])
         answered.put(rows, fitted.answer([asked[row] for row in rows]))
         of_row[rows] = name
-        sums += [(model, model.sum(fitted.answer(model.calls))) for model in models if model.family == name]
-    return HeldOut(answered.answers(), of_row.astype(np.str_), tuple(sums))
+        for model in models:
+            if model.family == name:
+                told = fitted.answer(model.calls)
+                sums.append((model, model.sum(told)))
+                narrowed.append((model, with_readings(model, told, read)))
+    return HeldOut(answered.answers(), of_row.astype(np.str_), tuple(sums), tuple(narrowed))
+
+
+def read_times(data: Dataset) -> dict[str, tuple[float, float]]:
+    """Tuple -> what neighbours make of its time, and what it is less where its weights are in the cache. Means, in us."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in data.rows:
+        found.setdefault(row.call.operator_id, []).append((row.time_us + row.neighbours_us, row.fetching_us))
+    return {id_: tuple(np.mean(values, axis=0)) for id_, values in found.items()}
+
+
+def with_readings(model: ReadModel, answers: Answers, read: Mapping[str, tuple[float, float]]) -> dict[int, float]:
+    """The sum's time in us where the 1, 3, 5 ... tuples that are predicted dearest are taken as they were read."""
+    counts = np.array(model.counts, dtype=float)
+    times = answers.among_others(model.in_cache)[0].copy()
+    found, order = {}, np.argsort(-counts * times, kind="stable")
+    for number in range(max(MEASURED) + 1):
+        if number in MEASURED:
+            found[number] = float(counts @ times)
+        if number < len(order) and model.calls[order[number]].operator_id in read:
+            among_us, fetching_us = read[model.calls[order[number]].operator_id]
+            times[order[number]] = among_us - model.in_cache * fetching_us
+    return found
 
 
 def cross_validated(recipe: Recipe, data: Dataset, say: Say = lambda _: None, seed: int = 0) -> HeldOut:
@@ -175,6 +209,7 @@ class Evaluation:
     sum_intervals: dict[str, Interval]
     by_type: dict[str, Score] = field(default_factory=dict)  # time, families left out
     by_family: dict[str, Score] = field(default_factory=dict)
+    narrowed: dict[int, Score | None] = field(default_factory=dict)  # sums' time, so many dearest tuples as read
     unseen: Score | None = None  # time, of operator types that were not learnt from
     models: tuple[dict[str, Any], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()  # tuples learnt from, median error of the time of others
@@ -215,6 +250,7 @@ def evaluate(
             {of: _interval(held.sum_errors(of)) for of in ("time_us", "energy_mj")},
             _by(types, time.off),
             _by(time.families, time.off),
+            {number: Score.of(held.narrowed_errors(number)) for number in MEASURED},
             Score.of(time.off[asked & ~held.answers.known]),
             tuple(_model(model, one) for model, one in held.sums if model.time_us),
             tuple(learning_curve(recipe, data, say)) if curve else (),
@@ -275,13 +311,27 @@ def learning_curve(recipe: Recipe, data: Dataset, say: Say = lambda _: None) -> 
             return
 
 
-def held_against(fitted: Fitted, data: Dataset, models: Sequence[ReadModel], calibrated: Calibration) -> Evaluation:
-    """A predictor that was fitted before, against readings that it has not learnt from and whole models."""
+def held_against(
+    fitted: Fitted,
+    data: Dataset,
+    models: Sequence[ReadModel],
+    calibrated: Calibration,
+    everything: Dataset | None = None,
+) -> Evaluation:
+    """A predictor that was fitted before, against readings that it has not learnt from and whole models.
+
+    Args:
+        everything: also the readings that it has learnt from, which may stand in for predictions of a model's dearest tuples.
+    """
     answers = fitted.answer(blind(data))
     ids = families_of(models)
     of_row = [next((name for name, held in ids.items() if call.operator_id in held), "") for call in data.calls]
+    told, read = [fitted.answer(one.calls) for one in models], read_times(everything or data)
     held = HeldOut(
-        answers, np.array(of_row, dtype=np.str_), tuple((one, one.sum(fitted.answer(one.calls))) for one in models)
+        answers,
+        np.array(of_row, dtype=np.str_),
+        tuple((one, one.sum(said)) for one, said in zip(models, told, strict=True)),
+        tuple((one, with_readings(one, said, read)) for one, said in zip(models, told, strict=True)),
     )
     time = held.errors(data, "time_us")
     names = dict(zip(TARGETS, ("time", "power", "energy"), strict=True))
@@ -307,6 +357,7 @@ def held_against(fitted: Fitted, data: Dataset, models: Sequence[ReadModel], cal
         of_sums,
         _by(np.array([call.operator_type for call in data.calls]), time.off),
         _by(time.families, time.off),
+        {number: Score.of(held.narrowed_errors(number)) for number in MEASURED},
         Score.of(time.off[~answers.known]),
         tuple(_model(model, one) for model, one in held.sums if model.time_us),
     )

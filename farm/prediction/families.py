@@ -57,13 +57,31 @@ _FAMILIES: dict[str, str] = {
     """,
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+#: Names that modules, functions and aten have for the same kernels.
+_SAME_WORK = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
+    **dict.fromkeys(("layernorm", "layer_norm"), "native_layer_norm"),
+    **dict.fromkeys(("groupnorm", "group_norm"), "native_group_norm"),
+    **dict.fromkeys(("softmax", "_safe_softmax"), "_softmax"),
+    **dict.fromkeys(("log_softmax", "logsoftmax"), "_log_softmax"),
+    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices"), "maxpool2d"),
+    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d"), "adaptiveavgpool2d"),
+    **dict.fromkeys(
+        ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+        "scaled_dot_product_attention",
+    ),
+    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
+    "_to_copy": "to",
+    "relu6": "hardtanh",
+}
 _BACKWARD = re.compile(r"_backward(_data)?$")
 
 
 def operator_type(short_name: str) -> str:
     """The name that modules, functions and aten operators of the same work share: `ReLU`, `relu_` and aten's `relu` are `relu`."""
     name = short_name.lower()
-    return name.rstrip("_") or name
+    name = name.rstrip("_") or name
+    return _SAME_WORK.get(name, name)
 
 
 def operator_family(short_name: str) -> str:
@@ -71,7 +89,8 @@ def operator_family(short_name: str) -> str:
 
     A backward is of a family of its own (``convolution backward``), as it runs other kernels, and more of them.
     """
-    name = operator_type(short_name)
+    name = short_name.lower()
+    name = name.rstrip("_") or name
     if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")):
         return "optimizer"
     forward = _BACKWARD.sub("", name)

@@ -336,8 +336,8 @@ RECIPES: dict[str, Recipe] = {
         Recipe(
             "best",
             "process and trees, geometric mean",
-            BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=1))),
-            BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=2))),
+            BlendOf((ProcessOf(), ForestOf(trees=60, features=0.6))),
+            BlendOf((ProcessOf(), ForestOf(trees=60, features=0.6, least_in_leaf=2))),
             among=_AMONG,
         ),
     )

@@ -47,11 +47,11 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
     try:
         if name.startswith("convtranspose"):
             return _transposed(shapes[0], {key: plain(value) for key, value in spec["parameters"].items()})
-        if name in ("conv1d", "conv2d", "conv3d") and spec.get("kind") == "module":
+        if name == "convolution" and spec.get("kind") == "module":
             return _convolved(sizes, {key: plain(value) for key, value in spec["parameters"].items()})
-        if name in ("convolution", "convolution_backward"):
+        if short_name in ("convolution", "convolution_backward"):
             return _of_aten(name, shapes, spec["arguments"])
-        if name in ("conv1d", "conv2d", "conv3d"):  # the functions, their weight given
+        if name == "convolution":  # the functions, their weight given
             return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _argument(spec, 6, "groups", 1))
         if name in ("linear", "_scaled_mm"):
             first, weight = shapes[:2]

@@ -24,6 +24,10 @@ TILES = (
     (32, 32, 0.35),
     (16, 16, 0.15),
 )
+NARROW, NARROW_SHARE = (
+    8,
+    0.25,
+)  # of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak
 IN_FLIGHT_BYTES = 32 << 10  # that one multiprocessor needs under way to draw its share of the memory's rate
 L2_RATE = 2.5  # of the memory's, for what lies in the cache
 
@@ -68,6 +72,9 @@ def tile_roofline(
 def _cut(card: CardModel, flops_per_s: float, products: Products) -> tuple[float, int]:
     """The least time in microseconds over the sizes of tiles, and how many tiles that is."""
     best = (math.inf, 0)
+    if products.n < NARROW and products.count > 1:
+        tiles = math.ceil(products.m * products.n * products.count / 128)
+        return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
     for rows, columns, share in TILES:
         tiles = math.ceil(products.m / rows) * math.ceil(products.n / columns) * products.count
         waves = math.ceil(tiles / card.multiprocessors)

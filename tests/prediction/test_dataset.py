@@ -145,12 +145,31 @@ def test_one_tile_more_than_a_wave_takes_another_wave():
     assert time_us(66) == pytest.approx(2 * whole)
 
 
+def test_a_backward_of_groups_is_not_counted_as_if_there_were_none():
+    spec = {
+        "kind": "aten",
+        "arguments": [
+            *({"tensor": 0}, {"tensor": 1}, {"tensor": 2}, None, [1, 1], [1, 1], [1, 1]),
+            *(False, [0, 0], 64, [True, True, False]),
+        ],
+        "tensors": [
+            *[{"role": "activation", "shape": [8, 64, 28, 28], "dtype": "float32"}] * 2,
+            {"role": "parameter", "shape": [64, 1, 3, 3], "dtype": "float32"},
+        ],
+    }
+    call = describe(H200, "x", "convolution_backward", spec, 10**12, 10**7)
+    assert call.flops == 2 * 2 * 8 * 28 * 28 * 64 * 9
+    assert (call.window, call.stride, call.products) == (9, 1, 128)
+
+
 def test_operators_of_one_work_share_a_type_and_a_family():
     assert {operator_type(name) for name in ("ReLU", "relu_", "relu")} == {"relu"}
     assert operator_family("Conv2d") == "convolution" == operator_family("convolution")
     assert operator_family("convolution_backward") == "convolution backward"
     assert operator_family("gelu_backward") == "pointwise" == operator_family("no_such_operator")
     assert operator_family("_foreach_add_") == "optimizer"
+    assert operator_type("Conv2d") == operator_type("conv2d") == operator_type("convolution")
+    assert operator_family("native_layer_norm_backward") == "row norm backward"
 
 
 def test_variants_of_an_architecture_are_one_family():

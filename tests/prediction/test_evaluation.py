@@ -75,6 +75,7 @@ def test_an_evaluation_says_all_that_was_asked():
     assert 0.8 <= found.intervals["time_us"].coverage <= 1
     assert found.intervals["time_us"].width > 1
     assert found.unseen is None
+    assert found.narrowed[12].mean < found.sums["time_us"].mean
     sizes = [number for number, _ in found.curve]
     assert sizes == sorted(sizes)
     assert json.dumps(found.to_json())
