@@ -114,6 +114,7 @@ def _run(asked: Asked, ending: _Ending) -> None:
     wishes = asked.wishes()
     cards: list[Card] = opening.chosen_own_cards(asked.card or [])
     planned = following.plan(wishes, cards, target=settings().target)
+    _check_slow_memory(planned, cards)
     if asked.dry_run:
         there = is_there(settings().database)
         following.rehearse(opening.open_database() if there else None, planned, asked, own=cards)
@@ -127,6 +128,18 @@ def _run(asked: Asked, ending: _Ending) -> None:
         following.conclude(database, outcome, asked)
     finally:
         database.close()
+
+
+def _check_slow_memory(planned: list[following.Planned], cards: list[Card]) -> None:
+    """Raises:
+    UsageError: tensors are to lie in slow memory, and a card has none.
+    """
+    from farm.devices.reach import no_slow_memory
+    from farm.errors import UsageError
+
+    if any(one.request.placements != "none" for one in planned):
+        for why in filter(None, map(no_slow_memory, cards)):
+            raise UsageError(why, "Leave --placements away, or choose another card with --card.")
 
 
 def _measure(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,17 @@ import torch
 
 from farm.benchmark.cache import found_again
 from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.errors import Unmeasurable
 from farm.words.data_classes import HeldFilling, fillings, held_fillings
+from farm.words.placement import Placement
 from farm.words.protocol import Protocol, Subject, Variant
 from farm.words.reading import Details
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse
 
 if TYPE_CHECKING:
+    from farm.benchmark.placed import Outputs
     from farm.operators.capture import Capture
     from farm.operators.rebuild import Rebuilt
 
@@ -44,13 +48,20 @@ class Passes:
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the operator itself writes
     order: Callable[[], Capture] | None = None  # of a whole model: its calls, as they are launched
+    pool: Any = None  # that graphs are to allocate from; None: one that they share
+    keep: Any = None  # what owns memory that the passes point to
 
 
-def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """A tuple, rebuilt with data as the protocol wants it.
+def operator_passes(
+    subject: Subject, protocol: Protocol, device: torch.device, slow: SlowMemory | None = None
+) -> Passes:
+    """A tuple, rebuilt with data and in memory as the protocol wants it.
+
+    Args:
+        slow: where what the protocol places lies; the card's own slow memory without it.
 
     Raises:
-        Unmeasurable: out_of_memory, rejected or not_available (it cannot be chained).
+        Unmeasurable: out_of_memory, rejected or not_available (it cannot be chained, or not be placed).
         TupleRejected: it is not one.
     """
     from farm.operators.rebuild import rebuild, written_inputs
@@ -59,22 +70,45 @@ def operator_passes(subject: Subject, protocol: Protocol, device: torch.device) 
     _guard(_tuple_bytes(spec), device)
     rebuilt = rebuild(spec, device)
     set_values(rebuilt, protocol.data)
+    placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
+        if placement:
+            raise Unmeasurable("not_available", "A chain is not placed.", "Use --residency resident.")
         return _chain(rebuilt)
+    outputs, details, memory = None, Details(), None
+    if placement:
+        memory = slow or slow_memory_of(device)
+        rebuilt, outputs, details = _placed(rebuilt, placement, memory)
+    run = outputs.run if outputs is not None else operator.attrgetter("run")
     stream = protocol.residency == "stream"
     copies_weights = bool(rebuilt.weights)
 
     def copy(index: int) -> Pass:
-        return rebuilt.replica(weights=copies_weights, activations=stream, index=index).run  # of equal values
+        return run(rebuilt.replica(weights=copies_weights, activations=stream, index=index))  # of equal values
 
     return Passes(
-        first=rebuilt.run,
+        first=run(rebuilt),
         copy=copy,
         weight_bytes=rebuilt.weight_bytes,
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.activation_memory,
         written=[rebuilt.memory(index) for index in sorted(written_inputs(spec))],
+        details=details,
+        pool=outputs.pool if outputs is not None else None,
+        keep=memory,
     )
+
+
+def _placed(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory) -> tuple[Rebuilt, Outputs | None, Details]:
+    if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
+        raise Unmeasurable("rejected", f"It has {len(rebuilt.storages)} inputs: there is no in{missing[0]}.")
+    moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
+    outputs = None
+    if placement.outputs:
+        from farm.benchmark.placed import placed_outputs
+
+        outputs = placed_outputs(moved, sorted(placement.outputs), memory)
+    return moved, outputs, Details(slow_memory=memory.name, workspaces=outputs.workspaces if outputs else "fast")
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:

@@ -14,9 +14,11 @@ from typing import Any
 
 from farm.devices.simulated import SimulatedDevice, item_s
 from farm.errors import Unmeasurable
+from farm.words.placement import Placement
 from farm.words.protocol import Protocol, Software, Stopping, Subject
 from farm.words.reading import Reading
 
+SLOW_TIMES = 4  # its time that each tensor in slow memory adds
 SOFTWARE = Software(torch="simulated", driver="simulated")
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 BEHAVIOURS = ("crash", "hang", "oom", "raise", "exit", "slow", "not_capturable", "poison", "print")
@@ -48,7 +50,8 @@ def measure(
         )
         power_w = energy_mj / time_us * 1e3 if time_us else 0.0
     else:
-        time_us, power_w = device.time_us(subject.id), device.power_w(subject.id)
+        slower = 1 + SLOW_TIMES * len(Placement.parse(protocol.placement))
+        time_us, power_w = device.time_us(subject.id) * slower, device.power_w(subject.id)
         energy_mj = time_us * power_w * 1e-3
     return Reading(
         time_us=time_us,

@@ -189,7 +189,8 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     pass_s = _time_pass(passes.first, device)
     graph = cuda and protocol.launch == "graph"
     pool = torch.cuda.graph_pool_handle() if graph else None  # replayed one after the other, so they may share memory
-    keep: list[Any] = []
+    pool = passes.pool.id if graph and passes.pool is not None else pool
+    keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
         # Launched one by one, short kernels measure the launch, in a tuple and in a whole model alike.
         few = max(1, min(20, round(2e-3 / pass_s)))

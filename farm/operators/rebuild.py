@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -43,10 +43,21 @@ class Rebuilt:
             millions of runs (see `farm.operators.values`).
     """
 
-    def __init__(self, spec: OperatorTuple, device: torch.device, storages: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        spec: OperatorTuple,
+        device: torch.device,
+        storages: list[torch.Tensor],
+        elsewhere: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] | None = None,
+    ) -> None:
+        """
+        Args:
+            elsewhere: storages by their number that are not in the device's own memory, and what copies them there.
+        """
         self.spec = spec
         self.device = device
         self._storages = storages
+        self._elsewhere = elsewhere or {}
         self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
         for index, tensor in enumerate(spec.tensors):
             if tensor.role == "parameter" and spec.kind != "aten":  # those run below what keeps a graph of gradients
@@ -112,10 +123,19 @@ class Rebuilt:
         """
         held = _weight_storages(self.spec)
         storages = [
-            _copy(base, self.spec) if (weights if number in held else activations) else base
+            self._copy(number) if (weights if number in held else activations) else base
             for number, base in enumerate(self._storages)
         ]
-        return Rebuilt(self.spec, self.device, storages)
+        return Rebuilt(self.spec, self.device, storages, self._elsewhere)
+
+    def placed(self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Rebuilt:
+        """The same operator with these storages where ``copied`` puts them, in its replicas, too."""
+        storages = [copied(base) if number in numbers else base for number, base in enumerate(self._storages)]
+        return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
+
+    def _copy(self, number: int) -> torch.Tensor:
+        base = self._storages[number]
+        return self._elsewhere[number](base) if number in self._elsewhere else _copy(base, self.spec)
 
     def __repr__(self) -> str:
         return f"<Rebuilt {label_of(self.spec)} on {self.device}>"

@@ -141,6 +141,8 @@ class Details:
     workspace_bytes: int | None = None  # of what is allocated: workspaces that cuBLAS keeps from call to call
     found_again: float | None = None  # share of what a pass touches that the cache still holds at the next, 0 to 1
     threads: int | None = None  # of a CPU
+    slow_memory: str | None = None  # of a tuple with a placement: what was slow
+    workspaces: str | None = None  # of the same: where a library's workspaces were, fast or may be with the output
     attempts: int | None = None  # windows read, where the first was hot, shared, drifting or starved
 
     # the window: time

@@ -1,0 +1,341 @@
+"""A tuple with outputs in slow memory: who writes them is told to write there.
+
+Three ways, the first that goes:
+
+- Of each aten operator that makes an output the out-variant is called, where that is the kernel itself. Many variants that
+  PyTorch lists are generated: they compute as ever and copy, so they do not count (`torch.Tag.generated`, or no kernel of the
+  kind of card).
+- A few operators have none, and another that does exactly what they do (`_RULES`): a convolution is cuDNN's and its bias.
+- On a GPU all allocations of a pass go to a pool of its own. Which of its requests an output lies in is seen in a first pass;
+  in a second pool that request is slow memory and all others are fast.
+
+Workspaces stay fast in the first two; in the pool they do where each has had a request of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farm.benchmark.slow_memory import SlowMemory
+from farm.errors import Unmeasurable
+from farm.operators.encoding import tensors_in
+from farm.operators.placing import made, storage_key
+from farm.operators.rebuild import Rebuilt
+
+Pass = Callable[[], object]
+Result = Callable[[], torch.Tensor]  # memory for a result: the same slow one each time, or fast as it is allocated
+Write = Callable[[Sequence[torch.Tensor]], object]  # run an operator with its results in these tensors
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How a tuple is run with outputs in slow memory.
+
+    Attributes:
+        run: makes a pass of the rebuilt operator, or of a copy of it.
+        workspaces: where they were: "fast", or "may be with the output".
+        pool: to capture graphs with, where one is needed.
+    """
+
+    run: Callable[[Rebuilt], Pass]
+    workspaces: str
+    pool: Any = None
+
+
+def placed_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+    """
+    Args:
+        wanted: numbers of the outputs that are to be slow.
+
+    Raises:
+        Unmeasurable: not_available: the operator has no such output, or nobody can be told where to write it.
+    """
+    watched = _watched(rebuilt)
+    if missing := [number for number in wanted if number >= len(watched.outputs)]:
+        raise Unmeasurable("not_available", f"It makes {len(watched.outputs)} outputs: there is no out{missing[0]}.")
+    into: dict[int, list[Result]] = {}
+    for number in wanted:
+        call, position = watched.makers[storage_key(watched.outputs[number])]
+        results = watched.results[call]
+        fast = [functools.partial(_empty, one.shape, one.stride(), one.dtype, one.device) for one in results]
+        slow = memory.like(results[position])
+        into.setdefault(call, list(fast))[position] = functools.partial(_same, slow)
+    if all(watched.writable[call] for call in into):
+        return Outputs(lambda one: _redirected(one, into), "fast")
+    if rebuilt.device.type != "cuda":
+        names = ", ".join(sorted({str(watched.names[call]) for call in into if not watched.writable[call]}))
+        raise Unmeasurable("not_available", f"Its output cannot be placed: {names} writes only where it allocates.")
+    into.clear()
+    del watched
+    return _pooled(rebuilt, wanted, memory)
+
+
+# ------------------------------------------------------------------------------------------ writing directly
+
+
+class _Watching(TorchDispatchMode):
+    """The aten calls of a pass, and which of them makes which memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[Any] = []
+        self.writable: list[bool] = []
+        self.results: list[list[torch.Tensor]] = []  # kept: an address is not used again meanwhile
+        self.makers: dict[int, tuple[int, int]] = {}  # storage -> call, position among its results
+        self.outputs: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = set(map(storage_key, tensors_in((args, kwargs))))
+        self.writable.append(_writer(func, args, kwargs) is not None)
+        out = func(*args, **kwargs)
+        results = list(tensors_in(out))
+        for position, tensor in enumerate(results):
+            if storage_key(tensor) not in given:
+                self.makers.setdefault(storage_key(tensor), (len(self.results), position))
+        self.names.append(func)
+        self.results.append(results)
+        return out
+
+
+def _watched(rebuilt: Rebuilt) -> _Watching:
+    with _Watching() as watched:
+        output = rebuilt.run()
+    watched.outputs = made(output, frozenset(map(storage_key, rebuilt.tensors)))
+    return watched
+
+
+class _Redirecting(TorchDispatchMode):
+    def __init__(self, into: Mapping[int, Sequence[Result]]) -> None:
+        super().__init__()
+        self._into = into
+        self._call = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        results = self._into.get(self._call)
+        self._call += 1
+        if results is None:
+            return func(*args, **kwargs)
+        write = _writer(func, args, kwargs)
+        assert write is not None, "what was writable when it was watched is now, too"
+        return write([result() for result in results])
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _empty(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[Result]]) -> Pass:
+    def run() -> object:
+        with _Redirecting(into):
+            return rebuilt.run()
+
+    return run
+
+
+def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
+    """How to run an operator with its results in given memory; None where only its own allocation will do."""
+    if (rule := _RULES.get(func)) is not None:
+        return rule(*args, **kwargs)
+    like = next(tensors_in((args, kwargs)), None)
+    variant = _out_variant(func, "CUDA" if like is not None and like.device.type == "cuda" else "CPU")
+    if variant is None:
+        return None
+    overload, names = variant
+    return lambda outs: overload(*args, **kwargs, **dict(zip(names, outs, strict=True)))
+
+
+@functools.cache
+def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
+    """An operator's out-variant that writes with the kernel itself, and the names of what it writes."""
+    own = [argument.name for argument in func._schema.arguments]
+    packet = getattr(func, "overloadpacket", None)
+    for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
+        variant = getattr(packet, name)
+        if torch.Tag.out not in variant.tags or torch.Tag.generated in variant.tags:
+            continue
+        written = [one.name for one in variant._schema.arguments if one.is_out]
+        taken = [one.name for one in variant._schema.arguments if not one.is_out]
+        same = taken == own and len(written) == len(func._schema.returns) > 0
+        if same and torch._C._dispatch_has_kernel_for_dispatch_key(variant.name(), key):  # type: ignore[attr-defined]
+            return variant, tuple(written)
+    return None
+
+
+def _convolution(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Write | None:
+    """What `at::convolution` does where it chooses cuDNN, or the kernel for one channel a group."""
+    if image.device.type != "cuda" or image.dim() not in (4, 5):
+        return None
+    backend = torch._C._select_conv_backend(  # type: ignore[attr-defined]
+        image, weight, bias, stride, padding, dilation, transposed, output_padding, groups, None
+    )
+    backends = torch._C._ConvBackend  # type: ignore[attr-defined]
+    if backend == backends.CudaDepthwise2d:
+        return lambda outs: _aten._conv_depthwise2d.out(
+            image.contiguous(), weight, list(weight.shape[2:]), bias, stride, padding, dilation, out=outs[0]
+        )
+    if backend != backends.Cudnn:
+        return None
+    cudnn = torch.backends.cudnn
+
+    def write(outs: Sequence[torch.Tensor]) -> torch.Tensor:
+        last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+        form = torch.contiguous_format if outs[0].is_contiguous() else last
+        _aten.cudnn_convolution.out(
+            image.contiguous(memory_format=form),
+            weight.contiguous(memory_format=form),
+            padding,
+            stride,
+            dilation,
+            groups,
+            cudnn.benchmark,
+            cudnn.deterministic,
+            cudnn.allow_tf32,
+            out=outs[0],
+        )
+        if bias is not None:
+            outs[0].add_(bias.reshape([1, -1] + [1] * (image.dim() - 2)))
+        return outs[0]
+
+    return write
+
+
+def _copying(source: torch.Tensor, **_: Any) -> Write:
+    return lambda outs: outs[0].copy_(source)
+
+
+#: Operators without an out-variant of their own that do nothing else than another one.
+_RULES: Mapping[Any, Callable[..., Write | None]] = {
+    _aten.convolution.default: _convolution,
+    _aten.clone.default: _copying,
+    _aten._to_copy.default: _copying,
+    _aten.relu.default: lambda source: lambda outs: _aten.clamp_min.out(source, 0, out=outs[0]),
+    _aten._adaptive_avg_pool2d.default: lambda source, size: (
+        None if source.device.type == "cpu" else lambda outs: _aten.adaptive_avg_pool2d.out(source, size, out=outs[0])
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------ a pool
+
+_SEGMENT_BYTES = 20 * 2**20  # what the caching allocator asks for where it wants more than 1 and less than 10 MiB
+_ALIGNED_BYTES = 2 * 2**20
+_KEPT: list[Any] = []  # callbacks that the allocator may call until the process ends
+
+
+class _Pool:
+    """A pool of memory of which chosen requests are slow, by the order in which they come."""
+
+    def __init__(self, device: torch.device, fast_bytes: int, slow: Mapping[int, torch.UntypedStorage]) -> None:
+        """
+        Args:
+            fast_bytes: room for all other requests.
+        """
+        self.requests: list[tuple[int, int]] = []  # address and size
+        self._slow = slow
+        self._device = device
+        self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
+        self._next = -(-self._room.data_ptr() // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(self._take)
+        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_give_back)
+        _KEPT.append((take, give))
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
+        self._allocator = torch._C._cuda_customAllocator(*addresses)
+        try:
+            self.pool = torch.cuda.MemPool(self._allocator, no_split=True)  # each request serves one tensor
+        except TypeError:  # of an older torch
+            self.pool = torch.cuda.MemPool(self._allocator)
+
+    def _take(self, size_bytes: int, device: int, stream: int | None) -> int | None:
+        if (storage := self._slow.get(len(self.requests))) is not None and storage.nbytes() >= size_bytes:
+            address = storage.data_ptr()
+        elif self._next + size_bytes <= self._room.data_ptr() + self._room.nbytes:
+            address = self._next
+            self._next += -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        else:
+            return None
+        self.requests.append((address, size_bytes))
+        return address
+
+    def run(self, one: Pass) -> object:
+        if torch.cuda.is_current_stream_capturing():  # into this pool: `Outputs.pool`
+            return one()
+        with torch.cuda.use_mem_pool(self.pool, self._device):
+            return one()
+
+    def request_of(self, tensor: torch.Tensor) -> int | None:
+        address = tensor.untyped_storage().data_ptr()
+        places = (place for place, (first, size) in enumerate(self.requests) if first <= address < first + size)
+        return next(places, None)
+
+
+def _give_back(address: int | None, size_bytes: int, device: int, stream: int | None) -> None:
+    """The memory is the pool object's own, and goes with it."""
+
+
+def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+    device = rebuilt.device
+    given = frozenset(map(storage_key, rebuilt.tensors))
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)
+    rebuilt.run()
+    torch.cuda.synchronize(device)
+    after = torch.cuda.memory_stats(device)
+    allocations = after["allocation.all.allocated"] - before["allocation.all.allocated"]
+    peak_bytes = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    fast_bytes = 2 * peak_bytes + (allocations + 1) * _SEGMENT_BYTES
+
+    first = _Pool(device, fast_bytes, {})
+    there = made(first.run(rebuilt.run), given)
+    places = {number: first.request_of(there[number]) for number in wanted}
+    sizes = [size for _, size in first.requests]
+    number_of_outputs = len(there)
+    del there
+    torch.cuda.synchronize(device)
+    if None in places.values():
+        raise Unmeasurable("not_available", "Its output cannot be placed: it is allocated elsewhere than others.")
+    slow = {place: memory.storage(sizes[place]) for place in places.values() if place is not None}
+    addresses = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in slow.values()]
+    pool = _Pool(device, fast_bytes, slow)
+    del first
+
+    def run(one: Rebuilt) -> Pass:
+        def once() -> object:
+            output = pool.run(one.run)
+            tensors = made(output, frozenset(map(storage_key, one.tensors)))
+            for number in wanted:
+                if not any(begin <= tensors[number].data_ptr() < end for begin, end in addresses):
+                    raise Unmeasurable(
+                        "not_available", "Its output cannot be kept apart from its workspaces in the allocator's pool."
+                    )
+            return output
+
+        return once
+
+    alone = allocations == number_of_outputs or len(sizes) == allocations
+    return Outputs(run, "fast" if alone else "may be with the output", pool.pool)
