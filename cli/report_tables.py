@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
+_MOST_PLACEMENTS = 60
 
 
 def report(report: Report, *, tuples: int = 0) -> RenderableType:
@@ -51,6 +52,8 @@ def report(report: Report, *, tuples: int = 0) -> RenderableType:
         if tuples:
             parts += [_tuples(report, tuples), Text()]
         parts.append(_comparison(report.verdict))
+    if report.placements:
+        parts += [Text(), _placements(report)]
     parts += [Text(), *_remarks(report)] if report.kind == "model" or report.verdict.flags else []
     if len(report.rounds) > 1:
         parts += [Text(), _rounds(report)]
@@ -124,6 +127,25 @@ def _types(report: Report) -> Table:
     if with_energy:
         total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
     tables.row(table, *total, "", style="bold")
+    return table
+
+
+def _placements(report: Report) -> Table:
+    """Tuples by configuration, the heaviest first."""
+    table = tables.ruled(
+        "tuple", "slow", ">time", ">all fast", ">times", "workspaces", drops=("workspaces", "all fast")
+    )
+    before = ""
+    for row in report.placements[:_MOST_PLACEMENTS]:
+        told = quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"
+        fast = quantity(row.fast_time_us, TIME) if row.fast_time_us is not None else NOTHING
+        times = f"{row.times_fast:.2f}" if row.times_fast is not None else NOTHING
+        label = row.label if row.operator_id != before else ""
+        tables.row(table, label, row.placement, told, fast, times, row.workspaces)
+        before = row.operator_id
+    if (left := len(report.placements) - _MOST_PLACEMENTS) > 0:
+        table.add_section()
+        tables.row(table, f"and {left} more; --json has them all", "", "", "", "", "")
     return table
 
 

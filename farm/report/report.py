@@ -21,6 +21,7 @@ from farm.errors import NoSuchJob
 from farm.jobs import life
 from farm.report.all_layers import AllLayers, all_layers
 from farm.report.owners import OwnerRow, owners
+from farm.report.placements import PlacementRow, placements
 from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import fetch
@@ -175,6 +176,7 @@ class Report:
     origin: str = ""  # the farm that it was imported from
     all_layers: AllLayers | None = None  # of a model of which some layers were read
     owners: tuple[OwnerRow, ...] = ()  # of a training step
+    placements: tuple[PlacementRow, ...] = ()  # where tuples were read with tensors in slow memory, too
 
     @property
     def per_token(self) -> PerToken:
@@ -191,9 +193,12 @@ class Report:
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name in ("cards", "types", "rounds", "eagerly", "owners"):
             data[name] = [vars(entry) for entry in data[name]]
+        data["placements"] = [{**vars(row), "times_fast": row.times_fast} for row in self.placements]
         data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
         if not self.owners:
             del data["owners"]
+        if not self.placements:
+            del data["placements"]
         if self.all_layers is None:
             del data["all_layers"]
         else:
@@ -274,6 +279,7 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         or "",
         all_layers=all_layers(session, job, capture, evidence),
         owners=_owners(session, capture, taken, protocol.data),
+        placements=placements(session, parts, items, evidence.readings) if job.asked.get("placements") else (),
     )
 
 

@@ -1,0 +1,71 @@
+"""Tuples by what of them lay in slow memory, in a report and out of it."""
+
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+from sqlmodel import select
+
+from cli import report_tables
+from farm import report
+from farm.jobs.opening import open_job
+from farm.report.export import as_table
+from farm.report.filters import parse
+from farm.report.lookup import lookup
+from farm.report.page import job_page, write_page
+from farm.store.tables import Protocol
+from farm.words.protocol import Protocol as Method
+from farm.words.request import Request, Sweep
+from tests.planned import READING, claim, complete, items_of, register
+
+PLACED = Request(
+    sweep=Sweep("ReLU", {"channels": (3,), "batch": (2,)}, "a test"), protocol=Method(launch="eager"), placements="all"
+)
+TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
+
+
+@pytest.fixture
+def job(database):
+    """Of one tuple: all fast, one of both slow, and both slow, which could not be measured yet."""
+    cards = register(database, 0)
+    opened = open_job(database, PLACED, cards)
+    with database.read() as session:
+        words = {row.id: row.spec.get("placement", "") for row in session.exec(select(Protocol))}
+    for item in items_of(database, opened.job_id, "tuple"):
+        if (word := words[item.protocol_id]) in TIMES_US:
+            details = dataclasses.replace(
+                READING.details, slow_memory="fake memory" if word else None, workspaces="fast"
+            )
+            reading = dataclasses.replace(READING, time_us=TIMES_US[word], details=details)
+            complete(database, claim(database, item), item.card_id, reading=reading)
+    return opened.job_id
+
+
+def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path):
+    with database.read() as session:
+        found = report.build(session, job)
+        page = job_page(session, job)
+    assert [(row.placement, row.time_us, row.times_fast) for row in found.placements] == [
+        ("in0", 25.0, 2.5),
+        ("out0", 20.0, 2.0),
+        ("in0+out0", None, None),
+    ]
+    assert [row.time_us for row in found.tuples] == [10.0]  # what is placed is no part of a sum
+    assert found.to_json()["placements"][0]["slow_memory"] == "fake memory"
+    console = Console(width=120, file=io.StringIO())
+    console.print(report_tables.report(found))
+    assert "in0+out0" in console.file.getvalue()
+    write_page(tmp_path / "page.html", [page])
+    assert "in0+out0" in (tmp_path / "page.html").read_text()
+
+
+def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(database, job):
+    with database.read() as session:
+        assert [row.time_us for row in lookup(session, parse(["ReLU"])).rows] == [10.0]
+        assert [row.time_us for row in lookup(session, parse(["ReLU", "placement=in0"])).rows] == [25.0]
+
+
+def test_an_export_says_what_was_slow(database, job):
+    with database.read() as session:
+        assert sorted(as_table(session, "readings")["placement"].to_pylist()) == ["", "in0", "out0"]
