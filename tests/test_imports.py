@@ -51,6 +51,7 @@ TORCH_ROOMS = (
     "farm/benchmark/clock.py",
     "farm/benchmark/cuda_graph.py",
     "farm/benchmark/in_model.py",
+    "farm/benchmark/in_place.py",
     "farm/benchmark/levels.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/neighbours.py",

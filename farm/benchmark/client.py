@@ -229,6 +229,22 @@ class BenchmarkProcess:
         finally:
             self._verifier.close()  # nothing but this process may be on the card when it measures
 
+    def in_place(
+        self, subject: Subject, protocol: Protocol, *, most: int | None = None, timeout_s: float = 300.0
+    ) -> dict[str, Any]:
+        """What calls of a variant take with tensors in slow memory: `farm.benchmark.in_place.compare`.
+
+        Args:
+            most: at most so many configurations.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        self.wait_ready()
+        request = {"request": "in_place", "subject": subject.to_json(), "protocol": protocol.to_json(), "most": most}
+        event = self._ask(request, "in_place", "time calls in their model", time.monotonic() + timeout_s, on_phase=None)
+        return dict(event["found"])
+
     def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprinting`).
 

@@ -29,12 +29,13 @@ from farm.words.reading import Place
 
 if TYPE_CHECKING:
     from farm.operators.capture import Call, Capture
+    from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # of all replays together
 REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
-#: Runs a call once or more and returns what the first run returned.
-Step = Callable[["Call", Callable[[], object]], object]
+#: Runs a call's operator once or more and returns what the first run returned.
+Step = Callable[["Call", "Rebuilt"], object]
 
 
 def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
@@ -48,16 +49,16 @@ def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[s
         torch.OutOfMemoryError: the tuples do not fit beside the model.
     """
     player = Player(capture, device)
-    player.play(lambda _, run: run())  # libraries load, and choose what they run
+    player.play(lambda _, operator: operator.run())  # libraries load, and choose what they run
     torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
-    def timed(call: Call, run: Callable[[], object]) -> object:
+    def timed(call: Call, operator: Rebuilt) -> object:
         first, second, third = events[call.index]
         first.record()
-        out = run()
+        out = operator.run()
         second.record()
-        run()
+        operator.run()
         third.record()
         return out
 
@@ -139,7 +140,7 @@ class Player:
                 for number, base in zip(self._numbers(call), storages, strict=True)
                 if number in call.writes and not base.is_floating_point()
             ]
-            out = step(call, operator.run)
+            out = step(call, operator)
             if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
                 for counter, before in counters:
                     counter.copy_(before)

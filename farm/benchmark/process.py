@@ -11,12 +11,14 @@ input ends, also in the middle of a measurement, and when its parent dies.
 
     in   {"request": "measure", "id", "subject", "protocol", "predicted": {tuple id: count} | null, "stopping"}
          {"request": "verify", "id", "subject", "protocol", "predicted"}
+         {"request": "in_place", "id", "subject", "protocol", "most"}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
          {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | places | context,
           "details"}
          {"event": "reading", "id", "reading"}
          {"event": "verified", "id", "observed": capture | null, "verification": {...}}
+         {"event": "in_place", "id", "found"}
          {"event": "fingerprint", "id", "fingerprint"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
          {"event": "refused", "message"}     a line that is no request; nothing is done
@@ -129,6 +131,9 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
             observed, verification = runner.verify(subject, protocol, predicted)
             answers.send("verified", id=item_id, observed=observed, verification=verification.to_json())
             return True
+        if request["request"] == "in_place":
+            answers.send("in_place", id=item_id, found=runner.in_place(subject, protocol, request["most"]))
+            return True
         if runner.check_due and (unfit := runner.check()):
             # As if it had died of it: the process that comes next begins with the same check, and that one decides.
             raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
@@ -187,6 +192,10 @@ class Runner:
     ) -> tuple[dict[str, Any] | None, Verification]:
         """Which tuples a variant has on this card, see `farm.benchmark.verification`."""
         raise NotImplementedError
+
+    def in_place(self, subject: Subject, protocol: Protocol, most: int | None) -> dict[str, Any]:
+        """What calls of a variant take with tensors in slow memory, see `farm.benchmark.in_place`."""
+        raise Unmeasurable("not_available", "This card has no slow memory.")
 
     def unhealthy(self) -> str:
         """What is wrong with the card (`farm.benchmark.health`), "" for nothing."""
@@ -306,6 +315,11 @@ class TorchRunner(TorchVerifier):
     ) -> Reading:
         return self._bench.measure(subject, protocol, stopping, on_phase)
 
+    def in_place(self, subject: Subject, protocol: Protocol, most: int | None) -> dict[str, Any]:
+        from farm.benchmark import in_place
+
+        return in_place.compare(subject, protocol, self._torch_device, most)
+
     def unhealthy(self) -> str:
         if self._health is None:
             self._health = HealthCheck(self._torch, self._torch_device)
@@ -372,6 +386,7 @@ def _private_output() -> TextIO:
 _VERIFY = {"id": int, "subject": dict, "protocol": dict}
 _NEEDED: dict[str, dict[str, type]] = {
     "fingerprint": {"id": int},
+    "in_place": _VERIFY,
     "verify": _VERIFY,
     "measure": {**_VERIFY, "stopping": dict},
 }

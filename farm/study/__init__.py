@@ -24,6 +24,7 @@ STUDIES = (
     Study("residency", "What must lie in the cache so that the tuples add up to the model?"),
     Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly."),
     Study("data", "How much do the values in the tensors matter for power and energy?"),
+    Study("placement", "Do many calls with tensors in slow memory, changed in one run, take what each takes alone?"),
     Study("simultaneous", "Do the readings of one card change while its neighbours measure too?"),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,23 @@ class Laboratory:
             return None
         self.card_time_s += answer.reading.cost_s.get("total", 0.0)
         return self._keep(sample, protocol, answer.reading, circumstances)
+
+    def in_place(self, variant: Variant, most: int | None) -> dict[str, Any]:
+        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_place.compare`.
+
+        Raises:
+            FarmError: that cannot be had of this card, or of this model.
+        """
+        self.say(f"{variant}: calls with tensors in slow memory, many a run and one a run")
+        began_s = time.monotonic()
+        try:
+            found = self._process.in_place(
+                self.whole(variant).subject, self.protocol(), most=most, timeout_s=settings().item_timeout_s
+            )
+        except Unmeasurable as error:
+            raise FarmError(error.message, error.next_step or "Choose another card.") from error
+        self.card_time_s += time.monotonic() - began_s
+        return found
 
     def whole(self, variant: Variant) -> Sample:
         """The whole model as a subject."""

@@ -29,9 +29,8 @@ def played(seen):
     """What each call was given, as addresses, and where what it made lies."""
     steps = []
 
-    def step(call, run):
-        out = run()
-        operator = run.__self__
+    def step(call, operator):
+        out = operator.run()
         addresses = [tensor.untyped_storage().data_ptr() for tensor in operator.tensors]
         made = out.untyped_storage().data_ptr() if isinstance(out, torch.Tensor) else None
         steps.append((call, addresses, out, made))
@@ -91,9 +90,9 @@ class Counting(nn.Module):
 def test_a_call_that_is_run_twice_leaves_counters_where_one_run_leaves_them():
     seen = capture(Counting().eval(), (torch.randn(1, 1, 8),))
 
-    def twice(call, run):
-        out = run()
-        run()
+    def twice(call, operator):
+        out = operator.run()
+        operator.run()
         return out
 
     with torch.no_grad():
