@@ -175,9 +175,9 @@ class ForestOf:
         }
         common |= {"max_features": self.features, "max_depth": self.depth}
         if self.kind == "extra":
-            return ensemble.ExtraTreesRegressor(**common).fit(columns, values)
+            return ensemble.ExtraTreesRegressor(n_jobs=-1, **common).fit(columns, values)
         if self.kind == "random":
-            return ensemble.RandomForestRegressor(**common).fit(columns, values)
+            return ensemble.RandomForestRegressor(n_jobs=-1, **common).fit(columns, values)
         boosting = ensemble.GradientBoostingRegressor(learning_rate=self.rate, subsample=0.7, **common)
         return boosting.fit(columns, values)
 
