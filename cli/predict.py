@@ -237,7 +237,7 @@ def _held_against(card: str, torch: str, on: str, across: str, predictor: str, a
     if as_json:
         emit_json({"about": about, "key": data.key, "evaluations": [_plain(found.to_json())]})
     else:
-        show(predict_table.evaluations([found], about))
+        show(predict_table.evaluations([found], about, "tuples that were not learnt from"))
 
 
 def _plain(tree: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, row, ruled
-from farm.words.written import NOTHING, TIME, percent, plural, quantity, span
+from farm.words.written import ENERGY, NOTHING, TIME, percent, plural, quantity, span
 
 if TYPE_CHECKING:
     from farm.prediction.evaluation import Evaluation, Interval, Score
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 SHOWN = 12
 
 
-def evaluations(found: Sequence[Evaluation], about: str) -> RenderableType:
+def evaluations(found: Sequence[Evaluation], about: str, asked: str = "a family of models left out") -> RenderableType:
     """Every predictor in one table, and what the best of them is wrong about."""
     best = min(found, key=lambda one: score.median if (score := one.families["time_us"]) else 1.0)
     folds = any(one.cross_validation for one in found)
     parts: list[RenderableType] = [Text(about, style="bold"), Text("")]
     if folds:
         parts += [_scores("ten folds", found, "cross_validation"), Text("")]
-    parts += [_scores("a family of models left out", found, "families"), Text("")]
+    parts += [_scores(asked, found, "families"), Text("")]
     parts += [_sums(found), Text(""), _intervals(found), Text("")]
     types = ruled(f"time by type, {best.predictor}", ">tuples", ">mean", ">median", drops=())
     for name, score in list(best.by_type.items())[:SHOWN]:
@@ -32,7 +32,7 @@ def evaluations(found: Sequence[Evaluation], about: str) -> RenderableType:
     families = ruled(f"time by family, {best.predictor}", ">tuples", ">mean", ">median", drops=())
     for name, score in best.by_family.items():
         row(families, name, str(score.count), percent(score.mean), percent(score.median))
-    parts += [types, Text(""), families]
+    parts += [types, Text(""), families, Text(""), _models(best)]
     if best.unseen:
         parts.append(
             Text(
@@ -73,6 +73,22 @@ def _scores(title: str, found: Sequence[Evaluation], of: str) -> RenderableType:
         time = scores.get("time_us")
         within = [percent(time.within_10), percent(time.within_20)] if time else [NOTHING, NOTHING]
         row(table, one.predictor, _pair(time), *within, _pair(scores.get("power_w")), _pair(scores.get("energy_mj")))
+    return table
+
+
+def _models(best: Evaluation) -> RenderableType:
+    table = ruled(f"whole models, {best.predictor}", ">time", ">read", ">off by", ">energy", ">off by", drops=())
+    for one in best.models:
+        energies = one["energy_mj"], one["whole_energy_mj"]
+        row(
+            table,
+            one["model"],
+            quantity(one["time_us"], TIME),
+            quantity(one["whole_time_us"], TIME),
+            f"{100 * (one['time_us'] / one['whole_time_us'] - 1):+.1f} %",
+            quantity(energies[0], ENERGY),
+            f"{100 * (energies[0] / energies[1] - 1):+.1f} %" if all(energies) else NOTHING,
+        )
     return table
 
 

@@ -18,6 +18,7 @@ from farm.report.estimate import estimate
 from farm.report.learnt_from import dataset_of
 from farm.report.what_to_read import plan
 from farm.settings import settings
+from farm.store.database import Database
 from farm.words.protocol import Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
@@ -177,3 +178,25 @@ def test_neighbours_of_what_is_chosen_count_half(database):
     found = plan([asked(database, predictor, dataclasses.replace(filled.VARIANT, dtype="float16"))], 1000)
     assert len(found.wishes) > 20
     assert sum(wish.gain for wish in found.wishes) < found.unsure
+
+
+def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_path):
+    other = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    other.upgrade()
+    filled.fill(other)
+    other.close()
+    said = own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--card", "H200")
+    assert said.code == 0, said.stderr
+    assert "2 tuples of NVIDIA H200" in said.stdout  # the others were learnt from
+    assert "whole models, family" in said.stdout
+    found = json.loads(own("predict", "evaluate", "--on", str(tmp_path / "other.db"), "--json").stdout)
+    (evaluation,) = found["evaluations"]
+    assert evaluation["families"]["time_us"]["count"] == 2
+    assert evaluation["models"][0]["model"] == "resnet18 2x64 float32"
+    assert own("predict", "evaluate", "--on", "nowhere.db").code == 2
+
+
+def test_a_data_set_is_written(own, tmp_path):
+    said = own("predict", "dataset", str(tmp_path / "tuples.csv"), "--card", "H200")
+    assert (said.code, "tuples of NVIDIA H200" in said.stdout) == (0, True)
+    assert own("predict", "fit", "--out", "h200.bin").code == 2
