@@ -65,6 +65,20 @@ def memory(
             help="What could lie elsewhere while it waits, over a link of that bandwidth each way: 55GB/s.",
         ),
     ] = "",
+    fast: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="Plan which tensors lie in slow memory, with so much fast memory: 8GB."),
+    ] = "",
+    slow_bandwidth: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE/s|measured",
+            help="With --fast: what the wire to slow memory gives tensors that nobody has read there. Default: measured.",
+        ),
+    ] = "",
+    moves: Annotated[
+        bool, typer.Option("--moves", help="With --fast: let tensors lie in slow memory while they wait, too.")
+    ] = False,
     what_if_recompute: Annotated[
         bool,
         typer.Option("--what-if-recompute", help="What each block would free, run anew in the backward, and cost."),
@@ -91,6 +105,16 @@ def memory(
 
     limit_bytes = bytes_of("--fit", fit) if fit else None
     bytes_per_s = bytes_of("--offload", offload, per_second=True) if offload else None
+    fast_bytes = bytes_of("--fast", fast) if fast else None
+    slow_bytes_per_s = (
+        bytes_of("--slow-bandwidth", slow_bandwidth, per_second=True)
+        if slow_bandwidth not in ("", "measured")
+        else None
+    )
+    if not fast and (slow_bandwidth or moves):
+        raise UsageError(
+            "--slow-bandwidth and --moves are of a plan.", "Say how much fast memory there is: --fast 8GB."
+        )
     if what_if_recompute and recompute:
         raise UsageError(
             "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
@@ -116,6 +140,8 @@ def memory(
         found = memories.with_offload(found, bytes_per_s)
     if limit_bytes is not None:
         found = memories.with_fit(found, limit_bytes)
+    if fast_bytes is not None:
+        found = _placed(found, fast_bytes, slow_bytes_per_s, moves)
     if what_if_recompute:
         say("The step is taken apart again for each block: a second or a few for each.")
         found = memories.with_recomputed(found)
@@ -129,6 +155,19 @@ def memory(
         from cli import memory_table
 
         show(memory_table.table(found))
+
+
+def _placed(found: Memory, fast_bytes: int, slow_bytes_per_s: float | None, moves: bool) -> Memory:
+    from farm.report import memory as memories
+    from farm.training.placement import POINTS, TIME_LIMIT_S
+
+    if moves:
+        say(f"{POINTS + 1} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
+    try:
+        with opening.open_database().read() as session:
+            return memories.with_placing(session, found, fast_bytes, slow_bytes_per_s, moves=moves)
+    except FarmUnavailable:
+        return memories.with_placing(None, found, fast_bytes, slow_bytes_per_s, moves=moves)
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:

@@ -11,14 +11,17 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from cli.trace import sparkline
+from farm.report.slow_costs import sentences
 from farm.words.written import TIME, count_of, percent, quantity
 
 if TYPE_CHECKING:
     from farm.report.memory import Memory
     from farm.training.life import Interval
+    from farm.training.placement import Placing
     from farm.training.recorded import TensorLife
 
 _LONGEST_PATH = 48
+_MOST_SLOW = 20
 
 
 def table(found: Memory) -> RenderableType:
@@ -38,6 +41,10 @@ def table(found: Memory) -> RenderableType:
         parts += [Text(), *map(tables.hanging, answers)]
     if found.recomputed:
         parts += [Text(), _recomputed(found)]
+    if found.placing is not None:
+        parts += [Text(), *map(tables.hanging, sentences(found.life, found.placing)), Text(), _curve(found.placing)]
+        if found.placing.plan.slow:
+            parts += [Text(), _placement(found, found.placing)]
     return Group(*parts)
 
 
@@ -157,6 +164,31 @@ def _recomputed(found: Memory) -> Table:
         name = "all of them" if "," in row.what else row.what
         time = f"{quantity(row.time_us, TIME)} ({percent(row.time_us / found.life.step_us)})"
         tables.row(table, name, _size(row.peak_bytes), _size(row.freed_bytes), str(row.calls), time)
+    return table
+
+
+def _curve(placing: Placing) -> Table:
+    table = tables.ruled(">fast memory", ">step", ">times all fast", ">slow tensors", ">gap", drops=("gap",))
+    for plan in placing.curve:
+        times = f"{plan.time_us / placing.all_fast_us:.3f}"
+        tables.row(
+            table, _size(plan.fast_bytes), quantity(plan.time_us, TIME), times, str(len(plan.slow)), percent(plan.gap)
+        )
+    return table
+
+
+def _placement(found: Memory, placing: Placing) -> Table:
+    table = tables.ruled("in slow memory", "role", ">size", ">adds", drops=("role",))
+    slow = placing.slow(found.life)
+    for tensor in slow[:_MOST_SLOW]:
+        adds_us = placing.costs.slow_us.get(tensor.number, 0.0)
+        name = tables.clipped(_named(tensor), _LONGEST_PATH)
+        tables.row(table, name, tensor.role, _size(tensor.size_bytes), quantity(adds_us, TIME))
+    if len(slow) > _MOST_SLOW:
+        rest = slow[_MOST_SLOW:]
+        adds_us = sum(placing.costs.slow_us.get(tensor.number, 0.0) for tensor in rest)
+        size = _size(sum(tensor.size_bytes for tensor in rest))
+        tables.row(table, f"and {len(rest)} more; --json has them all", "", size, quantity(adds_us, TIME))
     return table
 
 

@@ -17,13 +17,15 @@ from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.report.estimate import Wanted, peaks_of, readings_taken
+from farm.report.slow_costs import read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
+from farm.training.placement import Placing, placing
 from farm.training.planning import Fit, Offload, Recomputed, largest_batch, offload, recomputed
 from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.verdict.choice import choose
 from farm.words.label import label_of
-from farm.words.protocol import Protocol, Variant
+from farm.words.protocol import Launch, Protocol, Variant
 from farm.words.reading import Details
 from farm.words.request import Request
 from farm.words.tuple import DTYPES, OperatorTuple
@@ -97,6 +99,7 @@ class Memory:
     fit: Fit | None = None
     offload: Offload | None = None
     recomputed: tuple[Recomputed, ...] = field(default=())
+    placing: Placing | None = None
 
     @property
     def capture(self) -> StepCapture:
@@ -242,6 +245,8 @@ class Memory:
                 "peak_bytes": self.offload.peak_bytes,
                 "held_bytes": list(self.offload.held_bytes),
             }
+        if self.placing is not None:
+            found["placement"] = self._placement(self.placing)
         if self.recomputed:
             found["recomputed"] = [
                 {
@@ -254,6 +259,39 @@ class Memory:
                 for row in self.recomputed
             ]
         return found
+
+    def _placement(self, placing: Placing) -> dict[str, Any]:
+        plan, costs = placing.plan, placing.costs
+        return {
+            "fast_bytes": plan.fast_bytes,
+            "time_us": plan.time_us,
+            "all_fast_us": placing.all_fast_us,
+            "all_slow_us": placing.all_slow_us,
+            "peak_bytes": plan.peak_bytes,
+            "least_bytes": placing.least_bytes,
+            "gap": plan.gap,
+            "ended_in_time": plan.in_time,
+            "slow_bytes_per_s": costs.bytes_per_s,
+            "read_share": costs.read_share,
+            "costs_from": costs.told,
+            "sum_over_together": costs.together,
+            "moves": placing.moves,
+            "slow": [
+                {
+                    "tensor": tensor.number,
+                    "name": tensor.name,
+                    "role": tensor.role,
+                    "size_bytes": tensor.size_bytes,
+                    "slow_us": costs.slow_us.get(tensor.number, 0.0),
+                }
+                for tensor in placing.slow(self.life)
+            ],
+            "moved": [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved],
+            "curve": [
+                {"fast_bytes": one.fast_bytes, "time_us": one.time_us, "gap": one.gap, "slow": len(one.slow)}
+                for one in placing.curve
+            ],
+        }
 
     def _kernel(self, call: StepCall) -> dict[str, Any]:
         owner = self.capture.owners[call.owner] if call.owner is not None else None
@@ -403,7 +441,7 @@ def with_readings(session: Session, found: Memory) -> Memory:
 def _models(session: Session, times: Times) -> list[str]:
     """The models of card in a database that are meant."""
     models = session.exec(select(tables.Card.model).where(tables.Card.kind == times.kind).distinct())
-    return [model for model in models if times.kind == "cpu" or sheet_of(model) == times.card]
+    return [model for model in models if times.kind == "cpu" or times.card in (model, sheet_of(model))]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> ReadPeak | None:
@@ -458,6 +496,26 @@ def with_fit(found: Memory, limit_bytes: int) -> Memory:
 
 def with_offload(found: Memory, bytes_per_s: float) -> Memory:
     return replace(found, offload=offload(found.life, bytes_per_s))
+
+
+def with_placing(
+    session: Session | None, found: Memory, fast_bytes: int, bytes_per_s: float | None, *, moves: bool = False
+) -> Memory:
+    """With a plan of what lies in slow memory.
+
+    Args:
+        session: of a database with readings; None without.
+        bytes_per_s: of the wire, for tensors that nobody has read in slow memory; None: as those have it that were.
+
+    Raises:
+        UsageError: see `farm.report.slow_costs.slow_costs` and `farm.training.placement.placing`.
+    """
+    times, read = found.times, None
+    if session is not None:
+        launch: Launch = "eager" if times.kind == "cpu" else "graph"
+        read = read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
+    costs = slow_costs(found.life, read, bytes_per_s, variant=found.variant, card=times.card)
+    return replace(found, placing=placing(found.life, costs, fast_bytes, moves=moves))
 
 
 def with_recomputed(found: Memory) -> Memory:

@@ -18,6 +18,7 @@ from farm.report.charts import Chart as PageChart
 from farm.report.memory import LENGTHS_US, SIZES_BYTES, Memory
 from farm.report.page import plotly_js, render
 from farm.report.plot import Chart, Line, check_available, draw_charts
+from farm.report.slow_costs import sentences
 from farm.training.life import Interval
 from farm.training.recorded import ROLES, StepCall, TensorLife
 from farm.words.written import TIME, count_of, quantity
@@ -65,7 +66,14 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
     facts = found.to_json()
     drawn = charts(found)
     title = f"{found.title} (times {found.clock_name})"
-    page = render("memory.html", title=found.title, found=found, charts=list(map(as_plotly, drawn)), script=script)
+    page = render(
+        "memory.html",
+        title=found.title,
+        found=found,
+        charts=list(map(as_plotly, drawn)),
+        sentences=sentences(found.life, found.placing) if found.placing is not None else [],
+        script=script,
+    )
     return _written(
         folder,
         {
@@ -234,6 +242,7 @@ def charts(found: Memory) -> list[Chart]:
     return [
         Chart("held, by role", time_name, "GB", areas=tuple(roles)),
         Chart("held, by whether a call uses it", time_name, "GB", lines=tuple(left), areas=tuple(use)),
+        *_curve(found),
         *(
             Chart(f"inactive periods, by {what}", y_name="MB·s", bars=bars)
             for what, bars in (
@@ -248,6 +257,18 @@ def charts(found: Memory) -> list[Chart]:
             bars={role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()},
         ),
     ]
+
+
+def _curve(found: Memory) -> Iterator[Chart]:
+    """The step as planned over a range of fast memory."""
+    if (placing := found.placing) is not None:
+        sizes = [plan.fast_bytes / 1e9 for plan in placing.curve]
+        lines = (
+            Line("planned", sizes, [plan.time_us / 1e3 for plan in placing.curve]),
+            Line("all slow", sizes, [placing.all_slow_us / 1e3] * len(sizes)),
+            Line("all fast", sizes, [placing.all_fast_us / 1e3] * len(sizes)),
+        )
+        yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
 
 
 def _bars(rows: Sequence[Interval], told: Callable[[float], str]) -> dict[str, dict[str, float]]:

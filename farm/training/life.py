@@ -73,6 +73,11 @@ class Life:
         )
 
     @functools.cached_property
+    def sizes_bytes(self) -> Mapping[int, int]:
+        """By the tensor's number."""
+        return {tensor.number: tensor.size_bytes for tensor in self.tensors}
+
+    @functools.cached_property
     def periods(self) -> Mapping[int, tuple[Inactive, ...]]:
         """The inactive periods of each tensor, by its number."""
         return {tensor.number: tuple(self._periods(tensor)) for tensor in self.tensors}
@@ -138,7 +143,7 @@ class Life:
 
     def by_length(self, bounds_us: tuple[float, ...]) -> list[Interval]:
         """All inactive periods by their length; ``bounds_us`` rise."""
-        sizes = {tensor.number: tensor.size_bytes for tensor in self.tensors}
+        sizes = self.sizes_bytes
         return _counted(bounds_us, [(one.time_us, sizes[one.tensor], one) for one in self._all()])
 
     def by_size(self, bounds_bytes: tuple[float, ...]) -> list[Interval]:

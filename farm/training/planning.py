@@ -113,7 +113,7 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
             continue
         left_us -= way_us[period.tensor]
         hidden.append(period)
-        for first, behind in _away(life, period, way_us[period.tensor]):
+        for first, behind in away_while(life, period, way_us[period.tensor]):
             changes[first] -= sizes[period.tensor]
             changes[behind] += sizes[period.tensor]
     away, curve = 0, []
@@ -125,7 +125,7 @@ def offload(life: Life, bytes_per_s: float) -> Offload:
     return Offload(bytes_per_s, len(periods), len(enough), tuple(hidden), moved, share, tuple(curve))
 
 
-def _away(life: Life, period: Inactive, way_us: float) -> list[tuple[int, int]]:
+def away_while(life: Life, period: Inactive, way_us: float) -> list[tuple[int, int]]:
     """The calls, [first, behind), that run while it is elsewhere; two ranges where that is over the end of the step."""
     gone_us, back_us = period.begin_us + way_us, period.end_us - way_us
     begins, calls, ranges = life.begins_us, len(life.times_us), []

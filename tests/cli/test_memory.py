@@ -201,3 +201,59 @@ def test_what_cannot_be_asked_is_one_line(farm, asked, told):
     said = farm("memory", *asked)
     assert (said.code, said.stdout) == (2, "")
     assert told in said.stderr
+
+
+def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(farm, tmp_path):
+    peak_bytes = told(farm)["peak"]["bytes"]
+    said = farm(*SMALL, "--fast", str(peak_bytes - 10**6), "--slow-bandwidth", "55GB/s", "--out", tmp_path, "--json")
+    found = json.loads(said.stdout)
+    plan = found["placement"]
+    names = {row["number"]: row for row in found["tensors"]}
+    added_us = sum(row["slow_us"] for row in plan["slow"])
+    assert plan["time_us"] == pytest.approx(found["step_us"] + added_us)
+    assert plan["all_fast_us"] < plan["time_us"] < plan["all_slow_us"]
+    assert plan["peak_bytes"] <= plan["fast_bytes"]
+    assert (plan["slow_bytes_per_s"], plan["read_share"]) == (55e9, 0.0)
+    assert [row["size_bytes"] for row in plan["slow"]] == [names[row["tensor"]]["size_bytes"] for row in plan["slow"]]
+    times = [point["time_us"] for point in plan["curve"]]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] == plan["all_fast_us"]
+    assert "all slow" in (tmp_path / "memory.svg").read_text()
+    assert "What a slow tensor adds" in (tmp_path / "memory.html").read_text()
+    shown = farm(*SMALL, "--fast", "1GB", "--slow-bandwidth", "55GB/s").stdout
+    assert "0 tensors of 0 B lie in slow memory" in " ".join(shown.split())
+
+
+def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
+    less = farm(*SMALL, "--fast", "1MB", "--slow-bandwidth", "55GB/s")
+    assert (less.code, less.stdout) == (2, "")
+    assert re.search(
+        r"1\.00 MB of fast memory are less than the largest operator needs: aten\.\S+ at call \d+", less.stderr
+    )
+    unread = farm(*SMALL, "--fast", "1GB")
+    assert unread.code == 2
+    assert "farm run resnet18 -b 2 --step training --placements each" in " ".join(unread.stderr.split())
+    assert farm(*SMALL, "--moves").code == 2
+
+
+def test_a_plan_goes_by_what_was_read_with_tensors_in_slow_memory(database, farm, monkeypatch):
+    monkeypatch.setenv("FARM_DATABASE_URL", str(database))
+    settings.cache_clear()
+    others = {"leave_out": lambda spec: spec.short_name != "convolution"}
+    filled.fill(database, STEP, whole=False)
+    for word, slower in (("in0", 3.0), ("in1", 2.0), ("out0", 4.0), ("in0-1+out0", 5.0)):
+        filled.fill(database, STEP, whole=False, protocol=filled.PROTOCOL.with_placement(word), slower=slower, **others)
+    found = told(farm, "--fast", "1GB")
+    plan = found["placement"]
+    assert plan["sum_over_together"] == pytest.approx((1 + 2 + 1 + 3) / 5)
+    assert 0 < plan["read_share"] < 1
+    assert found["times"]["read_share"] == 1  # with everything fast
+    kernels = [row for row in found["kernels"] if row["operator"] == "aten.convolution.default"]
+    sizes = {row["number"]: row["size_bytes"] for row in found["tensors"]}
+    chosen = {row["tuple"]: row for row in kernels}.values()
+    pairs = [(sizes[row["reads"][0]], 2 * row["time_us"]) for row in chosen]
+    pairs += [(sizes[row["reads"][1]], row["time_us"]) for row in chosen]
+    pairs += [(sizes[row["writes"][0]], 3 * row["time_us"]) for row in chosen]
+    large = [(size, added_us) for size, added_us in pairs if size >= 1e6]
+    wire = sum(size for size, _ in large) / sum(added_us for _, added_us in large) * 1e6
+    assert plan["slow_bytes_per_s"] == pytest.approx(wire)

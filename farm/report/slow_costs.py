@@ -1,0 +1,183 @@
+"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.errors import UsageError
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.reuse import DOUBTFUL
+from farm.training.life import Life
+from farm.training.placement import Placing, SlowCosts
+from farm.training.recorded import StepCall
+from farm.words.placement import Placement
+from farm.words.protocol import Launch, Protocol, Variant
+from farm.words.reading import METHOD
+from farm.words.tuple import OperatorTuple
+from farm.words.written import count_of, percent, plural
+
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_us", "flags")
+_LARGE_BYTES = 1e6  # smaller ones say more of latency than of the wire
+
+
+@dataclass(frozen=True)
+class ReadSlow:
+    """The readings of one model of card and one software: what a placement adds to one call of a tuple, in us."""
+
+    card_model: str
+    added_us: Mapping[tuple[str, str], float]
+    fast_us: Mapping[str, float]
+
+
+def slow_costs(
+    life: Life, read: ReadSlow | None, bytes_per_s: float | None, *, variant: Variant, card: str
+) -> SlowCosts:
+    """
+    Args:
+        variant, card: for who is told how to read what is missing.
+        read: None where nobody has read any of the step's tuples so.
+        bytes_per_s: of the wire, for what is not read; None: as the readings have it.
+
+    Raises:
+        UsageError: there is nothing to tell the wire's bandwidth from.
+    """
+    added = read.added_us if read else {}
+    if bytes_per_s is None and (bytes_per_s := _bandwidth(life, added)) is None:
+        raise UsageError(
+            f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
+            f"Read them with `farm run {variant.model} -b {variant.batch} --step training --placements each`, "
+            "or say what the wire gives: --slow-bandwidth 55GB/s.",
+        )
+    slow_us: dict[int, float] = defaultdict(float)
+    read_us: dict[int, float] = defaultdict(float)
+    uses = read_uses = 0
+    for call in life.capture.calls:
+        for word, number, size_bytes in tensors_of(life, call):
+            known_us = added.get((call.tuple_id, word))
+            slow_us[number] += size_bytes / bytes_per_s * 1e6 if known_us is None else known_us
+            uses += 1
+            if known_us is not None:
+                read_us[number] += known_us
+                read_uses += 1
+    told = f"{read_uses} of {uses} uses of tensors as read with that tensor alone slow" + (
+        f" on {read.card_model}" if read and read_uses else ""
+    )
+    if read_uses < uses:
+        told += f"; the rest {'its' if uses - read_uses == 1 else 'their'} bytes at {count_of(bytes_per_s, 'B')}/s"
+    return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, told, _together(read) if read else None)
+
+
+def tensors_of(life: Life, call: StepCall) -> Iterator[tuple[str, int, int]]:
+    """The placement of each tensor of a call alone, the number of the tensor, and the bytes that cross the wire for it."""
+    spec = life.capture.tuples[call.tuple_id]
+    sizes = life.sizes_bytes
+    for place, number in enumerate(call.reads):
+        if sizes.get(number):
+            ways = 2 if number in call.writes else 1
+            yield f"in{place}", number, ways * min(_touched_bytes(spec, place), sizes[number])
+    made = [number for number in call.writes if number not in call.reads and sizes.get(number)]
+    for place, number in enumerate(made):
+        yield f"out{place}", number, sizes[number]
+
+
+def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
+    return max((tensor.distinct_bytes for tensor in spec.tensors if tensor.storage == storage), default=0)
+
+
+def _bandwidth(life: Life, added: Mapping[tuple[str, str], float]) -> float | None:
+    """What the wire gave the tensors that were read: all their bytes over all that they added."""
+    seen: dict[tuple[str, str], tuple[int, float]] = {}
+    for call in life.capture.calls:
+        for word, _, size_bytes in tensors_of(life, call):
+            if (added_us := added.get((call.tuple_id, word))) and added_us > 0:
+                seen[call.tuple_id, word] = (size_bytes, added_us)
+    chosen = [pair for pair in seen.values() if pair[0] >= _LARGE_BYTES] or list(seen.values())
+    return sum(size for size, _ in chosen) / sum(us for _, us in chosen) * 1e6 if chosen else None
+
+
+def _together(read: ReadSlow) -> float | None:
+    """Of tuples that were read with all tensors slow, and with each alone: the sum of one at a time over that, the median."""
+    words: dict[str, list[Placement]] = defaultdict(list)
+    for tuple_id, word in read.added_us:
+        words[tuple_id].append(Placement.parse(word))
+    shares = []
+    for tuple_id, there in words.items():
+        alone = [one for one in there if len(one) == 1]
+        most = max(there, key=len)
+        if len(most) == len(alone) > 1:
+            fast_us = read.fast_us[tuple_id]
+            summed_us = fast_us + sum(read.added_us[tuple_id, str(one)] for one in alone)
+            shares.append(summed_us / (fast_us + read.added_us[tuple_id, str(most)]))
+    return statistics.median(shares) if shares else None
+
+
+def read_slow(
+    session: Session, tuple_ids: Collection[str], card_models: Sequence[str], *, launch: Launch
+) -> ReadSlow | None:
+    """What a database has of the step's tuples with tensors in slow memory: of the model of card and the software with most."""
+    like = Protocol(launch=launch).to_json()
+    words: dict[str, tuple[str, str]] = {}  # protocol id -> data, placement
+    for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):
+        spec = dict(row.spec or {})
+        word = spec.pop("placement", "")
+        if {**spec, "data": None} == {**like, "data": None}:
+            words[row.id] = (spec["data"], word)
+    newest: dict[tuple[str, str], dict[tuple[str, str, str], Any]] = defaultdict(dict)
+    for batch in in_batches(tuple_ids):
+        query = sqlalchemy.select(*(_READING[name] for name in _NAMES)).where(
+            _READING.subject_id.in_(batch),
+            _READING.protocol_id.in_(list(words)),
+            _READING.card_model.in_(card_models),
+            _READING.method == METHOD,
+            _READING.simulated.is_(False),
+        )
+        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+            if not (DOUBTFUL | {"study"}) & set(row.flags or ()):
+                newest[row.card_model, row.software_id][row.subject_id, *words[row.protocol_id]] = row.time_us
+    best = None
+    for (model, _), rows in newest.items():
+        added, fast = {}, {}
+        for (tuple_id, data, word), time_us in rows.items():
+            if word and (fast_us := rows.get((tuple_id, data, ""))) is not None:
+                added[tuple_id, word] = max(0.0, time_us - fast_us)
+                fast[tuple_id] = fast_us
+        if added and (best is None or len(added) > len(best.added_us)):
+            best = ReadSlow(model, added, fast)
+    return best
+
+
+def sentences(life: Life, placing: Placing) -> list[str]:
+    """The plan, for people."""
+    plan, costs = placing.plan, placing.costs
+    slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
+    share = plan.time_us / placing.all_fast_us
+    ended = "" if plan.in_time else ", when its time was up"
+    told = [
+        f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step takes {plan.time_us / 1e3:.4g} ms: {share:.3g} times what it "
+        f"takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow it takes {placing.all_slow_us / 1e3:.4g} ms.",
+        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} lie in slow memory for their lives; "
+        f"the most that is fast at once is {count_of(plan.peak_bytes, 'B')}. The program ended with a gap of {percent(plan.gap)}{ended}.",
+        f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
+        + (
+            f", which is {costs.together:.2f} times what all of a tuple took together (median)."
+            if costs.together
+            else "."
+        ),
+    ]
+    if placing.moves:
+        told.append(
+            f"{len(plan.moved)} {plural('period', len(plan.moved))} in which a fast tensor lies elsewhere meanwhile, at "
+            f"{count_of(costs.bytes_per_s, 'B')}/s each way; assumed is that copies cost the calls beside them nothing."
+        )
+    told.append("Counted are tensors in the allocator's pieces of 512 bytes; workspaces are not, and stay fast.")
+    return told
