@@ -88,7 +88,10 @@ class Workload:
         self.single = self.order = None
         self.inputs.clear()
         self.written.clear()
-        self.keep.clear()
+        while (
+            self.keep
+        ):  # from the first: a list that is cleared begins with its last, and that is what graphs point to
+            self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             if torch.cuda.memory_reserved(self.device) > 2**32:
@@ -197,7 +200,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
         with _captured(subject):
             small = capture_graph([passes.first] * few, device, pool)
         pass_s = min(pass_s, _time_pass(small.replay, device, budget_s=0.005) / few)
-        keep.append(small)
+        keep.insert(0, small)
     target_s = ROUND_S if cuda else CPU_ROUND_S
     count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
     copies, reached = _copies(passes, protocol, output_bytes, device)
