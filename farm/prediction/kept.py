@@ -25,6 +25,7 @@ from farm.prediction.calibration import Calibration
 from farm.prediction.card import CardModel
 from farm.prediction.dataset import Circumstances, Dataset
 from farm.prediction.predictors import Fitted
+from farm.words.protocol import Protocol
 
 FORMAT = 1
 FOLDER = Path(__file__).parent.parent / "data" / "predictors"  # those that come with the package
@@ -74,10 +75,13 @@ def _bits(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
 def file_name(circumstances: Circumstances) -> str:
     """What such a predictor is called: the card's model and torch's version."""
     words = [circumstances.card_model, "torch", circumstances.software.torch.partition("+")[0]]
-    if circumstances.protocol.launch != "graph":
-        words.append(circumstances.protocol.launch)
-    if circumstances.protocol.tf32:
-        words.append("tf32")
+    protocol, usual = circumstances.protocol, Protocol()
+    words += [
+        value
+        for name in ("launch", "residency", "placement")
+        if (value := getattr(protocol, name)) != getattr(usual, name)
+    ]
+    words += ["tf32"] * protocol.tf32
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-") + ".npz"
 
 
@@ -163,6 +167,8 @@ def find(
 ) -> Kept | None:
     """The predictor of a card, of the first folder that has one of this software; else of any; None where there is none.
 
+    One of resident data alone: it is what models are summed from.
+
     Args:
         torch: a version, or its beginning.
 
@@ -175,6 +181,7 @@ def find(
             circumstances = _about(path).get("circumstances") or {}
             protocol = circumstances.get("protocol") or {}
             alike = protocol.get("launch") == (launch or "graph") and bool(protocol.get("tf32")) == tf32
+            alike = alike and protocol.get("residency") == "resident" and not protocol.get("placement")
             if circumstances.get("card_model") == card_model and alike:
                 fitting.append((not str(circumstances["software"]["torch"]).startswith(torch), path))
     return load(min(fitting, key=lambda entry: entry[0])[1].with_suffix(".npz")) if fitting else None
