@@ -133,7 +133,14 @@ def _types(report: Report) -> Table:
 def _placements(report: Report) -> Table:
     """Tuples by configuration, the heaviest first."""
     table = tables.ruled(
-        "tuple", "slow", ">time", ">all fast", ">times", "workspaces", drops=("workspaces", "all fast")
+        "tuple",
+        "slow",
+        "",
+        ">time",
+        ">all fast",
+        ">times",
+        "workspaces",
+        drops=("workspaces", "all fast"),
     )
     before = ""
     for row in report.placements[:_MOST_PLACEMENTS]:
@@ -141,11 +148,11 @@ def _placements(report: Report) -> Table:
         fast = quantity(row.fast_time_us, TIME) if row.fast_time_us is not None else NOTHING
         times = f"{row.times_fast:.2f}" if row.times_fast is not None else NOTHING
         label = row.label if row.operator_id != before else ""
-        tables.row(table, label, row.placement, told, fast, times, row.workspaces)
+        tables.row(table, label, row.placement, row.tensors, told, fast, times, row.workspaces)
         before = row.operator_id
     if (left := len(report.placements) - _MOST_PLACEMENTS) > 0:
         table.add_section()
-        tables.row(table, f"and {left} more; --json has them all", "", "", "", "", "")
+        tables.row(table, f"and {left} more; --json has them all", "", "", "", "", "", "")
     return table
 
 

@@ -12,6 +12,7 @@ from sqlmodel import Session, col, select
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.verdict.figures import Part
+from farm.words.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class PlacementRow:
     label: str
     calls: int  # in the model, whatever their class of data
     placement: str  # what is slow: `farm.words.placement`
+    tensors: str  # the same by name: "weight, output"
     time_us: float | None
     time_half_width_us: float | None
     fast_time_us: float | None  # with everything fast
@@ -55,6 +57,10 @@ def placements(
     for part in parts:
         calls[part.operator_id] += part.count
     labels = {part.operator_id: part.label for part in reversed(parts)}
+    operator, tensors = tables.Operator, dict[str, Sequence[Mapping[str, Any]]]()
+    for batch in in_batches(labels):
+        for id_, spec in session.exec(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
+            tensors[id_] = spec.get("tensors", ())
     of_tuples = [item for item in items if item.role == "tuple" and item.subject_id in labels]
     fast = {
         (item.subject_id, specs[item.protocol_id].get("data")): readings[item.reading_id]
@@ -73,6 +79,7 @@ def placements(
                 label=labels[item.subject_id],
                 calls=calls[item.subject_id],
                 placement=word,
+                tensors=_names(word, tensors.get(item.subject_id, ())),
                 time_us=row.time_us if row else None,
                 time_half_width_us=row.time_half_width_us if row else None,
                 fast_time_us=beside.time_us if beside else None,
@@ -86,3 +93,18 @@ def placements(
         )
     weight = {row.operator_id: row.calls * (row.fast_time_us or 0.0) for row in rows}
     return tuple(sorted(rows, key=lambda row: (-weight[row.operator_id], row.operator_id)))
+
+
+def _names(word: str, tensors: Sequence[Mapping[str, Any]]) -> str:
+    """What a placement's tensors are called: parameters by their name, other inputs and outputs by their order."""
+    placement = Placement.parse(word)
+    named: dict[int, str] = {}
+    for tensor in tensors:
+        named.setdefault(tensor["storage"], tensor.get("name", ""))
+    given = [storage for storage, name in named.items() if not name]
+    for place, storage in enumerate(given):
+        named[storage] = "input" if len(given) == 1 else f"input {place}"
+    if placement.inputs and placement.inputs == named.keys() and placement.outputs:
+        return "all"
+    outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))
+    return ", ".join([*(named.get(number, f"in{number}") for number in sorted(placement.inputs)), *outputs])

@@ -53,6 +53,7 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
     ]
     assert [row.time_us for row in found.tuples] == [10.0]  # what is placed is no part of a sum
     assert found.to_json()["placements"][0]["slow_memory"] == "fake memory"
+    assert [row.tensors for row in found.placements] == ["input", "output", "all"]
     console = Console(width=120, file=io.StringIO())
     console.print(report_tables.report(found))
     assert "in0+out0" in console.file.getvalue()
