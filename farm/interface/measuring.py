@@ -35,6 +35,7 @@ from farm.store.calls import predicted_counts, store_observed, store_values
 from farm.store.content import add_reading, store_capture, store_operators, store_variant
 from farm.store.database import Database
 from farm.words.label import label_of
+from farm.words.placement import Placements
 from farm.words.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.words.reading import Reading
 from farm.words.request import Request, Reuse
@@ -135,6 +136,7 @@ def measure_model(
     operators: tuple[str, ...] = ("all",),
     target: float = 0.95,
     reuse: Reuse = "model",
+    placements: Placements = "none",
 ) -> JobReport:
     """Measure a model and all its tuples on one card of this host: a job as `farm run` makes one, to its verdict.
 
@@ -152,6 +154,7 @@ def measure_model(
         target: the accuracy that makes a pass.
         reuse: "model" takes readings of any card of the model, "card" of this one, "none" none at all. A model in hand is known by its
             calls: one with other weights is the same.
+        placements: "all" or "each": tuples are read also with tensors in slow memory.
 
     Raises:
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: nothing was measured.
@@ -173,6 +176,7 @@ def measure_model(
         operators=operators,
         target=target,
         reuse=reuse,
+        placements=placements,
     )
     current = settings()
     farm = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:8])

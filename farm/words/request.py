@@ -83,6 +83,10 @@ class Request(Plain):
                 "What a training step's operators see is not looked at: only a forward pass is run for its values.",
                 "Leave --data away for standard normal values, or name a class: --data zeros-50+.",
             )
+        if self.variant is not None and self.protocol.placement:
+            raise UsageError(
+                "A placement is of a tuple's tensors, and a model has others.", "Ask for placements: all, each or none."
+            )
         if not self.operators:
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
 

@@ -4,7 +4,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.words.placement import MANY, Placement, configurations
-from farm.words.protocol import Protocol
+from farm.words.protocol import Protocol, Variant
 from farm.words.request import Request, Sweep
 
 
@@ -50,3 +50,5 @@ def test_protocols_and_requests_without_a_placement_keep_their_ids():
 def test_a_choice_that_there_is_not():
     with pytest.raises(UsageError, match="--placements 'some' is unknown"):
         Request(sweep=Sweep("Linear", {}), placements="some")
+    with pytest.raises(UsageError, match="A placement is of a tuple's tensors"):
+        Request(variant=Variant("resnet18", 1, 64), protocol=Protocol(placement="in0"))
