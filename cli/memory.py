@@ -115,6 +115,11 @@ def memory(
         raise UsageError(
             "--slow-bandwidth and --moves are of a plan.", "Say how much fast memory there is: --fast 8GB."
         )
+    if moves and slow_bandwidth in ("", "measured"):
+        raise UsageError(
+            "Moves go at what the wire gives, and readings of slow tensors do not tell that.",
+            "Say it: --slow-bandwidth 55GB/s.",
+        )
     if what_if_recompute and recompute:
         raise UsageError(
             "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."

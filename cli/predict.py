@@ -227,7 +227,8 @@ def _held_against(card: str, torch: str, on: str, across: str, predictor: str, a
     else:
         with opened(on).read() as session:
             data, models = learnt_from(session, card, torch)
-        there = kept.find(folders(), data.card.model, data.circumstances.software.torch)
+        protocol = data.circumstances.protocol
+        there = kept.find(folders(), data.card.model, data.circumstances.software.torch, protocol.launch, protocol.tf32)
         if there is None:
             raise UsageError(f"No predictor is kept for {data.card.model}.", "Fit one: farm predict fit --card ...")
         new = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -260,7 +261,9 @@ class _Pool:
         self._device = device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
         self._next = -(-self._room.data_ptr() // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(self._take)
+        # What is kept for good knows the pool only as long as somebody else has it, with its room.
+        asked = functools.partial(_take_from, weakref.ref(self))
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(asked)
         give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_give_back)
         _KEPT.append((take, give))
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
@@ -291,6 +294,11 @@ class _Pool:
         address = tensor.untyped_storage().data_ptr()
         places = (place for place, (first, size) in enumerate(self.requests) if first <= address < first + size)
         return next(places, None)
+
+
+def _take_from(pool: weakref.ref[_Pool], size_bytes: int, device: int, stream: int | None) -> int | None:
+    there = pool()
+    return there._take(size_bytes, device, stream) if there is not None else None
 
 
 def _give_back(address: int | None, size_bytes: int, device: int, stream: int | None) -> None:

@@ -83,7 +83,10 @@ class Workload:
         ]
 
     def close(self) -> None:
-        """Let go of graphs first, then of the tensors that they point to."""
+        """Let go of graphs first, then of the tensors that they point to, when nothing runs that writes to them."""
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # what failed on the card told so before
+                torch.cuda.synchronize(self.device)
         self.rounds.clear()
         self.single = self.order = None
         self.inputs.clear()

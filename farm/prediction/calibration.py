@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,14 +34,6 @@ class Errors:
 
     def where(self, chosen: npt.NDArray[Any]) -> Errors:
         return Errors(self.off[chosen], self.spread[chosen], self.families[chosen])
-
-    @classmethod
-    def joined(cls, parts: Sequence[Errors]) -> Self:
-        return cls(
-            np.concatenate([one.off for one in parts]),
-            np.concatenate([one.spread for one in parts]),
-            np.concatenate([one.families for one in parts]),
-        )
 
 
 def quantile(errors: Errors, share: float = SHARE) -> float:

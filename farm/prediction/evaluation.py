@@ -213,7 +213,6 @@ class Evaluation:
     unseen: Score | None = None  # time, of operator types that were not learnt from
     models: tuple[dict[str, Any], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()  # tuples learnt from, median error of the time of others
-    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -165,7 +165,7 @@ def _about(path: Path) -> dict[str, Any]:
 def find(
     folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
 ) -> Kept | None:
-    """The predictor of a card, of the first folder that has one of this software; else of any; None where there is none.
+    """The predictor of a card, of the first folder that has one of this software, its newest; else of any; None where there is none.
 
     One of resident data alone: it is what models are summed from.
 
@@ -173,15 +173,24 @@ def find(
         torch: a version, or its beginning.
 
     Raises:
-        UsageError: the one that is meant cannot be read.
+        UsageError: the one that is meant cannot be read, or one that cannot be read is all there is.
     """
-    fitting: list[tuple[bool, Path]] = []
-    for folder in folders:
-        for path in sorted(folder.glob("*.json"), reverse=True) if folder.is_dir() else []:
-            circumstances = _about(path).get("circumstances") or {}
+    fitting: list[tuple[bool, int, list[int], Path]] = []
+    unreadable: UsageError | None = None
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+            try:
+                circumstances = _about(path).get("circumstances") or {}
+            except UsageError as error:
+                unreadable = unreadable or error
+                continue
             protocol = circumstances.get("protocol") or {}
             alike = protocol.get("launch") == (launch or "graph") and bool(protocol.get("tf32")) == tf32
             alike = alike and protocol.get("residency") == "resident" and not protocol.get("placement")
             if circumstances.get("card_model") == card_model and alike:
-                fitting.append((not str(circumstances["software"]["torch"]).startswith(torch), path))
-    return load(min(fitting, key=lambda entry: entry[0])[1].with_suffix(".npz")) if fitting else None
+                its = str((circumstances.get("software") or {}).get("torch"))
+                version = [int(digits) for digits in re.findall(r"\d+", its)]
+                fitting.append((its.startswith(torch), -number, version, path))
+    if not fitting and unreadable is not None:
+        raise unreadable
+    return load(max(fitting)[-1].with_suffix(".npz")) if fitting else None

@@ -287,6 +287,8 @@ def estimate(
     }
     taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline, torch)
     software = _software(session, taken.software_id) if taken else predictor.software if predictor else None
+    if software is not None and not software.torch.startswith(torch):  # a predictor of another than was asked for
+        software = None
     if taken is None and predictor is not None and software is not None:  # it answers for all of it
         taken = Taken(predictor.method, software.id, _parts(wanted, {}, {}, roofline)[0], {}, [], 0, 0)
     if taken is None or software is None:

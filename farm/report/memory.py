@@ -195,7 +195,11 @@ class Memory:
             "loss": capture.loss,
             "operators_of": capture.device_type,
             "times": {
-                "from": "readings" if self.read_calls == len(self.capture.calls) else "roofline",
+                "from": "readings"
+                if self.read_calls == len(self.capture.calls)
+                else "both"
+                if self.read_calls
+                else "roofline",
                 "card": self.times.card,
                 "job": self.times.job or None,
                 "readings": self.times.readings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,10 @@ def placements(
         for item in of_tuples
         if not specs[item.protocol_id].get("placement") and item.reading_id in readings
     }
+    most: dict[str, int] = defaultdict(int)  # tensors of a tuple that are slow at once
+    for item in of_tuples:
+        word = specs[item.protocol_id].get("placement") or ""
+        most[item.subject_id] = max(most[item.subject_id], len(Placement.parse(word)))
     rows = []
     for item in of_tuples:
         if not (word := specs[item.protocol_id].get("placement")):
@@ -79,7 +83,7 @@ def placements(
                 label=labels[item.subject_id],
                 calls=calls[item.subject_id],
                 placement=word,
-                tensors=_names(word, tensors.get(item.subject_id, ())),
+                tensors=_names(word, tensors.get(item.subject_id, ()), most[item.subject_id]),
                 time_us=row.time_us if row else None,
                 time_half_width_us=row.time_half_width_us if row else None,
                 fast_time_us=beside.time_us if beside else None,
@@ -95,8 +99,12 @@ def placements(
     return tuple(sorted(rows, key=lambda row: (-weight[row.operator_id], row.operator_id)))
 
 
-def _names(word: str, tensors: Sequence[Mapping[str, Any]]) -> str:
-    """What a placement's tensors are called: parameters by their name, other inputs and outputs by their order."""
+def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
+    """What a placement's tensors are called: parameters by their name, other inputs and outputs by their order.
+
+    Args:
+        most: tensors that are slow at once in any of the tuple's configurations: with all inputs among them, all.
+    """
     placement = Placement.parse(word)
     named: dict[int, str] = {}
     for tensor in tensors:
@@ -104,7 +112,7 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]]) -> str:
     given = [storage for storage, name in named.items() if not name]
     for place, storage in enumerate(given):
         named[storage] = "input" if len(given) == 1 else f"input {place}"
-    if placement.inputs and placement.inputs == named.keys() and placement.outputs:
+    if placement.inputs == named.keys() and len(placement) == most > 1:
         return "all"
     outputs = (f"output {number}" if number else "output" for number in sorted(placement.outputs))
     return ", ".join([*(named.get(number, f"in{number}") for number in sorted(placement.inputs)), *outputs])

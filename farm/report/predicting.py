@@ -14,10 +14,12 @@ from farm.prediction import kept
 from farm.prediction.predictor import KeptPredictor, Predictor, RooflinePredictor
 from farm.prediction.roofline import Roofline
 from farm.store import tables
+from farm.store.reuse import DOUBTFUL
 from farm.words.protocol import Protocol
 
 FILLS = ("auto", "none", "roofline")
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ def filling(
     if word == "none" or protocol.residency != "resident":
         return Filling(None)
     refused: list[str] = []
-    for folder in folders:
+    for among in (folders, *([folder] for folder in folders)):  # one that cannot be read hides no other folder's
         try:
-            found = kept.find([folder], card_model, torch, protocol.launch, protocol.tf32)
+            found = kept.find(among, card_model, torch, protocol.launch, protocol.tf32)
         except UsageError as error:  # what was read is told all the same
-            refused.append(f"{error.message} {error.next_step}")
+            if (told := f"{error.message} {error.next_step}") not in refused:
+                refused.append(told)
             continue
         if found is not None:
             return Filling(KeptPredictor(found), (*refused, *_notes(session, found)))
@@ -64,13 +67,21 @@ def filling(
 
 
 def _notes(session: Session, found: kept.Kept) -> list[str]:
-    query = sqlalchemy.select(_READING.subject_id).where(
+    circumstances = found.circumstances
+    any_of = {"data": None, "grad": None}  # the call tells them
+    like = {**circumstances.protocol.to_json(), **any_of}
+    protocols = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
+    query = sqlalchemy.select(_READING.subject_id, _READING.flags).where(
         _READING.card_model == found.card.model,
+        _READING.software_id == circumstances.software.id,
+        _READING.protocol_id.in_([row.id for row in protocols if {**(row.spec or {}), **any_of} == like]),
         _READING.subject_kind == "operator",
-        _READING.method == found.circumstances.method,
+        _READING.method == circumstances.method,
         _READING.simulated.is_(False),
     )
-    there = sorted(set(session.scalars(query.distinct())))
+    there = sorted(
+        {row.subject_id for row in session.execute(query) if not (DOUBTFUL | {"study"}) & set(row.flags or ())}
+    )
     new = len(there) - int(found.has_learnt(there).sum())
     if not new:
         return []

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
+from farm.asking.command import command_of
 from farm.errors import UsageError
 from farm.store import tables
 from farm.store.batches import in_batches
@@ -21,6 +22,7 @@ from farm.training.recorded import StepCall
 from farm.words.placement import Placement
 from farm.words.protocol import Launch, Protocol, Variant
 from farm.words.reading import METHOD
+from farm.words.request import Request
 from farm.words.tuple import OperatorTuple
 from farm.words.written import count_of, percent, plural
 
@@ -55,7 +57,7 @@ def slow_costs(
     if bytes_per_s is None and (bytes_per_s := _bandwidth(life, added)) is None:
         raise UsageError(
             f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
-            f"Read them with `farm run {variant.model} -b {variant.batch} --step training --placements each`, "
+            f"Read them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
             "or say what the wire gives: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)
@@ -95,7 +97,10 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
 
 
 def _bandwidth(life: Life, added: Mapping[tuple[str, str], float]) -> float | None:
-    """What the wire gave the tensors that were read: all their bytes over all that they added."""
+    """What the tensors that were read came to: their bytes over what they added, of large ones where there are any.
+
+    No copy's rate: a call that computes meanwhile hides some of the wire, and one that reads twice takes it twice.
+    """
     seen: dict[tuple[str, str], tuple[int, float]] = {}
     for call in life.capture.calls:
         for word, _, size_bytes in tensors_of(life, call):
@@ -163,8 +168,8 @@ def sentences(life: Life, placing: Placing) -> list[str]:
     share = plan.time_us / placing.all_fast_us
     ended = "" if plan.in_time else ", when its time was up"
     told = [
-        f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step takes {plan.time_us / 1e3:.4g} ms: {share:.3g} times what it "
-        f"takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow it takes {placing.all_slow_us / 1e3:.4g} ms.",
+        f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} ms: {share:.3g} "
+        f"times what it takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow {placing.all_slow_us / 1e3:.4g} ms.",
         f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} lie in slow memory for their lives; "
         f"the most that is fast at once is {count_of(plan.peak_bytes, 'B')}. The program ended with a gap of {percent(plan.gap)}{ended}.",
         f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
