@@ -51,6 +51,12 @@ class Page:
         return False
 
 
+    def hears(self) -> bool:
+        """Whether a worker's heartbeat has come: what happened before it listened, it never shows."""
+        status, text = self.get("/workers?json=1")
+        return status == 200 and any(worker.get("status") for worker in json.loads(text)["data"])
+
+
 @contextlib.contextmanager
 def flower_of(farm: Farm, auth: str = AUTH) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
     """``farm flower`` with a farm's settings, once it answers; ``auth`` is what those have it ask for."""

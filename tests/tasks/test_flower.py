@@ -23,6 +23,7 @@ def test_flower_shows_what_each_item_is_and_why_it_failed(one_card, monkeypatch)
     farm, _ = one_card.whole()
     monkeypatch.setitem(farm.environment, "FARM_FLOWER_BASIC_AUTH", AUTH)
     with flower_of(farm) as (process, page):
+        farm.wait_for(page.hears)
         job_id = farm.submit(["", "oom", "crash", "slow"], seconds=0.1)
         farm.wait_for(lambda: farm.ended(job_id))
 
