@@ -50,7 +50,6 @@ class Page:
             return self.get("/", auth=None)[0] == 401
         return False
 
-
     def hears(self) -> bool:
         """Whether a worker's heartbeat has come: what happened before it listened, it never shows."""
         status, text = self.get("/workers?json=1")
