@@ -23,7 +23,7 @@ from farm.prediction.card import CardModel, card_model
 from farm.prediction.described import Described, describe
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.reuse import DOUBTFUL
+from farm.store.reuse import tells_others
 from farm.words.protocol import Protocol, Software
 from farm.words.reading import Details
 
@@ -167,7 +167,7 @@ def datasets(session: Session, model: str) -> list[Dataset]:
     newest: dict[Circumstances, dict[tuple[str, str], Any]] = defaultdict(dict)
     of: dict[tuple[int, str, str], tuple[Circumstances, str]] = {}
     for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
-        if row.method is None or (DOUBTFUL | {"study"}) & set(row.flags or ()) or not row.time_us > 0:
+        if row.method is None or not tells_others(row.flags) or not row.time_us > 0:
             continue
         key = (row.method, row.software_id, row.protocol_id)
         if key not in of:

@@ -18,7 +18,7 @@ from farm.prediction.described import Described, describe
 from farm.prediction.families import model_family
 from farm.prediction.predictors import Answers
 from farm.store import tables
-from farm.store.reuse import DOUBTFUL
+from farm.store.reuse import tells_others
 from farm.words.protocol import Protocol, Variant
 
 
@@ -157,7 +157,7 @@ def _wholes(session: Session, about: Circumstances) -> Mapping[str, Any]:
     return {
         row.subject_id: row
         for row in session.execute(query.order_by(_READING.created_at_s, _READING.id))
-        if not (DOUBTFUL | {"study"}) & set(row.flags or ())
+        if tells_others(row.flags)
     }
 
 

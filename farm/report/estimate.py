@@ -26,7 +26,7 @@ from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.calls import classes
-from farm.store.reuse import DOUBTFUL
+from farm.store.reuse import tells_others
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Figure, Part, ReadingView, Whole
 from farm.words.label import label_of
@@ -504,7 +504,7 @@ def _sets(
     for batch in in_batches(subjects):
         query = sqlalchemy.select(*(_READING[name] for name in _ROW)).where(*about, _READING.subject_id.in_(batch))
         for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
-            if row.method is not None and not (DOUBTFUL | {"study"}) & set(row.flags or ()):
+            if row.method is not None and tells_others(row.flags):
                 found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
     return found
 

@@ -14,7 +14,7 @@ from farm.prediction import kept
 from farm.prediction.predictor import KeptPredictor, Predictor, RooflinePredictor
 from farm.prediction.roofline import Roofline
 from farm.store import tables
-from farm.store.reuse import DOUBTFUL
+from farm.store.reuse import tells_others
 from farm.words.protocol import Protocol
 
 FILLS = ("auto", "none", "roofline")
@@ -79,9 +79,7 @@ def _notes(session: Session, found: kept.Kept) -> list[str]:
         _READING.method == circumstances.method,
         _READING.simulated.is_(False),
     )
-    there = sorted(
-        {row.subject_id for row in session.execute(query) if not (DOUBTFUL | {"study"}) & set(row.flags or ())}
-    )
+    there = sorted({row.subject_id for row in session.execute(query) if tells_others(row.flags)})
     new = len(there) - int(found.has_learnt(there).sum())
     if not new:
         return []

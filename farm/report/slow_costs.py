@@ -15,7 +15,7 @@ from farm.asking.command import command_of
 from farm.errors import UsageError
 from farm.store import tables
 from farm.store.batches import in_batches
-from farm.store.reuse import DOUBTFUL
+from farm.store.reuse import tells_others
 from farm.training.life import Life
 from farm.training.placement import Placing, SlowCosts
 from farm.training.recorded import StepCall
@@ -147,7 +147,7 @@ def read_slow(
             _READING.simulated.is_(False),
         )
         for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
-            if not (DOUBTFUL | {"study"}) & set(row.flags or ()):
+            if tells_others(row.flags):
                 newest[row.card_model, row.software_id][row.subject_id, *words[row.protocol_id]] = row.time_us
     best = None
     for (model, _), rows in newest.items():

@@ -73,6 +73,11 @@ def sound(reading: tables.Reading) -> bool:
     return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
 
 
+def tells_others(flags: Iterable[str] | None) -> bool:
+    """Whether a reading with these flags may say what a call takes elsewhere: not doubtful, and not of a study's own windows."""
+    return not (DOUBTFUL | {"study"}) & set(flags or ())
+
+
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
     """Whether a reading is tight enough. One that did not converge serves who would not wait longer than it was given.
 
