@@ -167,7 +167,7 @@ def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
     packet = getattr(func, "overloadpacket", None)
     for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
         variant = getattr(packet, name)
-        if torch.Tag.out not in variant.tags or torch.Tag.generated in variant.tags:
+        if torch.Tag.generated in variant.tags:
             continue
         written = [one.name for one in variant._schema.arguments if one.is_out]
         taken = [one.name for one in variant._schema.arguments if not one.is_out]
@@ -260,7 +260,8 @@ class _Pool:
         self._slow = slow
         self._device = device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
-        self._next = -(-self._room.data_ptr() // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        # Behind the room's own first byte: the caching allocator tells what it frees by its address.
+        self._next = (self._room.data_ptr() // _ALIGNED_BYTES + 1) * _ALIGNED_BYTES
         # What is kept for good knows the pool only as long as somebody else has it, with its room.
         asked = functools.partial(_take_from, weakref.ref(self))
         take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(asked)
