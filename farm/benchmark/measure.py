@@ -28,7 +28,7 @@ from farm.benchmark.levels import Levels
 from farm.benchmark.neighbours import Others, read_context
 from farm.benchmark.passes import grad_mode, numeric_flags
 from farm.benchmark.places import read_places
-from farm.benchmark.power import FLOOR_TICKS, window_power
+from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
 from farm.benchmark.workload import Workload, prepare, why_it_raised
@@ -54,13 +54,20 @@ class Gate:
     slope_c_per_s: float
     span_s: float  # over which the slope is taken: cards tell whole degrees, ten times a second
     ceiling_s: float  # of warm-up and waiting together
+    energy: bool = True  # whether a window is long enough for the energy counter
 
     def ceiling(self, stopping: Stopping) -> float:
         """Whoever asks for short windows gets short waits."""
         return min(self.ceiling_s, 1.5 * stopping.maximum_s)
 
+    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> Power:
+        return window_power(sampler, begin_s, end_s) if self.energy else Power(None, None, "", begin_s, end_s)
+
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
+#: A tuple with tensors in slow memory has many configurations, and is asked for its time: a wire does not warm up.
+TIMED = Gate(math.inf, 0.0, 0.0, energy=False)
+TIMED_WINDOW_S = 0.1  # the least, where no counter has to move
 WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling allows it
 
 # What a card should tell so that a reading is known to be good; power has sources and flags of its own.
@@ -174,9 +181,8 @@ class Bench:
                     workload = prepare(subject, protocol, self.torch_device)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
-                    reading = self._steady_until_good(
-                        workload, _for_kind(stopping, subject), GATES[subject.kind], on_phase, ledger
-                    )
+                    gate = TIMED if protocol.placement else GATES[subject.kind]
+                    reading = self._steady_until_good(workload, _for_kind(stopping, subject), gate, on_phase, ledger)
                     if _moved(before, workload.written_sizes()):
                         reading = reading.flagged("values_moved")
                 reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
@@ -249,14 +255,14 @@ class Bench:
             while time.perf_counter() - start_s < stopping.warm_up_s:
                 clock.step()
             slope_c_per_s = self._settle(clock, sampler, gate, start_s, start_s + gate.ceiling(stopping))
-            begin_s = self._window_begin(clock, sampler)
+            begin_s = self._window_begin(clock, sampler, gate)
             on_phase("window", {})
             others_s = self.device.foreign_cpu_s()
-            converged = self._run_window(clock, sampler, begin_s, stopping)
+            converged = self._run_window(clock, sampler, begin_s, stopping, gate)
             end_s = time.perf_counter()
             others_until_s = self.device.foreign_cpu_s()
             clock.finish()
-        power = window_power(sampler, begin_s, end_s)
+        power = gate.power(sampler, begin_s, end_s)
         seen = sampler.window(power.begin_s, power.end_s)
         rounds = clock.between(power.begin_s, power.end_s) or clock.between(begin_s, math.inf) or clock.done[-1:]
         foreign = foreign_before | seen.foreign_processes | self._foreign_processes()
@@ -273,7 +279,7 @@ class Bench:
             ceiling_s=stopping.maximum_s,
             warm_up_s=begin_s - start_s,
             warm_up_slope_c_per_s=slope_c_per_s,
-            unsettled=tells and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
+            unsettled=tells and gate.energy and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             foreign=foreign,
             foreign_cpu_share=share,
             lacking=self._lacking(),
@@ -305,10 +311,10 @@ class Bench:
                     return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
             clock.step()
 
-    def _window_begin(self, clock: Clock, sampler: Sampler) -> float:
+    def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
         """Now, or when the energy counter next moves: work goes on until then."""
         now_s = time.perf_counter()
-        if not sampler.counts_energy:
+        if not sampler.counts_energy or not gate.energy:
             return now_s
         while time.perf_counter() - now_s < 1.0:
             clock.step()
@@ -318,9 +324,10 @@ class Bench:
         sampler.do_without_counter()  # it does not move: a window need not wait for it
         return now_s
 
-    def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping) -> bool:
+    def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
         """Launch rounds until the stopping rule is met (True) or the time is up (False)."""
         next_check_s = begin_s
+        minimum_s = stopping.minimum_s if gate.energy else min(TIMED_WINDOW_S, stopping.minimum_s)
         while True:
             clock.step()
             now_s = time.perf_counter()
@@ -328,7 +335,7 @@ class Bench:
                 continue
             next_check_s = now_s + CHECK_S
             elapsed_s = now_s - begin_s
-            if elapsed_s >= stopping.minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping):
+            if elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate):
                 return True
             # Passes longer than a window still get three of them, so that there is an interval, within reason.
             if elapsed_s >= stopping.maximum_s and (
@@ -336,10 +343,12 @@ class Bench:
             ):
                 return False
 
-    def _good_enough(self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping) -> bool:
-        if sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= FLOOR_TICKS:
+    def _good_enough(
+        self, clock: Clock, sampler: Sampler, begin_s: float, now_s: float, stopping: Stopping, gate: Gate
+    ) -> bool:
+        if gate.energy and sampler.counts_energy and len(sampler.ticks(begin_s)[0]) <= FLOOR_TICKS:
             return False
-        power = window_power(sampler, begin_s, now_s)
+        power = gate.power(sampler, begin_s, now_s)
         values = pass_times_us(clock.between(power.begin_s, power.end_s))
         if len(values) < 3:
             return False

@@ -245,7 +245,8 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
 
 _SEGMENT_BYTES = 20 * 2**20  # what the caching allocator asks for where it wants more than 1 and less than 10 MiB
 _ALIGNED_BYTES = 2 * 2**20
-_KEPT: list[Any] = []  # callbacks that the allocator may call until the process ends
+_MIXED = "Its output cannot be kept apart from its workspaces in the allocator's pool."
+_KEPT: list[Any] = []  # allocators and what they call: a pool that is gone still gives its memory back through them
 
 
 class _Pool:
@@ -266,13 +267,13 @@ class _Pool:
         asked = functools.partial(_take_from, weakref.ref(self))
         take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(asked)
         give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_give_back)
-        _KEPT.append((take, give))
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
-        self._allocator = torch._C._cuda_customAllocator(*addresses)
+        allocator = torch._C._cuda_customAllocator(*addresses)
+        _KEPT.append((take, give, allocator))
         try:
-            self.pool = torch.cuda.MemPool(self._allocator, no_split=True)  # each request serves one tensor
+            self.pool = torch.cuda.MemPool(allocator, no_split=True)  # each request serves one tensor
         except TypeError:  # of an older torch
-            self.pool = torch.cuda.MemPool(self._allocator)
+            self.pool = torch.cuda.MemPool(allocator)
 
     def _take(self, size_bytes: int, device: int, stream: int | None) -> int | None:
         if (storage := self._slow.get(len(self.requests))) is not None and storage.nbytes() >= size_bytes:
@@ -328,7 +329,11 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     torch.cuda.synchronize(device)
     if None in places.values():
         raise Unmeasurable("not_available", "Its output cannot be placed: it is allocated elsewhere than others.")
-    slow = {place: memory.storage(sizes[place]) for place in places.values() if place is not None}
+    chosen = {place for place in places.values() if place is not None}
+    # What was given back is handed out again by its size, to whoever asks for as much.
+    if any(sizes[place] == size for place in chosen for other, size in enumerate(sizes) if other not in chosen):
+        raise Unmeasurable("not_available", _MIXED)
+    slow = {place: memory.storage(sizes[place]) for place in chosen}
     addresses = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in slow.values()]
     pool = _Pool(device, fast_bytes, slow)
     del first
@@ -339,9 +344,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
             tensors = made(output, frozenset(map(storage_key, one.tensors)))
             for number in wanted:
                 if not any(begin <= tensors[number].data_ptr() < end for begin, end in addresses):
-                    raise Unmeasurable(
-                        "not_available", "Its output cannot be kept apart from its workspaces in the allocator's pool."
-                    )
+                    raise Unmeasurable("not_available", _MIXED)
             return output
 
         return once

@@ -10,6 +10,7 @@ from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import numeric_flags, operator_passes
 from farm.benchmark.slow_memory import PinnedMemory
 from farm.benchmark.workload import prepare
+from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.words.protocol import Protocol, Subject
@@ -48,14 +49,13 @@ TUPLES = {
     "batch_norm": (nn.BatchNorm2d(64), ((32, 64, 56, 56),), False),
     "pool": (nn.MaxPool2d(2), ((32, 64, 56, 56),), False),
     "layer_norm": (nn.LayerNorm(1024), ((8192, 1024),), True),
-    "small_layer_norm": (nn.LayerNorm(64), ((64, 64),), True),
     "attention": (Attention(), ((8, 12, 512, 64),), True),
     "conv1d": (nn.Conv1d(64, 64, 3), ((32, 64, 4096),), True),
 }
 
 
 def subject_of(name: str) -> Subject:
-    module, shapes, _ = TUPLES[name]
+    module, shapes, _ = {**TUPLES, "small_layer_norm": (nn.LayerNorm(64), ((64, 64),), True)}[name]
     inputs = [torch.ones(shape, device=CARD) for shape in shapes]
     with torch.no_grad():
         (spec,) = capture(module.eval().to(CARD), inputs, device_type="cuda").tuples.values()
@@ -90,6 +90,12 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
     print(name, placement, passes.details.workspaces)  # noqa: T201 - for who runs it with -s
     results.clear()
     del found, graph
+
+
+def test_an_output_as_small_as_what_is_made_beside_it_is_not_placed() -> None:
+    subject = subject_of("small_layer_norm")
+    with pytest.raises(Unmeasurable, match="cannot be kept apart from its workspaces"):
+        operator_passes(subject, Protocol(placement="out0"), CARD, PinnedMemory(CARD))
 
 
 @pytest.mark.parametrize("name", ["linear", "conv2d", "layer_norm"])
