@@ -31,7 +31,6 @@ from farm.operators.placing import made, storage_key
 from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
-Result = Callable[[], torch.Tensor]  # memory for a result: the same slow one each time, or fast as it is allocated
 Write = Callable[[Sequence[torch.Tensor]], object]  # run an operator with its results in these tensors
 
 _aten = torch.ops.aten
@@ -63,13 +62,10 @@ def placed_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) 
     watched = _watched(rebuilt)
     if missing := [number for number in wanted if number >= len(watched.outputs)]:
         raise Unmeasurable("not_available", f"It makes {len(watched.outputs)} outputs: there is no out{missing[0]}.")
-    into: dict[int, list[Result]] = {}
+    into: dict[int, list[torch.Tensor]] = {}
     for number in wanted:
         call, position = watched.makers[storage_key(watched.outputs[number])]
-        results = watched.results[call]
-        fast = [functools.partial(_empty, one.shape, one.stride(), one.dtype, one.device) for one in results]
-        slow = memory.like(results[position])
-        into.setdefault(call, list(fast))[position] = functools.partial(_same, slow)
+        into.setdefault(call, list(watched.results[call]))[position] = memory.like(watched.results[call][position])
     if all(watched.writable[call] for call in into):
         return Outputs(lambda one: _redirected(one, into), "fast")
     if rebuilt.device.type != "cuda":
@@ -116,7 +112,7 @@ def _watched(rebuilt: Rebuilt) -> _Watching:
 
 
 class _Redirecting(TorchDispatchMode):
-    def __init__(self, into: Mapping[int, Sequence[Result]]) -> None:
+    def __init__(self, into: Mapping[int, Sequence[torch.Tensor]]) -> None:
         super().__init__()
         self._into = into
         self._call = 0
@@ -129,18 +125,12 @@ class _Redirecting(TorchDispatchMode):
             return func(*args, **kwargs)
         write = _writer(func, args, kwargs)
         assert write is not None, "what was writable when it was watched is now, too"
-        return write([result() for result in results])
+        return write(results)
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) -> Pass:
+    """All results of a redirected call are kept, fast ones too: torch 2.11 crashes where C++ lets go last of what Python made."""
 
-
-def _empty(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-
-def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[Result]]) -> Pass:
     def run() -> object:
         with _Redirecting(into):
             return rebuilt.run()
