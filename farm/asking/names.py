@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from farm.errors import CaptureError, UnknownOperator
 from farm.words.protocol import Variant
 from farm.words.request import Request, named
+from farm.words.tuple import short_name_of
 
 
 def check_asked_operators(requests: Sequence[Request]) -> None:
@@ -29,11 +30,13 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     names = sorted(names)
     if not names:
         return
+    from farm.operators import aten
     from farm.operators.allowed import ALLOWED_OPERATORS
     from farm.operators.recipes import RECIPES
 
     # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
-    known = sorted({name.rpartition(".")[2] for name in ALLOWED_OPERATORS}, key=lambda name: (name[0].isupper(), name))
+    there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *aten.NAMES)}
+    known = sorted(there, key=lambda name: (name[0].isupper(), name))
     for name in names:
         if name not in known:
             raise UnknownOperator.named(name, _run_by(variants), RECIPES, known)

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -100,6 +101,28 @@ class CardLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextlib.contextmanager
+def turn(name: str, lock_dir: Path | str) -> Iterator[None]:
+    """Wait until nobody else of this host is at what has that name, which its cards share.
+
+    Raises:
+        SettingsError: there can be no lock in that directory.
+    """
+    path = Path(lock_dir) / f"{_file_name(name)}.lock"
+    _make_directory(path.parent)
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = _open(path)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SettingsError(
+                f"The lock of this host's {name} cannot be taken: {error}.",
+                "Give FARM_LOCK_DIR a directory on a local file system that all workers of this host may write to.",
+            ) from error
+        yield
 
 
 def _file_name(card_id: str) -> str:

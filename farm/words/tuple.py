@@ -230,13 +230,7 @@ class OperatorTuple:
     @property
     def short_name(self) -> str:
         """'Conv2d', 'add', 'convolution_backward': what tables group by."""
-        parts = self.operator.split(".")
-        if self.kind == "aten":  # aten.mul.Tensor: the last part says which of several of the name
-            return parts[1]
-        if parts[-1] == "__get__" and len(parts) > 1:
-            return parts[-2]
-        name = parts[-1].strip("_") if parts[-1].startswith("__") else parts[-1]
-        return _DUNDER.get(name, name) if parts[-1].startswith("__") else name
+        return short_name_of(self.operator)
 
     @property
     def activations(self) -> tuple[TensorSpec, ...]:
@@ -261,6 +255,19 @@ class OperatorTuple:
             if not any(True for _ in tensor_references(value)):
                 flat.setdefault(name, plain(value))
         return flat
+
+
+def short_name_of(operator: str) -> str:
+    """See `OperatorTuple.short_name`."""
+    parts = operator.split(".")
+    if parts[0] == "aten":  # aten.mul.Tensor: the last part says which of several of the name
+        return parts[1]
+    if parts[-1] == "__get__" and len(parts) > 1:
+        return parts[-2]
+    if not parts[-1].startswith("__"):
+        return parts[-1]
+    name = parts[-1].strip("_")
+    return _DUNDER.get(name, name)
 
 
 _DUNDER = {"iadd": "add_", "isub": "sub_", "imul": "mul_", "itruediv": "div_", "radd": "add", "rmul": "mul"}

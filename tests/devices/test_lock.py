@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from farm.devices.lock import CardLock
+from farm.devices.lock import CardLock, turn
 from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, SettingsError
 from farm.settings import settings
@@ -18,7 +19,7 @@ from farm.settings import settings
 CARD = "GPU-1234"
 HOLDER = """
 import sys, time
-from farm.devices.lock import CardLock
+from farm.devices.lock import CardLock, turn
 CardLock(sys.argv[1], sys.argv[2]).acquire()
 print("held", flush=True)
 time.sleep(60)
@@ -95,3 +96,25 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be opened") as caught:
         CardLock(CARD, tmp_path / "file").acquire()
     assert "FARM_LOCK_DIR" in caught.value.next_step
+
+
+def test_what_the_cards_of_a_host_share_is_used_by_one_at_a_time(tmp_path: Path) -> None:
+    order = []
+
+    def second() -> None:
+        with turn("slow-memory", tmp_path):
+            order.append("second")
+
+    waiting = threading.Thread(target=second)
+    with turn("slow-memory", tmp_path):
+        waiting.start()
+        waiting.join(0.1)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "second"]
+
+
+def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="slow-memory cannot be taken"), turn("slow-memory", tmp_path / "file"):
+        pass

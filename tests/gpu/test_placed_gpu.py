@@ -46,7 +46,7 @@ TUPLES = {
     "softmax": (nn.Softmax(-1), ((1024, 1024),), False),
     "conv2d": (nn.Conv2d(64, 64, 3, padding=1), ((32, 64, 56, 56),), False),
     "depthwise": (nn.Conv2d(64, 64, 3, padding=1, groups=64), ((32, 64, 56, 56),), False),
-    "batch_norm": (nn.BatchNorm2d(64), ((32, 64, 56, 56),), False),
+    "batch_norm": (nn.BatchNorm2d(64), ((32, 64, 56, 56),), True),
     "pool": (nn.MaxPool2d(2), ((32, 64, 56, 56),), False),
     "layer_norm": (nn.LayerNorm(1024), ((8192, 1024),), True),
     "attention": (Attention(), ((8, 12, 512, 64),), True),
