@@ -58,6 +58,7 @@ TORCH_ROOMS = (
     "farm/benchmark/passes.py",
     "farm/benchmark/placed.py",
     "farm/benchmark/places.py",
+    "farm/benchmark/planned_step.py",
     "farm/benchmark/process.py",
     "farm/benchmark/slow_memory.py",
     "farm/benchmark/verification.py",

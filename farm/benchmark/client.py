@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -248,6 +248,47 @@ class BenchmarkProcess:
             event = self._ask(
                 request, "in_place", "time calls in their model", time.monotonic() + timeout_s, on_phase=None
             )
+        return dict(event["found"])
+
+    def step(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
+        """A training step as the card runs it, as JSON: `farm.benchmark.planned_step.take_apart`.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        self.wait_ready()
+        request = {"request": "step", "subject": subject.to_json(), "protocol": protocol.to_json()}
+        event = self._ask(request, "step", "take the step apart", time.monotonic() + timeout_s, on_phase=None)
+        return dict(event["step"])
+
+    def planned_step(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        calls: Sequence[str],
+        plans: Sequence[Collection[int]],
+        *,
+        timeout_s: float = 300.0,
+    ) -> dict[str, Any]:
+        """What a step takes with all fast, and under plans, as JSON: `farm.benchmark.planned_step.compare`.
+
+        Args:
+            calls: the tuple ids of the step's.
+            plans: of each the numbers of the tensors that are slow.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        self.wait_ready()
+        request = {
+            "request": "planned_step",
+            "subject": subject.to_json(),
+            "protocol": protocol.to_json(),
+            "calls": list(calls),
+            "plans": [sorted(slow) for slow in plans],
+        }
+        with self._alone_on_the_wire():
+            event = self._ask(request, "planned_step", "run the step", time.monotonic() + timeout_s, on_phase=None)
         return dict(event["found"])
 
     def _alone_on_the_wire(self) -> contextlib.AbstractContextManager[None]:

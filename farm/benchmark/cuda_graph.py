@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,16 +29,23 @@ def capture_graph(
     a short tuple's whole window. Outputs die at once, so the calls of a graph write to the same memory, as the allocator
     does it in a running model.
     """
+    with capturing(device, pool) as captured:
+        for call in calls:
+            call()
+    return captured
+
+
+@contextlib.contextmanager
+def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of all that is launched inside."""
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
     # thread_local: the sampler and other threads may go on calling the driver.
     captured.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        for call in calls:
-            call()
+        yield captured
     except BaseException:
         with contextlib.suppress(RuntimeError):
             captured.capture_end()
         raise
     captured.capture_end()
-    return captured

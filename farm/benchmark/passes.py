@@ -10,7 +10,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
+Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # of what is free, for all copies together
@@ -246,12 +247,12 @@ def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> di
     }
 
 
-def as_launched(observe: Callable[[], Capture], protocol: Protocol, device: torch.device) -> Capture:
+def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.device) -> Seen:
     """What is observed in the run that is measured: with graph launch, the calls that are made while a graph is captured.
 
     A model may ask whether it is being captured, and run something else.
     """
-    found: list[Capture] = []
+    found: list[Seen] = []
 
     def watched() -> None:
         found.append(observe())

@@ -62,16 +62,15 @@ def placed_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) 
     watched = _watched(rebuilt)
     if missing := [number for number in wanted if number >= len(watched.outputs)]:
         raise Unmeasurable("not_available", f"It makes {len(watched.outputs)} outputs: there is no out{missing[0]}.")
-    into: dict[int, list[torch.Tensor]] = {}
-    for number in wanted:
-        call, position = watched.makers[storage_key(watched.outputs[number])]
-        into.setdefault(call, list(watched.results[call]))[position] = memory.like(watched.results[call][position])
-    if all(watched.writable[call] for call in into):
+    makers = [watched.makers[storage_key(watched.outputs[number])] for number in wanted]
+    if all(watched.writable[call] for call, _ in makers):
+        into: dict[int, list[torch.Tensor]] = {}
+        for call, position in makers:
+            into.setdefault(call, list(watched.results[call]))[position] = memory.like(watched.results[call][position])
         return Outputs(lambda one: _redirected(one, into), "fast")
     if rebuilt.device.type != "cuda":
-        names = ", ".join(sorted({str(watched.names[call]) for call in into if not watched.writable[call]}))
+        names = ", ".join(sorted({str(watched.names[call]) for call, _ in makers if not watched.writable[call]}))
         raise Unmeasurable("not_available", f"Its output cannot be placed: {names} writes only where it allocates.")
-    into.clear()
     del watched
     return _pooled(rebuilt, wanted, memory)
 

@@ -14,9 +14,10 @@ what is computed from them says where others read) goes in.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,7 +93,7 @@ class Player:
         self._capture, self._device = capture, device
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
-        self._given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
+        self.given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
         made: set[int] = set()
         outside: set[int] = set()
         wanted: dict[str, list[Call]] = defaultdict(list)
@@ -108,26 +109,39 @@ class Player:
             pristine = rebuild(capture.tuples[tuple_id], device)
             for call in calls:
                 for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
-                    if storage in outside and storage not in self._given:
-                        self._given[storage] = self._held(storage, base)
+                    if storage in outside and storage not in self.given:
+                        self.given[storage] = self._held(storage, base)
 
     def _held(self, storage: int, base: torch.Tensor) -> torch.UntypedStorage:
         """A copy of what memory holds that no call makes: the model's own integers, else what the tuple has there."""
         integers = self._capture.integers.get(storage)
         if integers is None or integers.device.type == "meta":
             return base.clone().untyped_storage()
-        return (
-            torch.empty(0, dtype=torch.uint8, device=integers.device)
-            .set_(integers)
-            .to(self._device, copy=True)
-            .untyped_storage()
-        )
+        return _bytes_of(integers).to(self._device, copy=True).untyped_storage()
 
-    def play(self, step: Step) -> None:
-        """Go through all calls. Memory that a call makes is let go of behind the last that reads it."""
+    def placed(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
+        """The same calls, with these of the storages that no call makes where ``copied`` puts them.
+
+        What lies on the host all the same stays there.
+        """
+        other = copy.copy(self)
+        other.given = {
+            number: copied(_bytes_of(memory)).untyped_storage()
+            if number in storages and memory.device.type == self._device.type
+            else memory
+            for number, memory in self.given.items()
+        }
+        return other
+
+    def play(self, step: Step, *, once: bool = False) -> None:
+        """Go through all calls. Memory that a call makes is let go of behind the last that reads it.
+
+        Args:
+            once: a step runs its operator a single time, so that what it counts stands where one run leaves it.
+        """
         from farm.operators.rebuild import Rebuilt
 
-        memory = dict(self._given)
+        memory = dict(self.given)
         for call in self._capture.calls:
             shapes = self._shapes[call.tuple_id]
             storages = [
@@ -138,7 +152,7 @@ class Player:
             counters = [
                 (base, base.clone())
                 for number, base in zip(self._numbers(call), storages, strict=True)
-                if number in call.writes and not base.is_floating_point()
+                if not once and number in call.writes and not base.is_floating_point()
             ]
             out = step(call, operator)
             if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
@@ -152,7 +166,7 @@ class Player:
             new = [storage for storage in call.writes if storage not in call.reads]
             memory.update(zip(new, fresh.values(), strict=False))
             for storage in (*call.reads, *call.writes):
-                if self._last[storage] == call.index and storage not in self._given:
+                if self._last[storage] == call.index and storage not in self.given:
                     memory.pop(storage, None)
 
     def _numbers(self, call: Call) -> list[int]:
@@ -160,6 +174,10 @@ class Player:
         spec = self._capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
         return [behind[number] for number in range(len(behind))]
+
+
+def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
 def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -12,6 +12,8 @@ input ends, also in the middle of a measurement, and when its parent dies.
     in   {"request": "measure", "id", "subject", "protocol", "predicted": {tuple id: count} | null, "stopping"}
          {"request": "verify", "id", "subject", "protocol", "predicted"}
          {"request": "in_place", "id", "subject", "protocol", "most"}
+         {"request": "step", "id", "subject", "protocol"}
+         {"request": "planned_step", "id", "subject", "protocol", "calls": [tuple id], "plans": [[number of a tensor]]}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
          {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | places | context,
@@ -19,6 +21,8 @@ input ends, also in the middle of a measurement, and when its parent dies.
          {"event": "reading", "id", "reading"}
          {"event": "verified", "id", "observed": capture | null, "verification": {...}}
          {"event": "in_place", "id", "found"}
+         {"event": "step", "id", "step": a training step as it is run}
+         {"event": "planned_step", "id", "found"}
          {"event": "fingerprint", "id", "fingerprint"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
          {"event": "refused", "message"}     a line that is no request; nothing is done
@@ -54,6 +58,7 @@ from farm.words.verification import Verification
 
 PR_SET_PDEATHSIG = 1
 END = object()
+NO_SLOW_MEMORY = "This card has no slow memory."
 
 
 class Answers:
@@ -134,6 +139,13 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
         if request["request"] == "in_place":
             answers.send("in_place", id=item_id, found=runner.in_place(subject, protocol, request["most"]))
             return True
+        if request["request"] == "step":
+            answers.send("step", id=item_id, step=runner.step(subject, protocol))
+            return True
+        if request["request"] == "planned_step":
+            found = runner.planned_step(subject, protocol, request["calls"], request["plans"])
+            answers.send("planned_step", id=item_id, found=found)
+            return True
         if runner.check_due and (unfit := runner.check()):
             # As if it had died of it: the process that comes next begins with the same check, and that one decides.
             raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
@@ -195,7 +207,17 @@ class Runner:
 
     def in_place(self, subject: Subject, protocol: Protocol, most: int | None) -> dict[str, Any]:
         """What calls of a variant take with tensors in slow memory, see `farm.benchmark.in_place`."""
-        raise Unmeasurable("not_available", "This card has no slow memory.")
+        raise Unmeasurable("not_available", NO_SLOW_MEMORY)
+
+    def step(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
+        """A training step as the card runs it, see `farm.benchmark.planned_step`."""
+        raise Unmeasurable("not_available", NO_SLOW_MEMORY)
+
+    def planned_step(
+        self, subject: Subject, protocol: Protocol, calls: list[str], plans: list[list[int]]
+    ) -> dict[str, Any]:
+        """What it takes with all fast and under plans, see `farm.benchmark.planned_step`."""
+        raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
     def unhealthy(self) -> str:
         """What is wrong with the card (`farm.benchmark.health`), "" for nothing."""
@@ -320,6 +342,18 @@ class TorchRunner(TorchVerifier):
 
         return in_place.compare(subject, protocol, self._torch_device, most)
 
+    def step(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
+        from farm.benchmark import planned_step
+
+        return planned_step.take_apart(subject, protocol, self._torch_device).to_json()
+
+    def planned_step(
+        self, subject: Subject, protocol: Protocol, calls: list[str], plans: list[list[int]]
+    ) -> dict[str, Any]:
+        from farm.benchmark import planned_step
+
+        return planned_step.compare(subject, protocol, self._torch_device, calls, plans).to_json()
+
     def unhealthy(self) -> str:
         if self._health is None:
             self._health = HealthCheck(self._torch, self._torch_device)
@@ -387,6 +421,8 @@ _VERIFY = {"id": int, "subject": dict, "protocol": dict}
 _NEEDED: dict[str, dict[str, type]] = {
     "fingerprint": {"id": int},
     "in_place": _VERIFY,
+    "step": _VERIFY,
+    "planned_step": {**_VERIFY, "calls": list, "plans": list},
     "verify": _VERIFY,
     "measure": {**_VERIFY, "stopping": dict},
 }

@@ -42,6 +42,12 @@ class SlowMemory(ABC):
             Unmeasurable: out_of_memory, with the limit.
         """
 
+    def check_room(self, size_bytes: int) -> None:  # noqa: B027 - not all can tell
+        """
+        Raises:
+            Unmeasurable: out_of_memory: so much cannot be had, told before any of it is taken.
+        """
+
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for a tensor of the same shape, strides and offset; its values are whatever was there."""
         storage = self.storage(tensor.untyped_storage().nbytes())
@@ -75,6 +81,9 @@ class PinnedMemory(SlowMemory):
             raise Unmeasurable("not_available", "This card cannot map the host's memory, so it has no slow memory.")
         self._device = torch.device("cuda", device.index or 0)
         self._held: list[torch.Tensor] = []
+
+    def check_room(self, size_bytes: int) -> None:
+        check_room(size_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
         check_room(size_bytes)

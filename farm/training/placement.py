@@ -18,7 +18,7 @@ import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from farm.errors import UsageError
 from farm.training.life import ALLOCATED_BYTES, Life, last_held
@@ -77,6 +77,53 @@ class PlacementPlan:
     peak_bytes: int
     gap: float
     in_time: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A step as it was run.
+
+    Attributes:
+        half_width_us: of its 95 % interval.
+        graphs: launched one behind the other for one step; 0 where Python launches its calls.
+        stayed_fast: numbers of tensors that were to be slow, and could not be placed.
+    """
+
+    time_us: float
+    half_width_us: float
+    graphs: int = 0
+    stayed_fast: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "stayed_fast": list(self.stayed_fast)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "stayed_fast": tuple(data["stayed_fast"])})
+
+
+@dataclass(frozen=True)
+class AsRun:
+    """A step as a card ran it, with all fast and under each plan.
+
+    Attributes:
+        slow_memory: what it was.
+        plans: in the plans' order; why not, for one that could not be run.
+    """
+
+    slow_memory: str
+    fast: Run
+    plans: tuple[Run | str, ...]
+    took_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        plans = [one if isinstance(one, str) else one.to_json() for one in self.plans]
+        return {**vars(self), "fast": self.fast.to_json(), "plans": plans}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        plans = tuple(one if isinstance(one, str) else Run.from_json(one) for one in data["plans"])
+        return cls(**{**data, "fast": Run.from_json(data["fast"]), "plans": plans})
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 from farm.operators.recorder import Call, Capture, StorageSpec
 from farm.words.tuple import OperatorTuple
+from farm.words.validation import parse
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +134,45 @@ class StepCapture:
             traces={},
             owners=self.operators,
             integers=self.integers,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All but ``operators`` and ``integers``."""
+        return {
+            "tuples": [spec.to_json() for spec in self.tuples.values()],
+            "calls": [asdict(call) for call in self.calls],
+            "owners": [asdict(owner) for owner in self.owners],
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "unowned": self.unowned,
+            "overlaps": self.overlaps,
+            "loss": self.loss,
+            "device_type": self.device_type,
+            "flops": self.flops,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            TupleRejected: one of its tuples is none.
+        """
+        specs = map(parse, data["tuples"])
+        return cls(
+            tuples={spec.id: spec for spec in specs},
+            calls=tuple(
+                StepCall(**{**call, "reads": tuple(call["reads"]), "writes": tuple(call["writes"])})
+                for call in data["calls"]
+            ),
+            owners=tuple(Owner(**owner) for owner in data["owners"]),
+            tensors=tuple(
+                TensorLife(**{**tensor, "shape": tuple(tensor["shape"]), "uses": tuple(tensor["uses"])})
+                for tensor in data["tensors"]
+            ),
+            unowned=tuple(data["unowned"]),
+            overlaps=tuple(data["overlaps"]),
+            loss=data["loss"],
+            device_type=data["device_type"],
+            flops=data["flops"],
         )
 
     def __repr__(self) -> str:

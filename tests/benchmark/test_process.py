@@ -92,6 +92,13 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
     assert process.starts == 2
 
 
+def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
+    for ask in (process.step, lambda *about: process.planned_step(*about, calls=[], plans=[])):
+        with pytest.raises(Unmeasurable, match="has no slow memory"):
+            ask(subject("variant"), PROTOCOL)
+    process.measure(subject(), PROTOCOL, STOPPING)
+
+
 def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(process: BenchmarkProcess) -> None:
     process.measure(subject(simulate="print"), PROTOCOL, STOPPING)
     deadline = time.monotonic() + 5

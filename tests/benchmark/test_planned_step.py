@@ -1,0 +1,105 @@
+"""A training step run with tensors in slow memory: a fake one, behind the same interface."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from farm.benchmark import planned_step
+from farm.benchmark.places import Player
+from farm.benchmark.planned_step import PlannedStep, run_planned
+from farm.benchmark.slow_memory import cannot_pin
+from farm.errors import Unmeasurable
+from farm.models import catalog
+from farm.training.placement import AsRun
+from farm.training.recorded import StepCapture
+from farm.training.taking_apart import take_step_apart
+from farm.words.protocol import Protocol, Subject
+from tests.benchmark.test_placed import Fake
+
+CPU = torch.device("cpu")
+EAGERLY = Protocol(launch="eager")
+VARIANT = catalog.variant("squeezenet1_1", 2, input_size=32, step="training")
+SUBJECT = Subject("variant", VARIANT.id, VARIANT.to_json())
+
+
+@pytest.fixture(autouse=True)
+def a_fake_slow_memory(monkeypatch):
+    monkeypatch.setattr(planned_step, "slow_memory_of", lambda device: Fake())
+
+
+@pytest.fixture(scope="module")
+def step():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planned_step, "slow_memory_of", lambda device: Fake())
+        return planned_step.take_apart(SUBJECT, EAGERLY, CPU)
+
+
+def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_taken_apart_without(step):
+    apart = take_step_apart(VARIANT)
+    assert step.calls == apart.calls
+    assert [dataclasses.replace(one, name="") for one in step.tensors] == [
+        dataclasses.replace(one, name="") for one in apart.tensors
+    ]
+
+
+def test_a_step_comes_through_as_json(step):
+    assert StepCapture.from_json(json.loads(json.dumps(step.to_json()))) == step
+
+
+def gradients_of(step, play):
+    """What the optimizer adds to its state, which was nothing, in one more run."""
+    with torch.no_grad():
+        again = play.replayed()
+        held = [play.player.given[one.number] for one in step.tensors if one.role == "optimizer state"]
+        assert held
+        for storage in held:
+            storage.fill_(0)
+        torch.manual_seed(0)  # of what is dropped
+        again()
+    return [torch.empty(0, device=storage.device).set_(storage).clone() for storage in held]
+
+
+def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
+    capture = step.as_capture()
+    slow = frozenset(one.number for one in step.tensors if one.size_bytes and one.number % 2)
+    fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
+    planned = PlannedStep(Player(capture, CPU), capture, slow, Fake, CPU)
+    for wanted, found in zip(gradients_of(step, fast), gradients_of(step, planned), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+    made = {number for call in capture.calls for number in call.writes if number not in call.reads}
+    assert 0 < len(planned.stayed_fast) < len(slow & made)  # a convolution on a CPU writes only where it allocates
+    assert planned.stayed_fast <= slow & made
+    sizes = {one.number: one.size_bytes for one in step.tensors}
+    there = [storage.nbytes() for fake in planned.memories for storage in fake.storages]
+    used = {number for call in capture.calls for number in (*call.reads, *call.writes)}
+    assert sorted(there) == sorted(sizes[number] for number in (slow & used) - planned.stayed_fast)
+
+
+def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_be_had_sinks_no_other(step):
+    class Small(Fake):
+        def check_room(self, size_bytes):
+            if size_bytes > 10**6:
+                raise cannot_pin(size_bytes)
+
+    parameters = [one.number for one in step.tensors if one.role == "parameter"]
+    everything = [one.number for one in step.tensors]
+    found = run_planned(step.as_capture(), [parameters[:4], everything], Small, CPU, window_s=0.01)
+    few, all_slow = found.plans
+    assert (few.stayed_fast, few.graphs, found.slow_memory) == ((), 0, "fake memory")
+    assert min(found.fast.time_us, found.fast.half_width_us, few.time_us, few.half_width_us) > 0
+    assert "cannot be pinned" in all_slow
+    assert AsRun.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_a_plan_of_other_calls_is_refused_in_a_line(step):
+    calls = [call.tuple_id for call in step.calls]
+    with pytest.raises(Unmeasurable, match=r"another step than this card runs: .* from call 1 on they are others"):
+        planned_step.compare(SUBJECT, EAGERLY, CPU, [calls[0], *calls[2:], calls[1]], [])
+
+
+def test_a_card_without_slow_memory_is_refused_in_a_line(monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(Unmeasurable, match="NUMA node"):
+        planned_step.take_apart(SUBJECT, EAGERLY, CPU)

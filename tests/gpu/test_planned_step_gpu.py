@@ -1,0 +1,90 @@
+"""A training step with tensors in pinned host memory on a real NVIDIA card. Skipped without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from farm.benchmark.passes import numeric_flags
+from farm.benchmark.places import Player
+from farm.benchmark.planned_step import PlannedStep, compare, run_planned, take_apart
+from farm.benchmark.slow_memory import PinnedMemory
+from farm.models import catalog
+from farm.training.placement import Run
+from farm.training.recorded import StepCapture
+from farm.words.protocol import Protocol, Subject
+from tests.benchmark.test_planned_step import gradients_of
+from tests.gpu import NEEDS_A_CARD
+
+pytestmark = NEEDS_A_CARD
+CARD = torch.device("cuda", 0)
+VARIANT = catalog.variant("resnet18", 8, step="training")
+SUBJECT = Subject("variant", VARIANT.id, VARIANT.to_json())
+
+
+@pytest.fixture(autouse=True)
+def on_one_stream() -> Iterator[None]:
+    with torch.no_grad(), numeric_flags(Protocol()), torch.cuda.stream(torch.cuda.Stream(CARD)):
+        yield
+    torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="module")
+def step() -> StepCapture:
+    with torch.cuda.stream(torch.cuda.Stream(CARD)):
+        return take_apart(SUBJECT, Protocol(), CARD)
+
+
+def memory() -> PinnedMemory:
+    return PinnedMemory(CARD)
+
+
+def half_of(step: StepCapture) -> frozenset[int]:
+    """Every other tensor, and all that a convolution's backward makes: these need pools of their own."""
+    backward = [call for call in step.calls if "convolution_backward" in step.tuples[call.tuple_id].operator]
+    assert len(backward) == 20
+    made = {number for call in backward for number in call.writes if number not in call.reads}
+    return frozenset(one.number for one in step.tensors if one.size_bytes and (one.number % 2 or one.number in made))
+
+
+def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: StepCapture) -> None:
+    capture, slow = step.as_capture(), half_of(step)
+    fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
+    wanted = gradients_of(step, fast)
+    assert len(fast.graphs) == 1
+    planned = PlannedStep(Player(capture, CARD), capture, slow, memory, CARD)
+    found = gradients_of(step, planned)
+    sizes = {one.number: one.size_bytes for one in step.tensors}
+    stayed = sum(sizes[number] for number in planned.stayed_fast)
+    print(len(planned.graphs), "graphs;", len(slow), "slow, of these", len(planned.stayed_fast), "stayed fast:", stayed)  # noqa: T201 - for who runs it with -s
+    assert len(planned.graphs) > 2
+    assert len(planned.stayed_fast) < len(slow) / 2
+    assert any(float(one.abs().max()) > 0 for one in wanted)
+    for one, other in zip(wanted, found, strict=True):
+        largest = float(one.abs().max())
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-2 * largest, equal_nan=True)
+
+
+def test_a_step_takes_longer_with_tensors_in_slow_memory(step: StepCapture) -> None:
+    found = run_planned(step.as_capture(), [half_of(step), []], memory, CARD, window_s=0.2)
+    slow, fast_again = found.plans
+    assert isinstance(slow, Run), slow
+    assert isinstance(fast_again, Run), fast_again
+    print(found)  # noqa: T201 - for who runs it with -s
+    assert (found.slow_memory, found.fast.graphs, fast_again.graphs) == ("pinned host memory", 1, 1)
+    assert slow.graphs > 1
+    assert slow.time_us > 1.5 * found.fast.time_us
+    assert fast_again.time_us == pytest.approx(found.fast.time_us, rel=0.1)
+
+
+def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: StepCapture) -> None:
+    parameters = [one.number for one in step.tensors if one.role == "parameter"]
+    apart = take_apart(SUBJECT, Protocol(), CARD)
+    assert [call.tuple_id for call in apart.calls] == [call.tuple_id for call in step.calls]
+    found = compare(SUBJECT, Protocol(), CARD, [call.tuple_id for call in apart.calls], [parameters])
+    (slow,) = found.plans
+    assert isinstance(slow, Run), slow
+    assert slow.stayed_fast == ()
+    assert slow.time_us > found.fast.time_us
