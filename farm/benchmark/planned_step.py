@@ -17,6 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -157,10 +158,8 @@ def _let_go(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        for name in (
-            "_accelerator_emptyHostCache",
-            "_host_emptyCache",
-        ):  # pinned memory, too; one of them by the version
+        # Pinned memory, too; the version has one of them.
+        for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
             getattr(torch._C, name, lambda: None)()
 
 
@@ -214,26 +213,25 @@ class PlannedStep:
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.storages[number].size_bytes]
         wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
-        largest_first = sorted(wanted, key=lambda place: -self._capture.storages[wanted[place]].size_bytes)
-        outputs, there = self._most_of(operator, largest_first)
+        largest_first = tuple(sorted(wanted, key=lambda place: -self._capture.storages[wanted[place]].size_bytes))
+        placed = self._most_of(operator, largest_first)
+        there = placed.there if placed is not None else ()
         self.stayed_fast.update(wanted[place] for place in wanted if place not in there)
-        if outputs is None:
+        if placed is None:
             return operator.run()
-        self._outputs[call.index] = outputs
-        return outputs.run(operator)()
+        self.memories.append(placed.memory)
+        self._outputs[call.index] = placed.outputs
+        return placed.outputs.run(operator)()
 
-    def _most_of(self, operator: Rebuilt, wanted: list[int]) -> tuple[Outputs | None, list[int]]:
-        """All of these outputs where that goes, else as many as do one after the other; and which."""
-        if not wanted or (outputs := self._tried(operator, wanted)) is not None:
-            return (outputs, wanted) if wanted else (None, [])
-        found: Outputs | None = None
-        there: list[int] = []
+    def _most_of(self, operator: Rebuilt, wanted: tuple[int, ...]) -> _Placed | None:
+        """All of these outputs where that goes, else as many as do one after the other."""
+        if not wanted or (found := self._tried(operator, wanted)) is not None:
+            return found if wanted else None
         for place in wanted if len(wanted) > 1 else ():
-            if (more := self._tried(operator, [*there, place])) is not None:
-                found, there = more, [*there, place]
-        return found, there
+            found = self._tried(operator, (*(found.there if found else ()), place)) or found
+        return found
 
-    def _tried(self, operator: Rebuilt, wanted: Sequence[int]) -> Outputs | None:
+    def _tried(self, operator: Rebuilt, wanted: tuple[int, ...]) -> _Placed | None:
         memory = self._make_memory()  # of this attempt: what was taken for one that fails goes with it
         try:
             outputs = placed_outputs(operator, wanted, memory)
@@ -242,8 +240,7 @@ class PlannedStep:
             if error.reason != "not_available":
                 raise
             return None
-        self.memories.append(memory)
-        return outputs
+        return _Placed(outputs, wanted, memory)
 
     # ------------------------------------------------------------------------------------------ again and again
 
@@ -254,7 +251,7 @@ class PlannedStep:
             return lambda: self.play(self._run)
         _let_go(self._device)
         while not self._captured():
-            pass
+            _let_go(self._device)
 
         def replay() -> None:
             for graph in self.graphs:
@@ -303,6 +300,15 @@ class PlannedStep:
                 self.stayed_fast |= made & self._slow
                 return False
         return True
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """How a call's outputs ``there`` are written to slow memory."""
+
+    outputs: Outputs
+    there: tuple[int, ...]
+    memory: SlowMemory
 
 
 class _NotCaptured(Exception):
