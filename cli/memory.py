@@ -1,5 +1,5 @@
-"""``farm memory``: what memory a training step needs, and when. Measures nothing; needs no broker and no card, and no database
-unless a job is named."""
+"""``farm memory``: what memory a training step needs, and when. Needs no broker, no database unless a job is named, and no card
+unless a plan is to be run."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from cli.output import emit_json, say, show
 from farm.errors import FarmUnavailable, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from farm.asking.amounts import Amount
     from farm.report.memory import Memory
     from farm.words.protocol import Variant
 
@@ -67,7 +70,11 @@ def memory(
     ] = "",
     fast: Annotated[
         str,
-        typer.Option(metavar="SIZE", help="Plan which tensors lie in slow memory, with so much fast memory: 8GB."),
+        typer.Option(
+            metavar="SIZE",
+            help="Plan which tensors lie in slow memory, with so much fast memory: 8GB, or a share of the peak, 50%;"
+            " a plan each for several, 75%,50%.",
+        ),
     ] = "",
     slow_bandwidth: Annotated[
         str,
@@ -78,6 +85,13 @@ def memory(
     ] = "",
     moves: Annotated[
         bool, typer.Option("--moves", help="With --fast: let tensors lie in slow memory while they wait, too.")
+    ] = False,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="With --fast: run the step so on a card of this host, and all fast. --card says which; default: the first.",
+        ),
     ] = False,
     what_if_recompute: Annotated[
         bool,
@@ -97,24 +111,31 @@ def memory(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what memory a training step needs, when, and what only lies there: runs nothing."""
-    from farm.asking.amounts import bytes_of
+    """Show what memory a training step needs, when, and what only lies there. Runs nothing without --run."""
+    from farm.asking.amounts import amounts_of, bytes_of
     from farm.models import catalog
     from farm.report import memory as memories
     from farm.report import memory_files
 
     limit_bytes = bytes_of("--fit", fit) if fit else None
     bytes_per_s = bytes_of("--offload", offload, per_second=True) if offload else None
-    fast_bytes = bytes_of("--fast", fast) if fast else None
+    amounts = amounts_of("--fast", fast) if fast else []
     slow_bytes_per_s = (
         bytes_of("--slow-bandwidth", slow_bandwidth, per_second=True)
         if slow_bandwidth not in ("", "measured")
         else None
     )
-    if not fast and (slow_bandwidth or moves):
+    if not fast and (slow_bandwidth or moves or run):
         raise UsageError(
-            "--slow-bandwidth and --moves are of a plan.", "Say how much fast memory there is: --fast 8GB."
+            "--slow-bandwidth, --moves and --run are of a plan.", "Say how much fast memory there is: --fast 8GB."
         )
+    if run:
+        others = {"--moves": moves, "--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute}
+        for option in (name for name, said in others.items() if said):
+            raise UsageError(
+                f"{option} does not go with --run, which runs the step of one batch, all tensors where they are for their lives.",
+                f"Leave {option} away.",
+            )
     if moves and slow_bandwidth in ("", "measured"):
         raise UsageError(
             "Moves go at what the wire gives, and readings of slow tensors do not tell that.",
@@ -140,13 +161,17 @@ def memory(
         accumulate=accumulate,
         recompute=recompute,
     )
-    found = _found(variant, card, job)
+
+    def placed(found: Memory) -> Memory:
+        return _placed(found, amounts, slow_bytes_per_s, moves)
+
+    found = _run(variant, card, placed) if run else _found(variant, card, job)
     if bytes_per_s is not None:
         found = memories.with_offload(found, bytes_per_s)
     if limit_bytes is not None:
         found = memories.with_fit(found, limit_bytes)
-    if fast_bytes is not None:
-        found = _placed(found, fast_bytes, slow_bytes_per_s, moves)
+    if amounts and not run:
+        found = placed(found)
     if what_if_recompute:
         say("The step is taken apart again for each block: a second or a few for each.")
         found = memories.with_recomputed(found)
@@ -162,21 +187,31 @@ def memory(
         show(memory_table.table(found))
 
 
-def _placed(found: Memory, fast_bytes: int, slow_bytes_per_s: float | None, moves: bool) -> Memory:
+def _run(variant: Variant, card: str | None, placed: Callable[[Memory], Memory]) -> Memory:
+    """Taken apart on a card of this host, planned, and run so."""
+    from farm.study.planned_step import step_on
+
+    chosen = opening.chosen_own_cards([card] if card else [])[0]
+    with step_on(chosen, variant) as step:
+        found = placed(_with_readings(step.memory))
+        say(f"The step is run on {chosen}, all fast and under each plan.")
+        return step.run(found)
+
+
+def _placed(found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None, moves: bool) -> Memory:
     from farm.report import memory as memories
     from farm.training.placement import POINTS, TIME_LIMIT_S
 
     if moves:
-        say(f"{POINTS + 1} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
+        say(f"{POINTS + len(amounts)} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
     try:
         with opening.open_database().read() as session:
-            return memories.with_placing(session, found, fast_bytes, slow_bytes_per_s, moves=moves)
+            return memories.with_placing(session, found, amounts, slow_bytes_per_s, moves=moves)
     except FarmUnavailable:
-        return memories.with_placing(None, found, fast_bytes, slow_bytes_per_s, moves=moves)
+        return memories.with_placing(None, found, amounts, slow_bytes_per_s, moves=moves)
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:
-    """With what the farm's database has read, or the readings that come with the package."""
     from farm.report import memory as memories
 
     if job:
@@ -184,7 +219,13 @@ def _found(variant: Variant, card: str | None, job: str) -> Memory:
             raise UsageError("A job has a card of its own.", "Leave --card away, or --job.")
         with opening.open_database().read() as session:
             return memories.of_job(session, variant, job)
-    found = memories.memory(variant, card or "H200")
+    return _with_readings(memories.memory(variant, card or "H200"))
+
+
+def _with_readings(found: Memory) -> Memory:
+    """What the farm's database has read, or the readings that come with the package."""
+    from farm.report import memory as memories
+
     try:
         return opening.first_that_knows(
             lambda session: memories.with_readings(session, found), lambda answer: answer.read_calls > 0

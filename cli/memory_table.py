@@ -11,8 +11,8 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from cli.trace import sparkline
-from farm.report.slow_costs import sentences
-from farm.words.written import TIME, count_of, percent, quantity
+from farm.report.slow_costs import plan_rows, sentences
+from farm.words.written import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:
     from farm.report.memory import Memory
@@ -42,9 +42,13 @@ def table(found: Memory) -> RenderableType:
     if found.recomputed:
         parts += [Text(), _recomputed(found)]
     if found.placing is not None:
-        parts += [Text(), *map(tables.hanging, sentences(found.life, found.placing)), Text(), _curve(found.placing)]
-        if found.placing.plan.slow:
-            parts += [Text(), _placement(found, found.placing)]
+        placing = found.placing
+        parts += [Text(), *map(tables.hanging, sentences(found.life, placing)), Text()]
+        if len(placing.plans) > 1 or placing.run is not None:
+            parts += [_plans(found, placing), Text()]
+        parts.append(_curve(placing))
+        if len(placing.plans) == 1 and placing.plan.slow:
+            parts += [Text(), _placement(found, placing)]
     return Group(*parts)
 
 
@@ -167,6 +171,21 @@ def _recomputed(found: Memory) -> Table:
     return table
 
 
+def _plans(found: Memory, placing: Placing) -> Table:
+    """A row for all fast and one for each plan; as run where it was."""
+    ran = placing.run is not None
+    names = (">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors", ">gap")
+    table = tables.ruled(*names, drops=("gap", "slow tensors"))
+    for row in plan_rows(found.life, placing):
+        plan = row.plan
+        size, slow, to_best = (
+            ("all fast", "0", "") if plan is None else (_size(plan.fast_bytes), str(len(plan.slow)), percent(plan.gap))
+        )
+        as_run = (interval(row.run_us, TIME), gap(row.off)) if ran else ()
+        tables.row(table, size, quantity(row.predicted_us, TIME), *as_run, slow, to_best)
+    return table
+
+
 def _curve(placing: Placing) -> Table:
     table = tables.ruled(">fast memory", ">step", ">times all fast", ">slow tensors", ">gap", drops=("gap",))
     for plan in placing.curve:
@@ -179,7 +198,7 @@ def _curve(placing: Placing) -> Table:
 
 def _placement(found: Memory, placing: Placing) -> Table:
     table = tables.ruled("in slow memory", "role", ">size", ">adds", drops=("role",))
-    slow = placing.slow(found.life)
+    slow = placing.slow(found.life, placing.plan)
     for tensor in slow[:_MOST_SLOW]:
         adds_us = placing.costs.slow_us.get(tensor.number, 0.0)
         name = tables.clipped(_named(tensor), _LONGEST_PATH)

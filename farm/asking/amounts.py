@@ -1,13 +1,15 @@
-"""Amounts of memory as people say them: `80GB`, `24 GiB`, `55GB/s`."""
+"""Amounts of memory as people say them: `80GB`, `24 GiB`, `55GB/s`, `50%`."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 from farm.errors import UsageError
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
 _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 
 
@@ -26,3 +28,31 @@ def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
         raise UsageError(f"{option} wants {what}, not '{text}'.", f"Give {option} {example}, say.")
     return int(amount)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So many bytes, or a share of a whole."""
+
+    size_bytes: int = 0
+    share: float = 0.0
+
+    def of(self, whole_bytes: int) -> int:
+        return int(self.share * whole_bytes) if self.share else self.size_bytes
+
+
+def amounts_of(option: str, text: str) -> list[Amount]:
+    """``75%,8GB``
+
+    Raises:
+        UsageError: one is neither an amount of memory nor a share.
+    """
+    found = []
+    for word in text.split(","):
+        if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:
+            found.append(Amount(share=float(percent[1]) / 100))
+        elif "%" in word:
+            raise UsageError(f"{option} wants a share above nothing, not '{word.strip()}'.", f"Give {option} 50%, say.")
+        else:
+            found.append(Amount(bytes_of(option, word)))
+    return found

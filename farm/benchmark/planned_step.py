@@ -102,7 +102,7 @@ def compare(
             "Plan it anew for this card.",
         )
     with numeric_flags(protocol), grad_mode(protocol), _memory_told():
-        return run_planned(known.as_capture(), plans, lambda: slow_memory_of(device), device)
+        return run_planned(known.as_capture(), plans, lambda: slow_memory_of(device), device, window_s=WINDOW_S)
 
 
 def _key(subject: Subject, protocol: Protocol) -> str:
@@ -124,13 +124,14 @@ def run_planned(
     memory: Callable[[], SlowMemory],
     device: torch.device,
     *,
-    window_s: float = WINDOW_S,
+    window_s: float,
 ) -> AsRun:
     """Time a step with all fast, and under each plan.
 
     Args:
         plans: of each the numbers of the storages that are slow.
         memory: makes slow memory.
+        window_s: for so long each is timed, at least ten times.
 
     Raises:
         torch.OutOfMemoryError: the step does not fit with all fast.
@@ -154,8 +155,8 @@ def run_planned(
 
 def _let_go(device: torch.device) -> None:
     """Give back what was taken before."""
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         # Pinned memory, too; the version has one of them.

@@ -6,12 +6,11 @@ there, for nothing is unpickled: its whole is read in this very process (`farm.i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +18,10 @@ from sqlmodel import col, select
 
 from farm.asking.cards import choose_cards
 from farm.asking.defaults import QUICK, Wish, complete, default_data, defaults_for
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.client import BenchmarkProcess, held
 from farm.devices.device import Card
 from farm.devices.finding import discover
-from farm.devices.lock import CardLock
-from farm.errors import CardUnavailable, UnhealthyCard, Unmeasurable, UsageError
+from farm.errors import CardUnavailable, Unmeasurable, UsageError
 from farm.interface.capturing import CapturedModel
 from farm.interface.showing import JobReport, figure, job_report, table
 from farm.jobs import cards, items, jobs, owner
@@ -116,7 +114,7 @@ def measure_tuples(
     how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
     limit_s = settings().item_timeout_s
     found = []
-    with _held(chosen) as process:
+    with held(chosen) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
             answer = process.measure(subject, how, until, timeout_s=limit_s)
@@ -181,7 +179,7 @@ def measure_model(
     current = settings()
     farm = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:8])
     holder = cards.holder_name(chosen.id, current.host, os.getpid(), uuid.uuid4().hex[:8], farm)
-    with _held(chosen) as process:
+    with held(chosen) as process:
         software = process.wait_ready()
         if cards.written_state(database, chosen.id) in cards.KEPT:
             raise CardUnavailable(
@@ -369,13 +367,3 @@ def _how(
     if stopping is None:
         stopping = dataclasses.replace(usual.stopping, **QUICK) if quick else usual.stopping
     return protocol, stopping
-
-
-@contextlib.contextmanager
-def _held(card: Card) -> Iterator[BenchmarkProcess]:
-    """The card's lock and a benchmark process that is ready, for as long as the block lasts."""
-    with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
-        process.wait_ready()
-        if process.unhealthy:
-            raise UnhealthyCard(process.unhealthy, "Look at the card; `farm doctor` checks it, too.")
-        yield process

@@ -4,12 +4,13 @@ where there are readings of their tuples, and by a card's roofline where not."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlmodel import Session, col, select
 
+from farm.asking.amounts import Amount
 from farm.asking.command import command_of
 from farm.errors import TupleRejected, UsageError, did_you_mean
 from farm.jobs import jobs
@@ -17,7 +18,7 @@ from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.report.estimate import Wanted, peaks_of, readings_taken
-from farm.report.slow_costs import read_slow, slow_costs
+from farm.report.slow_costs import PlanRow, plan_rows, read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
 from farm.training.placement import Placing, placing
@@ -265,7 +266,8 @@ class Memory:
         return found
 
     def _placement(self, placing: Placing) -> dict[str, Any]:
-        plan, costs = placing.plan, placing.costs
+        """The first plan, all of them, and the curve."""
+        plan, costs, run = placing.plan, placing.costs, placing.run
         return {
             "fast_bytes": plan.fast_bytes,
             "time_us": plan.time_us,
@@ -288,13 +290,34 @@ class Memory:
                     "size_bytes": tensor.size_bytes,
                     "slow_us": costs.slow_us.get(tensor.number, 0.0),
                 }
-                for tensor in placing.slow(self.life)
+                for tensor in placing.slow(self.life, plan)
             ],
             "moved": [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved],
             "curve": [
                 {"fast_bytes": one.fast_bytes, "time_us": one.time_us, "gap": one.gap, "slow": len(one.slow)}
                 for one in placing.curve
             ],
+            "unsolved_bytes": list(placing.unsolved),
+            "plans": [
+                {
+                    "fast_bytes": row.plan.fast_bytes,
+                    "time_us": row.plan.time_us,
+                    "peak_bytes": row.plan.peak_bytes,
+                    "gap": row.plan.gap,
+                    "ended_in_time": row.plan.in_time,
+                    "slow": sorted(row.plan.slow),
+                    "run": _run(row),
+                    "not_run": row.why_not or None,
+                }
+                for row in plan_rows(self.life, placing)
+                if row.plan is not None
+            ],
+            "run": run
+            and {
+                "slow_memory": run.slow_memory,
+                "took_s": run.took_s,
+                "all_fast": next(_run(row) for row in plan_rows(self.life, placing) if row.plan is None),
+            },
         }
 
     def _kernel(self, call: StepCall) -> dict[str, Any]:
@@ -336,6 +359,12 @@ class Memory:
         }
 
 
+def _run(row: PlanRow) -> dict[str, Any] | None:
+    if row.run is None or row.off is None:
+        return None
+    return {**row.run.to_json(), "stayed_fast_bytes": row.stayed_fast_bytes, "prediction_off": row.off.value}
+
+
 def _period(period: Inactive, *, with_tensor: bool = False) -> dict[str, Any]:
     told = {
         "begin": period.begin,
@@ -357,16 +386,17 @@ def _intervals(least: str, rows: list[Interval]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ asking
 
 
-def memory(variant: Variant, card: str) -> Memory:
+def memory(variant: Variant, card: str, capture: StepCapture | None = None) -> Memory:
     """A step taken apart without a card, its times estimated.
 
     Args:
         card: the name of a card with a data sheet, or part of it; or cpu.
+        capture: the step as that card runs it, where it has been taken apart there.
 
     Raises:
         UsageError: there is no data sheet for that card; and what `farm.training.taking_apart.take_step_apart` raises.
     """
-    return _memory(variant, Times("cpu", "cpu") if card.lower() == "cpu" else Times(card_named(card)))
+    return _memory(variant, Times("cpu", "cpu") if card.lower() == "cpu" else Times(card_named(card)), capture)
 
 
 def of_job(session: Session, variant: Variant, word: str) -> Memory:
@@ -463,8 +493,8 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> ReadPea
     return None
 
 
-def _memory(variant: Variant, times: Times) -> Memory:
-    capture = _captured(variant, times.kind)
+def _memory(variant: Variant, times: Times, capture: StepCapture | None = None) -> Memory:
+    capture = capture or _captured(variant, times.kind)
     costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
     return Memory(variant, times, _life(capture, costs, times), costs)
 
@@ -503,12 +533,18 @@ def with_offload(found: Memory, bytes_per_s: float) -> Memory:
 
 
 def with_placing(
-    session: Session | None, found: Memory, fast_bytes: int, bytes_per_s: float | None, *, moves: bool = False
+    session: Session | None,
+    found: Memory,
+    amounts: Sequence[Amount],
+    bytes_per_s: float | None,
+    *,
+    moves: bool = False,
 ) -> Memory:
-    """With a plan of what lies in slow memory.
+    """With plans of what lies in slow memory.
 
     Args:
         session: of a database with readings; None without.
+        amounts: of fast memory, one for each plan; shares are of the peak.
         bytes_per_s: of the wire, for tensors that nobody has read in slow memory; None: as those have it that were.
 
     Raises:
@@ -519,7 +555,8 @@ def with_placing(
         launch: Launch = "eager" if times.kind == "cpu" else "graph"
         read = read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
     costs = slow_costs(found.life, read, bytes_per_s, variant=found.variant, card=times.card)
-    return replace(found, placing=placing(found.life, costs, fast_bytes, moves=moves))
+    amounts_bytes = [amount.of(found.allocated_peak_bytes) for amount in amounts]
+    return replace(found, placing=placing(found.life, costs, *amounts_bytes, moves=moves))
 
 
 def with_recomputed(found: Memory) -> Memory:

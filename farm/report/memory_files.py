@@ -18,7 +18,7 @@ from farm.report.charts import Chart as PageChart
 from farm.report.memory import LENGTHS_US, SIZES_BYTES, Memory
 from farm.report.page import plotly_js, render
 from farm.report.plot import Chart, Line, check_available, draw_charts
-from farm.report.slow_costs import sentences
+from farm.report.slow_costs import plan_rows, sentences
 from farm.training.life import Interval
 from farm.training.recorded import ROLES, StepCall, TensorLife
 from farm.words.written import TIME, count_of, quantity
@@ -72,6 +72,7 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
         found=found,
         charts=list(map(as_plotly, drawn)),
         sentences=sentences(found.life, found.placing) if found.placing is not None else [],
+        plans=plan_rows(found.life, found.placing) if found.placing is not None else [],
         script=script,
     )
     return _written(
@@ -263,11 +264,17 @@ def _curve(found: Memory) -> Iterator[Chart]:
     """The step as planned over a range of fast memory."""
     if (placing := found.placing) is not None:
         sizes = [plan.fast_bytes / 1e9 for plan in placing.curve]
-        lines = (
+        lines: tuple[Line, ...] = (
             Line("planned", sizes, [plan.time_us / 1e3 for plan in placing.curve]),
             Line("all slow", sizes, [placing.all_slow_us / 1e3] * len(sizes)),
             Line("all fast", sizes, [placing.all_fast_us / 1e3] * len(sizes)),
         )
+        rows = [row for row in plan_rows(found.life, placing) if row.run_us is not None]
+        if rows:
+            at = [(row.plan.fast_bytes if row.plan else placing.peak_bytes) / 1e9 for row in rows]
+            times_us = [row.run_us for row in rows if row.run_us is not None]
+            run_ms = [figure.value / 1e3 for figure in times_us]
+            lines += (Line("as run", at, run_ms, [figure.half_width / 1e3 for figure in times_us], alone=True),)
         yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
 
 
@@ -282,7 +289,11 @@ def as_plotly(chart: Chart) -> PageChart:
     for number, line in enumerate((*chart.areas, *chart.lines)):
         colour = COLOURS[number % len(COLOURS)]
         legend.append((line.name, colour))
-        area = {"stackgroup": "held", "fillcolor": colour} if number < len(chart.areas) else {}
+        form: dict[str, Any] = {"stackgroup": "held", "fillcolor": colour} if number < len(chart.areas) else {}
+        stroke = {"shape": "hv", "width": 0 if form else 1.5, "color": colour}
+        if line.alone:
+            bars = {"type": "data", "array": list(line.half_widths or ()), "color": colour}
+            form = {"mode": "markers", "marker": {"size": 9, "color": colour}, "error_y": bars}
         data.append(
             {
                 "type": "scatter",
@@ -290,9 +301,9 @@ def as_plotly(chart: Chart) -> PageChart:
                 "name": line.name,
                 "x": [round(value, 6) for value in line.x],
                 "y": [round(value, 6) for value in line.y],
-                "line": {"shape": "hv", "width": 0 if area else 1.5, "color": colour},
+                "line": stroke,
                 "hovertemplate": f"{line.name}: %{{y:.3g}} {chart.y_name}<extra></extra>",
-                **area,
+                **form,
             }
         )
     for name in dict.fromkeys(name for row in chart.bars.values() for name in row):

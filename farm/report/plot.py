@@ -23,12 +23,17 @@ _KINDS = "Name a .png, .svg or .pdf file."
 
 @dataclass(frozen=True)
 class Line:
-    """One line or row of points of a chart. `half_widths` are drawn as bars around the points."""
+    """One line or row of points of a chart. `half_widths` are drawn as bars around the points.
+
+    Attributes:
+        alone: its points are marks that no line joins.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     half_widths: Sequence[float] | None = None
+    alone: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
         for number, line in enumerate(chart.lines, start=len(chart.areas)):
             colour = COLOURS[number % len(COLOURS)]
             several = len(set(line.x)) < len(line.x)  # repeats at one place are points, not a line
-            style = "o" if several else ".-"
+            style = "o" if several or line.alone else ".-"
             axis.errorbar(
                 line.x,
                 line.y,

@@ -17,8 +17,9 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
 from farm.training.life import Life
-from farm.training.placement import Placing, SlowCosts
+from farm.training.placement import PlacementPlan, Placing, Run, SlowCosts
 from farm.training.recorded import StepCall
+from farm.verdict.figures import Figure
 from farm.words.placement import Placement
 from farm.words.protocol import Launch, Protocol, Variant
 from farm.words.reading import METHOD
@@ -161,17 +162,69 @@ def read_slow(
     return best
 
 
+@dataclass(frozen=True)
+class PlanRow:
+    """A plan against the step as it was run under it.
+
+    Attributes:
+        plan: None where all is fast.
+        predicted_us: of the step.
+        run: None where it was not run; ``why_not`` says why, where it was to be.
+        off: by which share the prediction is more than the run.
+        stayed_fast_bytes: of tensors that were to be slow, and could not be placed.
+    """
+
+    plan: PlacementPlan | None
+    predicted_us: float
+    run: Run | None = None
+    why_not: str = ""
+    off: Figure | None = None
+    stayed_fast_bytes: int = 0
+
+    @property
+    def run_us(self) -> Figure | None:
+        return Figure(self.run.time_us, self.run.half_width_us) if self.run is not None else None
+
+
+def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
+    """All fast, and each plan."""
+    wanted: list[tuple[PlacementPlan | None, float]] = [(None, placing.all_fast_us)]
+    wanted += [(plan, plan.time_us) for plan in placing.plans]
+    if placing.run is None:
+        return [PlanRow(plan, predicted_us) for plan, predicted_us in wanted]
+    rows = []
+    for (plan, predicted_us), run in zip(wanted, (placing.run.fast, *placing.run.plans), strict=True):
+        if isinstance(run, str):
+            rows.append(PlanRow(plan, predicted_us, why_not=run))
+            continue
+        times = predicted_us / run.time_us
+        off = Figure(times - 1, times * run.half_width_us / run.time_us)
+        stayed_bytes = sum(life.sizes_bytes.get(number, 0) for number in run.stayed_fast)
+        rows.append(PlanRow(plan, predicted_us, run, off=off, stayed_fast_bytes=stayed_bytes))
+    return rows
+
+
 def sentences(life: Life, placing: Placing) -> list[str]:
-    """The plan, for people."""
-    plan, costs = placing.plan, placing.costs
+    """The plans, for people."""
+    told = [one for plan in placing.plans for one in _of_plan(life, placing, plan)] if len(placing.plans) == 1 else []
+    return [*told, *_of_all(placing), *_of_runs(life, placing)]
+
+
+def _of_plan(life: Life, placing: Placing, plan: PlacementPlan) -> list[str]:
     slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
     share = plan.time_us / placing.all_fast_us
     ended = "" if plan.in_time else ", when its time was up"
-    told = [
+    return [
         f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} ms: {share:.3g} "
         f"times what it takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow {placing.all_slow_us / 1e3:.4g} ms.",
         f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} lie in slow memory for their lives; "
         f"the most that is fast at once is {count_of(plan.peak_bytes, 'B')}. The program ended with a gap of {percent(plan.gap)}{ended}.",
+    ]
+
+
+def _of_all(placing: Placing) -> list[str]:
+    plan, costs = placing.plan, placing.costs
+    told = [
         f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
         + (
             f", which is {costs.together:.2f} times what all of a tuple took together (median)."
@@ -184,5 +237,27 @@ def sentences(life: Life, placing: Placing) -> list[str]:
             f"{len(plan.moved)} {plural('period', len(plan.moved))} in which a fast tensor lies elsewhere meanwhile, at "
             f"{count_of(costs.bytes_per_s, 'B')}/s each way; assumed is that copies cost the calls beside them nothing."
         )
+    if placing.unsolved:
+        left_out = ", ".join(count_of(amount, "B") for amount in placing.unsolved)
+        told.append(f"The curve leaves out {left_out}: no plan was found in time.")
     told.append("Counted are tensors in the allocator's pieces of 512 bytes; workspaces are not, and stay fast.")
+    return told
+
+
+def _of_runs(life: Life, placing: Placing) -> list[str]:
+    """What of the runs is no figure of the table."""
+    told = []
+    for row in plan_rows(life, placing):
+        if row.plan is None:
+            continue
+        within = f"within {count_of(row.plan.fast_bytes, 'B')}"
+        if row.why_not:
+            told.append(f"The step was not run {within}: {row.why_not}")
+        elif row.run is not None and (number := len(row.run.stayed_fast)):
+            told.append(
+                f"As run {within}, {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, could not be placed and "
+                "stayed fast."
+            )
+    if placing.run is not None:
+        told.append(f"As run: with slow tensors in {placing.run.slow_memory}, each for its whole life.")
     return told

@@ -128,25 +128,35 @@ class AsRun:
 
 @dataclass(frozen=True)
 class Placing:
-    """A plan for one amount of fast memory, and what less and more of it would give.
+    """Plans for amounts of fast memory, and what less and more of it would give.
 
     Attributes:
+        plans: one for each amount that was asked for.
+        unsolved: amounts of the curve for which no plan was found in time.
         all_fast_us, all_slow_us: of the step.
         least_bytes: that the largest operator reads and writes: less is refused.
+        run: the step as a card ran it under these plans; None where none did.
     """
 
     costs: SlowCosts
-    plan: PlacementPlan
+    plans: tuple[PlacementPlan, ...]
     curve: tuple[PlacementPlan, ...]
+    unsolved: tuple[int, ...]
     all_fast_us: float
     all_slow_us: float
     least_bytes: int
     peak_bytes: int
     moves: bool = field(default=False)
+    run: AsRun | None = field(default=None)
 
-    def slow(self, life: Life) -> list[TensorLife]:
-        """The tensors that lie in slow memory, the largest first."""
-        there = (tensor for tensor in life.tensors if tensor.number in self.plan.slow)
+    @property
+    def plan(self) -> PlacementPlan:
+        """The first."""
+        return self.plans[0]
+
+    def slow(self, life: Life, plan: PlacementPlan) -> list[TensorLife]:
+        """The tensors that a plan has in slow memory, the largest first."""
+        there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
         return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
 
 
@@ -155,14 +165,17 @@ def allocated_bytes(tensor: TensorLife) -> int:
 
 
 def placing(
-    life: Life, costs: SlowCosts, fast_bytes: int, *, moves: bool = False, time_limit_s: float = TIME_LIMIT_S
+    life: Life, costs: SlowCosts, *amounts_bytes: int, moves: bool = False, time_limit_s: float = TIME_LIMIT_S
 ) -> Placing:
     """
+    Args:
+        amounts_bytes: of fast memory, each to be planned for.
+
     Raises:
         UsageError: the fast memory is less than the largest operator needs; SciPy is not installed; no plan was found in time.
     """
     program = _Program(life, costs, moves=moves)
-    if fast_bytes < program.least_bytes:
+    if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
         call = life.capture.calls[program.largest]
         spec = life.capture.tuples.get(call.tuple_id)
         raise UsageError(
@@ -170,12 +183,22 @@ def placing(
             f"{spec.operator if spec else 'call'} at call {call.index} reads and writes {count_of(program.least_bytes, 'B')}.",
             f"Give --fast {-(-program.least_bytes // 10**6)}MB or more.",
         )
+    plans = []
+    for fast_bytes in amounts_bytes:
+        if (plan := program.solved(fast_bytes, time_limit_s)) is None:
+            raise UsageError(
+                f"No placement within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s.",
+                "Give a larger --fast.",
+            )
+        plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
-    amounts = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
+    wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
+    curve = {amount: program.solved(amount, time_limit_s) for amount in wanted}
     return Placing(
         costs=costs,
-        plan=program.solved(fast_bytes, time_limit_s),
-        curve=tuple(program.solved(amount, time_limit_s) for amount in amounts),
+        plans=tuple(plans),
+        curve=tuple(plan for plan in curve.values() if plan is not None),
+        unsolved=tuple(amount for amount, plan in curve.items() if plan is None),
         all_fast_us=life.step_us,
         all_slow_us=life.step_us + sum(costs.slow_us.values()),
         least_bytes=program.least_bytes,
@@ -218,22 +241,25 @@ class _Program:
                     self.periods.append((place, index, ranges))
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
-    def solved(self, fast_bytes: int, time_limit_s: float) -> PlacementPlan:
+    def solved(self, fast_bytes: int, time_limit_s: float) -> PlacementPlan | None:
+        """None: no plan was found in time."""
         fast = fast_bytes // ALLOCATED_BYTES
         rows = self._memory_rows(fast)
         if not rows:
             return self._plan(fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True)
         found = _solved(self._costs(), [*rows, *self._other_rows()], time_limit_s)
         if found.x is None:
-            raise UsageError(
-                f"No placement within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s.",
-                "Give a larger --fast.",
-            )
+            return None
         chosen = [value > 0.5 for value in found.x]
         slow, moved = chosen[: len(self.tensors)], chosen[len(self.tensors) :]
         self._repair(fast, slow, moved)
-        gap = max(0.0, float(found.mip_gap or 0.0))
+        gap = self._gap([*slow, *moved], found.mip_dual_bound)
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
+
+    def _gap(self, chosen: Sequence[bool], least_us: float | None) -> float:
+        """By which share a plan is above the program's bound."""
+        added_us = sum(cost for cost, there in zip(self._costs(), chosen, strict=True) if there)
+        return max(0.0, 1.0 - (least_us or 0.0) / added_us) if added_us else 0.0
 
     def _costs(self) -> list[float]:
         slow = [self.costs.slow_us.get(tensor.number, 0.0) + _NEXT_TO_NOTHING_US for tensor in self.tensors]

@@ -1,17 +1,24 @@
 """`farm memory`: what a training step needs, from a capture alone."""
 
+import contextlib
 import json
 import re
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sqlmodel import select
 
+from farm.benchmark import planned_step as benchmarked
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
+from farm.study import planned_step
+from farm.training import placement
+from tests.benchmark.test_placed import Fake
 from tests.report import filled, measured
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("steps_taken_apart_once")
 
 
@@ -194,6 +201,10 @@ def test_times_are_those_of_a_job_that_is_named(database, farm, monkeypatch):
         (("resnet18", "--offload", "0"), "--offload wants a bandwidth, not '0'."),
         (("resnet18", "-b", "2", "--input-size", "64", "--fit", "100MB"), "Not even a batch of 1 fits"),
         (("resnet18", "--job", "none", "--card", "H200"), "A job has a card of its own."),
+        (("resnet18", "--run"), "are of a plan"),
+        (("resnet18", "--fast", "1GB", "--run", "--fit", "1GB"), "--fit does not go with --run"),
+        (("resnet18", "--fast", "50%,0%"), "--fast wants a share above nothing, not '0%'"),
+        (("resnet18", "--fast", "50%,some"), "--fast wants an amount of memory, not 'some'"),
         (("resnet18", "--what-if-recompute", "--recompute", "layer1.0"), "Leave --recompute away."),
     ],
 )
@@ -236,6 +247,62 @@ def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
     assert all(word in command for word in ("resnet18", "--batch 2", "--input-size 64", "--step training", "each"))
     assert farm(*SMALL, "--moves").code == 2
     assert farm(*SMALL, "--fast", "1GB", "--moves").code == 2
+
+
+class Here:
+    """A benchmark process that is this one."""
+
+    def step(self, subject, protocol, timeout_s):
+        return json.loads(json.dumps(benchmarked.take_apart(subject, protocol, CPU).to_json()))
+
+    def planned_step(self, subject, protocol, calls, plans, timeout_s):
+        return json.loads(json.dumps(benchmarked.compare(subject, protocol, CPU, calls, plans).to_json()))
+
+
+@pytest.fixture
+def a_cpu_with_slow_memory(monkeypatch):
+    monkeypatch.setattr(benchmarked, "slow_memory_of", lambda device: Fake())
+    monkeypatch.setattr(benchmarked, "WINDOW_S", 0.01)
+    monkeypatch.setattr(placement, "POINTS", 3)
+    monkeypatch.setattr(planned_step, "no_slow_memory", lambda card: "")
+    monkeypatch.setattr(planned_step, "held", lambda card: contextlib.nullcontext(Here()))
+
+
+@pytest.mark.usefixtures("a_cpu_with_slow_memory")
+def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
+    small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
+    asked = (*small, "--fast", "90%,60%", "--slow-bandwidth", "1GB/s", "--run", "--card", "cpu")
+    said = farm(*asked, "--out", tmp_path, "--json")
+    found = json.loads(said.stdout)
+    assert "run on" in said.stderr
+    plans = found["placement"]
+    assert [plan["fast_bytes"] for plan in plans["plans"]] == [
+        int(share * found["peak"]["allocated_bytes"]) for share in (0.9, 0.6)
+    ]
+    assert plans["run"]["slow_memory"] == "fake memory"
+    fast = plans["run"]["all_fast"]
+    assert fast["prediction_off"] == pytest.approx(plans["all_fast_us"] / fast["time_us"] - 1)
+    sizes = {row["number"]: row["size_bytes"] for row in found["tensors"]}
+    for plan in plans["plans"]:
+        run = plan["run"]
+        assert run["prediction_off"] == pytest.approx(plan["time_us"] / run["time_us"] - 1)
+        assert set(run["stayed_fast"]) < set(plan["slow"])
+        assert run["stayed_fast_bytes"] == sum(sizes[number] for number in run["stayed_fast"])
+        assert plan["not_run"] is None
+    assert sorted(row["tensor"] for row in plans["slow"]) == plans["plans"][0]["slow"]
+    assert "as run" in (tmp_path / "memory.svg").read_text()
+    page = (tmp_path / "memory.html").read_text()
+    assert "could not be placed and stayed fast" in page
+    assert "prediction off" in page
+    assert '"mode": "markers"' in page
+    rows = [line.split() for line in farm(*asked).stdout.splitlines()]
+    assert len([row for row in rows if "±" in row]) == 3  # all fast and two plans
+
+
+def test_a_host_without_slow_memory_runs_no_plan(farm):
+    said = farm(*SMALL, "--fast", "50%", "--run", "--card", "cpu")
+    assert (said.code, said.stdout) == (2, "")
+    assert "one NUMA node" in said.stderr
 
 
 def test_a_plan_goes_by_what_was_read_with_tensors_in_slow_memory(database, farm, monkeypatch):

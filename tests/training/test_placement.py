@@ -1,10 +1,13 @@
 """The plan of what lies in slow memory, on steps whose best placement is known."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from farm.errors import UsageError
+from farm.report.slow_costs import _of_all
+from farm.training import placement
 from farm.training.life import Life
 from farm.training.placement import SlowCosts, placing
 from tests.training.test_life import step, tensor
@@ -65,6 +68,42 @@ def test_the_curve_falls_from_the_least_to_the_peak():
 def test_less_than_the_largest_operator_needs_is_refused_in_one_line():
     with pytest.raises(UsageError, match="less than the largest operator needs: call at call 3 reads and writes 3"):
         planned([WEIGHT, FIRST, SECOND], COSTS, 6)
+
+
+def test_each_amount_has_a_plan():
+    life = Life(step(WEIGHT, FIRST, SECOND, calls=4), TIMES)
+    found = placing(life, SlowCosts(COSTS, {}, 1e9, "made up"), 9 * KB, 7 * KB)
+    assert [(plan.fast_bytes, plan.slow) for plan in found.plans] == [(9 * KB, frozenset()), (7 * KB, {1})]
+    assert found.plan is found.plans[0]
+
+
+def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monkeypatch):
+    solve, asked = placement._solved, []
+
+    def solved(*about):
+        asked.append(about)
+        return solve(*about) if len(asked) != 2 else SimpleNamespace(x=None)
+
+    monkeypatch.setattr(placement, "_solved", solved)
+    found = planned([WEIGHT, FIRST, SECOND], COSTS, 8)
+    assert found.unsolved == (7 * KB,)
+    assert found.curve[0].fast_bytes > 7 * KB
+    assert "The curve leaves out 3.58 kB" in " ".join(_of_all(found))
+
+
+def test_a_gap_is_that_of_the_plan_as_it_was_repaired(monkeypatch):
+    """Rounded to a plan with too much fast memory; the cheapest tensor there leaves first."""
+    solve = placement._solved
+
+    def solved(*about):
+        found = solve(*about)
+        return SimpleNamespace(x=[0.4] * len(found.x), mip_dual_bound=found.mip_dual_bound, status=0)
+
+    monkeypatch.setattr(placement, "_solved", solved)
+    small, large = tensor(0, KB, 0, 1, (0, 1)), tensor(1, 2 * KB, 0, 1, (0, 1))
+    kept = tensor(2, 2 * KB, -1, None, (2,), "parameter")
+    found = planned([small, large, kept], {0: 5.0, 1: 6.0, 2: 50.0}, 3).plan
+    assert (found.slow, found.gap) == ({0, 1}, pytest.approx(1 - 6 / 11, abs=1e-6))
 
 
 def waiting(number):

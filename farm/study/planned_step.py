@@ -1,0 +1,62 @@
+"""A training step on a card of this host: taken apart there, to be planned, and then run under the plans."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from farm.benchmark.client import BenchmarkProcess, held
+from farm.devices.device import Card
+from farm.devices.reach import no_slow_memory
+from farm.errors import UsageError
+from farm.report.memory import Memory, memory
+from farm.settings import settings
+from farm.training.placement import AsRun
+from farm.training.recorded import StepCapture
+from farm.words.protocol import Protocol, Subject, Variant
+
+
+@dataclass(frozen=True)
+class StepOnCard:
+    """A step as its card runs it, which may be others' operators than a capture without a card predicts.
+
+    Attributes:
+        memory: what it needs, its times estimated.
+    """
+
+    memory: Memory
+    subject: Subject
+    protocol: Protocol
+    process: BenchmarkProcess
+
+    def run(self, planned: Memory) -> Memory:
+        """The same step under its plans, and with all fast.
+
+        Raises:
+            Unmeasurable: that cannot be had of this card.
+        """
+        assert planned.placing is not None, "there are plans"
+        plans = [plan.slow for plan in planned.placing.plans]
+        calls = [call.tuple_id for call in planned.capture.calls]
+        timeout_s = settings().item_timeout_s * (1 + len(plans))
+        found = self.process.planned_step(self.subject, self.protocol, calls, plans, timeout_s=timeout_s)
+        return dataclasses.replace(planned, placing=dataclasses.replace(planned.placing, run=AsRun.from_json(found)))
+
+
+@contextlib.contextmanager
+def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
+    """The step of a variant on a card, which is held for as long as the block lasts.
+
+    Raises:
+        UsageError: the card has no slow memory, or no data sheet.
+        CardBusy, UnhealthyCard, Unmeasurable: it is not to be had, or the step is not.
+    """
+    if why := no_slow_memory(card):
+        raise UsageError(why, "Leave --run away, or choose another card with --card.")
+    subject = Subject("variant", variant.id, variant.to_json())
+    protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
+    with held(card) as process:
+        step = StepCapture.from_json(process.step(subject, protocol, timeout_s=settings().item_timeout_s))
+        yield StepOnCard(memory(variant, "cpu" if card.kind == "cpu" else card.model, step), subject, protocol, process)
