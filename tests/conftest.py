@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import os
@@ -10,14 +11,16 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import typer.testing
 from sqlalchemy import make_url
 
+from farm.report.packaged import database_of as _database_of
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
@@ -37,6 +40,11 @@ os.environ.pop("COLUMNS", None)
 # also on a machine that asks Python not to (an image's habit). It lies in __pycache__, which git ignores.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Torch and what tests are made of are no garbage: no looking for some until all tests are collected.
+gc.disable()
+# The tree of all verbs is the same for each call of one, and takes longer to make than most of them take.
+typer.testing._get_command = functools.cache(typer.main.get_command)
 
 _SLOW_TESTS = bool(os.environ.get("FARM_SLOW_TESTS"))  # now: the tests' own environment has no FARM_* in it
 _MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
@@ -63,6 +71,16 @@ def pytest_collection_finish() -> None:
     """Torch and thousands of tests are no garbage, nor are most of the objects of a capture: a tenth of all time went into looking."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """An interpreter that ends looks for garbage once more, which takes two seconds after a thousand tests.
+
+    DuckDB would complain of all that it has left: a worker that has imported it takes them.
+    """
+    if "duckdb" not in sys.modules:
+        gc.freeze()
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
@@ -113,7 +131,9 @@ def _marked_processes(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="session")
 def _packaged_readings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("packaged")
+    """A folder of this run's: the workers of pytest-xdist have theirs in it."""
+    folder = tmp_path_factory.getbasetemp()
+    return (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "packaged"
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +144,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
     """
     from farm.report import packaged
 
-    made = packaged.database_of
-    monkeypatch.setattr(packaged, "database_of", lambda files, _cache: made(files, _packaged_readings))
+    monkeypatch.setattr(packaged, "database_of", functools.partial(_database_made_once, _packaged_readings))
     for name in [name for name in os.environ if name.startswith("FARM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FARM_STATE_DIR", str(tmp_path / "state"))
@@ -134,6 +153,13 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
     settings.cache_clear()
     yield
     settings.cache_clear()
+
+
+def _database_made_once(folder: Path, files: Sequence[Path], _cache: Path) -> Database:
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two that ask at once would both make it
+        return _database_of(files, folder)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ ROWS = (
 #: So many workers are at rows at once.
 WAITING = 3
 #: Files that keep a core busy for long: begun last, one would be what all wait for. Those that stand together import
-#: transformers, which takes three seconds, and is done once for them.
+#: transformers, which takes three seconds, and is done once for them; or DuckDB, with which a worker takes long to end.
 BUSY = (
     ("operators/test_partition.py",),
     ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
@@ -48,6 +48,7 @@ BUSY = (
         "asking/test_fits.py",
         "report/test_estimate.py",
         "cli/test_documented_commands.py",
+        "report/test_export.py",
     ),
     ("test_tutorial.py",),
     ("jobs/test_moving.py",),
