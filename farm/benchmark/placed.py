@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,6 +239,8 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
 
 _SEGMENT_BYTES = 20 * 2**20  # what the caching allocator asks for where it wants more than 1 and less than 10 MiB
 _ALIGNED_BYTES = 2 * 2**20
+_SETTLES = 3
+_TRIES = 8
 _MIXED = "Its output cannot be kept apart from its workspaces in the allocator's pool."
 _KEPT: list[Any] = []  # allocators and what they call: a pool that is gone still gives its memory back through them
 
@@ -311,36 +314,64 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     after = torch.cuda.memory_stats(device)
     allocations = after["allocation.all.allocated"] - before["allocation.all.allocated"]
     peak_bytes = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
-    fast_bytes = 2 * peak_bytes + (allocations + 1) * _SEGMENT_BYTES
+    fast_bytes = 2 * peak_bytes + (2 * allocations + 1) * _SEGMENT_BYTES
 
     first = _Pool(device, fast_bytes, {})
-    there = made(first.run(rebuilt.run), given)
-    places = {number: first.request_of(there[number]) for number in wanted}
-    sizes = [size for _, size in first.requests]
+    there = _settled(first, rebuilt, given)
     number_of_outputs = len(there)
-    del there
-    torch.cuda.synchronize(device)
-    if None in places.values():
+    places = [first.request_of(there[number]) for number in wanted]
+    sizes = [size for _, size in first.requests]
+    del there, first
+    if None in places:
         raise Unmeasurable("not_available", "Its output cannot be placed: it is allocated elsewhere than others.")
-    chosen = {place for place in places.values() if place is not None}
-    # What was given back is handed out again by its size, to whoever asks for as much.
-    if any(sizes[place] == size for place in chosen for other, size in enumerate(sizes) if other not in chosen):
+    storages = [memory.storage(sizes[place]) for place in places if place is not None]
+
+    def in_slow(output: object, one: Rebuilt) -> list[int]:
+        tensors = made(output, frozenset(map(storage_key, one.tensors)))
+        return [
+            number for number, tensor in enumerate(tensors) if any(_within(storage, tensor) for storage in storages)
+        ]
+
+    pool = None
+    for chosen in itertools.islice(_alike(places, sizes), _TRIES):
+        pool = _Pool(device, fast_bytes, dict(zip(chosen, storages, strict=True)))
+        if in_slow(_settled(pool, rebuilt, given), rebuilt) == sorted(wanted):
+            break
+    else:
         raise Unmeasurable("not_available", _MIXED)
-    slow = {place: memory.storage(sizes[place]) for place in chosen}
-    addresses = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in slow.values()]
-    pool = _Pool(device, fast_bytes, slow)
-    del first
+    found = pool
 
     def run(one: Rebuilt) -> Pass:
         def once() -> object:
-            output = pool.run(one.run)
-            tensors = made(output, frozenset(map(storage_key, one.tensors)))
-            for number in wanted:
-                if not any(begin <= tensors[number].data_ptr() < end for begin, end in addresses):
-                    raise Unmeasurable("not_available", _MIXED)
+            output = found.run(one.run)
+            if in_slow(output, one) != sorted(wanted):
+                raise Unmeasurable("not_available", _MIXED)
             return output
 
         return once
 
     alone = allocations == number_of_outputs or len(sizes) == allocations
-    return Outputs(run, "fast" if alone else "may be with the output", pool.pool)
+    return Outputs(run, "fast" if alone else "may be with the output", found.pool)
+
+
+def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
+    """What a pass makes once the pool hands out again what passes gave back: by size, not by who had it."""
+    for _ in range(_SETTLES):
+        output = None  # the last pass' memory is free
+        output = pool.run(rebuilt.run)
+    torch.cuda.synchronize(rebuilt.device)
+    return made(output, given)
+
+
+def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The requests that may come to hold some outputs: theirs, else others of the same size, of which the address decides."""
+    same = [
+        sorted((place for place, size in enumerate(sizes) if size == sizes[own]), key=lambda place: place != own)
+        for own in places
+        if own is not None
+    ]
+    return (chosen for chosen in itertools.product(*same) if len(set(chosen)) == len(chosen))
+
+
+def _within(storage: torch.UntypedStorage, tensor: torch.Tensor) -> bool:
+    return storage.data_ptr() <= tensor.untyped_storage().data_ptr() < storage.data_ptr() + storage.nbytes()
