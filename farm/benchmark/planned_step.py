@@ -241,6 +241,8 @@ class PlannedStep:
             if error.reason != "not_available":
                 raise
             return None
+        except torch.OutOfMemoryError:  # no room for its pool
+            return None
         return _Placed(outputs, wanted, memory)
 
     # ------------------------------------------------------------------------------------------ again and again
