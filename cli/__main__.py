@@ -14,7 +14,10 @@ def main() -> None:
     from cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # nor as it ends: where torch was imported that takes a second
 
 
 if __name__ == "__main__":

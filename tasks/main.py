@@ -15,4 +15,6 @@ gc.freeze()
 gc.enable()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # nor for those that it leaves as it ends
+    sys.exit(code)
