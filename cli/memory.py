@@ -3,6 +3,7 @@ unless a plan is to be run."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,6 +163,9 @@ def memory(
         recompute=recompute,
     )
 
+    if out is not None:
+        memory_files.check_drawing()
+
     def placed(found: Memory) -> Memory:
         return _placed(found, amounts, slow_bytes_per_s, moves)
 
@@ -204,11 +208,12 @@ def _placed(found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None
 
     if moves:
         say(f"{POINTS + len(amounts)} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
-    try:
-        with opening.open_database().read() as session:
-            return memories.with_placing(session, found, amounts, slow_bytes_per_s, moves=moves)
-    except FarmUnavailable:
-        return memories.with_placing(None, found, amounts, slow_bytes_per_s, moves=moves)
+    read = None
+    with contextlib.suppress(FarmUnavailable):
+        read = opening.first_that_knows(
+            lambda session: memories.read_in_slow_memory(session, found), lambda read: read is not None
+        )
+    return memories.with_placing(found, read, amounts, slow_bytes_per_s, moves=moves)
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:

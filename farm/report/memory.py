@@ -18,7 +18,7 @@ from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.report.estimate import Wanted, peaks_of, readings_taken
-from farm.report.slow_costs import PlanRow, plan_rows, read_slow, slow_costs
+from farm.report.slow_costs import PlanRow, ReadSlow, plan_rows, read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
 from farm.training.placement import Placing, placing
@@ -532,29 +532,27 @@ def with_offload(found: Memory, bytes_per_s: float) -> Memory:
     return replace(found, offload=offload(found.life, bytes_per_s))
 
 
+def read_in_slow_memory(session: Session, found: Memory) -> ReadSlow | None:
+    """What a database has of the step's tuples with tensors in slow memory; None where it has nothing."""
+    times = found.times
+    launch: Launch = "eager" if times.kind == "cpu" else "graph"
+    return read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
+
+
 def with_placing(
-    session: Session | None,
-    found: Memory,
-    amounts: Sequence[Amount],
-    bytes_per_s: float | None,
-    *,
-    moves: bool = False,
+    found: Memory, read: ReadSlow | None, amounts: Sequence[Amount], bytes_per_s: float | None, *, moves: bool = False
 ) -> Memory:
     """With plans of what lies in slow memory.
 
     Args:
-        session: of a database with readings; None without.
+        read: with tensors there.
         amounts: of fast memory, one for each plan; shares are of the peak.
         bytes_per_s: of the wire, for tensors that nobody has read in slow memory; None: as those have it that were.
 
     Raises:
         UsageError: see `farm.report.slow_costs.slow_costs` and `farm.training.placement.placing`.
     """
-    times, read = found.times, None
-    if session is not None:
-        launch: Launch = "eager" if times.kind == "cpu" else "graph"
-        read = read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
-    costs = slow_costs(found.life, read, bytes_per_s, variant=found.variant, card=times.card)
+    costs = slow_costs(found.life, read, bytes_per_s, variant=found.variant, card=found.times.card)
     amounts_bytes = [amount.of(found.allocated_peak_bytes) for amount in amounts]
     return replace(found, placing=placing(found.life, costs, *amounts_bytes, moves=moves))
 

@@ -54,6 +54,14 @@ def write_config(found: Memory, folder: Path) -> list[Path]:
     return _written(folder, {name: _saving("".join(lines)) for name, lines in texts.items()})
 
 
+def check_drawing() -> None:
+    """Raises:
+    UsageError: what draws is not installed.
+    """
+    check_available()
+    plotly_js()
+
+
 def write_all(found: Memory, folder: Path) -> list[Path]:
     """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and ``memory.svg``, and a
     page, ``memory.html``.
@@ -61,7 +69,7 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
     Raises:
         UsageError: they cannot be written, or what draws is not installed.
     """
-    check_available()
+    check_drawing()
     script = plotly_js()
     facts = found.to_json()
     drawn = charts(found)

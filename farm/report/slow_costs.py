@@ -55,7 +55,8 @@ def slow_costs(
         UsageError: there is nothing to tell the wire's bandwidth from.
     """
     added = read.added_us if read else {}
-    if bytes_per_s is None and (bytes_per_s := _bandwidth(life, added)) is None:
+    rates = _rates(life, added)
+    if bytes_per_s is None and (bytes_per_s := rates.pop("", None)) is None:
         raise UsageError(
             f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
             f"Read them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
@@ -67,7 +68,8 @@ def slow_costs(
     for call in life.capture.calls:
         for word, number, size_bytes in tensors_of(life, call):
             known_us = added.get((call.tuple_id, word))
-            slow_us[number] += size_bytes / bytes_per_s * 1e6 if known_us is None else known_us
+            rate = rates.get(_alike(life, call, word), bytes_per_s)
+            slow_us[number] += size_bytes / rate * 1e6 if known_us is None else known_us
             uses += 1
             if known_us is not None:
                 read_us[number] += known_us
@@ -75,8 +77,9 @@ def slow_costs(
     told = f"{read_uses} of {uses} uses of tensors as read with that tensor alone slow" + (
         f" on {read.card_model}" if read and read_uses else ""
     )
-    if read_uses < uses:
-        told += f"; the rest {'its' if uses - read_uses == 1 else 'their'} bytes at {count_of(bytes_per_s, 'B')}/s"
+    if left := uses - read_uses:
+        others = " at what the same tensor of the operator's other tuples had, else" if read_uses else ""
+        told += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
     return SlowCosts(dict(slow_us), dict(read_us), bytes_per_s, told, _together(read) if read else None)
 
 
@@ -97,18 +100,28 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
     return max((tensor.distinct_bytes for tensor in spec.tensors if tensor.storage == storage), default=0)
 
 
-def _bandwidth(life: Life, added: Mapping[tuple[str, str], float]) -> float | None:
-    """What the tensors that were read came to: their bytes over what they added, of large ones where there are any.
+def _rates(life: Life, added: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """What the wire gave the tensors that were read, bytes/s: the median of each operator's each tensor, and "" of these.
 
     No copy's rate: a call that computes meanwhile hides some of the wire, and one that reads twice takes it twice.
     """
-    seen: dict[tuple[str, str], tuple[int, float]] = {}
+    seen: dict[tuple[str, str], tuple[str, int, float]] = {}
     for call in life.capture.calls:
         for word, _, size_bytes in tensors_of(life, call):
             if (added_us := added.get((call.tuple_id, word))) and added_us > 0:
-                seen[call.tuple_id, word] = (size_bytes, added_us)
-    chosen = [pair for pair in seen.values() if pair[0] >= _LARGE_BYTES] or list(seen.values())
-    return sum(size for size, _ in chosen) / sum(us for _, us in chosen) * 1e6 if chosen else None
+                seen[call.tuple_id, word] = (_alike(life, call, word), size_bytes, added_us)
+    chosen = [one for one in seen.values() if one[1] >= _LARGE_BYTES] or list(seen.values())
+    each: dict[str, list[float]] = defaultdict(list)
+    for alike, size_bytes, added_us in chosen:
+        each[alike].append(size_bytes / added_us * 1e6)
+    rates = {name: statistics.median(values) for name, values in each.items()}
+    return {**rates, "": statistics.median(rates.values())} if rates else {}
+
+
+def _alike(life: Life, call: StepCall, word: str) -> str:
+    """The operator and its tensor. Whose library computes it is left out: a capture without a card does not know."""
+    name = life.capture.tuples[call.tuple_id].operator.removeprefix("aten.")
+    return f"{name.removeprefix('native_').removeprefix('cudnn_')} {word}"
 
 
 def _together(read: ReadSlow) -> float | None:

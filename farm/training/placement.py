@@ -15,8 +15,11 @@ HiGHS solves it (`scipy.optimize.milp`), within a time limit and to a gap that a
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -364,10 +367,25 @@ def _solved(costs: Sequence[float], rows: Sequence[Row], time_limit_s: float) ->
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
     factors = [factor for row in rows for factor in row.factors.values()]
     matrix = csr_array((factors, tuple(zip(*places, strict=True))), shape=(len(rows), len(costs)))
-    return milp(
-        costs,
-        integrality=[1] * len(costs),
-        bounds=Bounds(0, 1),
-        constraints=LinearConstraint(matrix, [row.least for row in rows], [row.most for row in rows]),
-        options={"time_limit": time_limit_s, "mip_rel_gap": GAP},
-    )
+    with _quiet():
+        return milp(
+            costs,
+            integrality=[1] * len(costs),
+            bounds=Bounds(0, 1),
+            constraints=LinearConstraint(matrix, [row.least for row in rows], [row.most for row in rows]),
+            options={"time_limit": time_limit_s, "mip_rel_gap": GAP},
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """HiGHS of some versions writes lines of its own to the process' standard output, where a command's result stands."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
