@@ -159,9 +159,10 @@ def _let_go(device: torch.device) -> None:
         gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-        # Pinned memory, too; the version has one of them.
-        for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
-            getattr(torch._C, name, lambda: None)()
+        if hasattr(torch._C, "_accelerator_emptyHostCache"):  # pinned memory, too
+            torch._C._accelerator_emptyHostCache()
+        elif hasattr(torch._C, "_host_emptyCache"):  # of an older torch
+            torch._C._host_emptyCache()
 
 
 class PlannedStep:

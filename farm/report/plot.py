@@ -18,6 +18,7 @@ from farm.words.reading import Trace
 
 WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
 COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f", "#2e9ca6")
+_FEW_TICKS = 12  # so many values of a logarithmic axis stand under it themselves
 _KINDS = "Name a .png, .svg or .pdf file."
 
 
@@ -224,8 +225,9 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
         if chart.x_log and chart.lines:
             axis.set_xscale("log")
             ticks = sorted({value for line in chart.lines for value in line.x if value > 0})
-            axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
-            axis.minorticks_off()
+            if len(ticks) <= _FEW_TICKS:
+                axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
+                axis.minorticks_off()
         axis.set_title(chart.title, fontsize=9, loc="left")
         axis.set_xlabel(chart.y_name if lying else chart.x_name, fontsize=8)
         axis.set_ylabel("" if lying else chart.y_name, fontsize=8)

@@ -111,7 +111,7 @@ def _charts(rows: tuple[dict[str, Any], ...]) -> tuple[Chart, ...]:
     def against(key: str) -> Line | None:
         points = sorted((row["alone_time_us"], row[key] * 100) for row in rows if row[key] is not None)
         names = {"change": "many a run", "change_isolated": "against the tuple by itself"}
-        return Line(names[key], *map(list, zip(*points, strict=True))) if points else None
+        return Line(names[key], *map(list, zip(*points, strict=True)), alone=True) if points else None
 
     lines = tuple(line for key in ("change", "change_isolated") if (line := against(key)) is not None)
     return (
