@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--verifier", action="store_true", help="make no context until a request to verify comes")
     parser.add_argument("--parent", type=int, default=0, help="the process whose end is this one's end")
     options = parser.parse_args()
+    gc.disable()  # what is imported is no garbage: looking for some would be a seventh of the start
     answers = Answers(_private_output())
     _die_with_parent(options.parent)
     _be_the_first_to_go()
@@ -92,6 +93,8 @@ def main() -> None:
     try:
         card = find_card(options.card, settings())
         runner = _make_runner(card, open_device(card), options.verifier)
+        gc.freeze()  # some hundred thousand objects that never go: leave them out of collections
+        gc.enable()
         unhealthy = "" if options.verifier else runner.check()
     except FarmError as error:
         answers.send("failed", message=error.message, next_step=error.next_step)
@@ -323,9 +326,6 @@ class TorchRunner(TorchVerifier):
         cuda = device.card.kind == "cuda"
         self._health: HealthCheck | None = None
         self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
-        # Torch and what it brings are some hundred thousand objects that never go: leave them out of collections.
-        gc.collect()
-        gc.freeze()
 
     def measure(
         self,
