@@ -98,14 +98,14 @@ def steps():
 
 
 def test_a_model_is_measured_by_the_cpus_of_two_hosts_for_a_third(new_host, tmp_path):
-    (tmp_path / "models_of_mine.py").write_text(MODELS)
-    model = {"FARM_MODELS": json.dumps({"steps": "models_of_mine:steps"}), "FARM_MODELS_PATH": str(tmp_path)}
+    (tmp_path / "models_of_hosts.py").write_text(MODELS)
+    model = {"FARM_MODELS": json.dumps({"steps": "models_of_hosts:steps"}), "FARM_MODELS_PATH": str(tmp_path)}
     hosts = [new_host("worker", "--card", "cpu", CUDA_VISIBLE_DEVICES="", **model) for _ in range(2)]
     desk, farm = new_host(**model)
+    farm.from_here = {}  # over its own cable
     farm.wait_for(lambda: len(farm.alive()) == 2)
     with desk:
-        command = ["submit", "steps", "--quick", "--window", "0.1", "--wait", "--json"]
-        asked = farm.ask(*command)
+        asked = farm.say("submit", "steps", "--quick", "--window", "0.1", "--wait", "--json")
     assert asked.returncode == 0, asked.stderr + "".join(one.log.read_text()[-2000:] for _, one in hosts)
     (report,) = json.loads(asked.stdout)["reports"]
     assert (report["state"], report["verdict"]["coverage"]) == ("done", 1.0)
