@@ -28,6 +28,7 @@ __all__ = [
     "measure_tuples",
     "open_database",
     "readings",
+    "step_memory",
     "variant",
 ]
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from farm.interface.capturing import CapturedModel, capture_model
     from farm.interface.frames import calls, readings
     from farm.interface.measuring import TupleReading, measure_model, measure_tuples
+    from farm.interface.memory import step_memory
     from farm.interface.opening import open_database
     from farm.interface.showing import JobReport, job_report
     from farm.models.catalog import variant
@@ -63,6 +65,7 @@ else:
         "measure_tuples": "farm.interface.measuring",
         "open_database": "farm.interface.opening",
         "readings": "farm.interface.frames",
+        "step_memory": "farm.interface.memory",
         "variant": "farm.models.catalog",
     }
 
