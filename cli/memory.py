@@ -3,7 +3,6 @@ unless a plan is to be run."""
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +80,7 @@ def memory(
         str,
         typer.Option(
             metavar="SIZE/s|measured",
-            help="With --fast: what the wire to slow memory gives tensors that nobody has read there. Default: measured.",
+            help="With --fast: what the wire gives tensors of operators that nobody has read in slow memory. Default: measured.",
         ),
     ] = "",
     moves: Annotated[
@@ -209,10 +208,12 @@ def _placed(found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None
     if moves:
         say(f"{POINTS + len(amounts)} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
     read = None
-    with contextlib.suppress(FarmUnavailable):
+    try:
         read = opening.first_that_knows(
             lambda session: memories.read_in_slow_memory(session, found), lambda read: read is not None
         )
+    except FarmUnavailable as error:
+        say(f"What tensors add in slow memory is taken from bytes: {error.message}")
     return memories.with_placing(found, read, amounts, slow_bytes_per_s, moves=moves)
 
 

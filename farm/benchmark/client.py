@@ -22,7 +22,7 @@ from typing import Any
 
 from farm.devices.device import Card
 from farm.devices.lock import CardLock, turn
-from farm.errors import UnhealthyCard, Unmeasurable
+from farm.errors import CardBusy, SettingsError, UnhealthyCard, Unmeasurable
 from farm.settings import environment_of_children, settings
 from farm.words.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.words.reading import Reading
@@ -194,7 +194,7 @@ class BenchmarkProcess:
         if (predicted is not None) if verify is None else verify:
             found = self._verify(about, timeout_s, on_phase)
         request = {"request": "measure", **about, "stopping": stopping.to_json()}
-        with self._alone_on_the_wire() if protocol.placement else contextlib.nullcontext():
+        with self._alone_on_the_wire(timeout_s) if protocol.placement else contextlib.nullcontext():
             event = self._ask(request, "reading", "measure", time.monotonic() + timeout_s, on_phase)
         reading = Reading.from_json(event["reading"])
         if found:
@@ -244,7 +244,7 @@ class BenchmarkProcess:
         """
         self.wait_ready()
         request = {"request": "in_place", "subject": subject.to_json(), "protocol": protocol.to_json(), "most": most}
-        with self._alone_on_the_wire():
+        with self._alone_on_the_wire(timeout_s):
             event = self._ask(
                 request, "in_place", "time calls in their model", time.monotonic() + timeout_s, on_phase=None
             )
@@ -287,13 +287,23 @@ class BenchmarkProcess:
             "calls": list(calls),
             "plans": [sorted(slow) for slow in plans],
         }
-        with self._alone_on_the_wire():
+        with self._alone_on_the_wire(timeout_s):
             event = self._ask(request, "planned_step", "run the step", time.monotonic() + timeout_s, on_phase=None)
         return dict(event["found"])
 
-    def _alone_on_the_wire(self) -> contextlib.AbstractContextManager[None]:
-        """The cards of a host share its memory: slow readings beside each other took up to 16 % longer on two H200s."""
-        return turn("slow-memory", settings().lock_dir)
+    @contextlib.contextmanager
+    def _alone_on_the_wire(self, timeout_s: float) -> Iterator[None]:
+        """The cards of a host share its memory: slow readings beside each other took up to 16 % longer on two H200s.
+
+        Raises:
+            Unmeasurable: not_available: others were at it all that time, or there can be no lock.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
+            except (CardBusy, SettingsError) as error:
+                raise Unmeasurable("not_available", error.message, error.next_step) from error
+            yield
 
     def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
         """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprinting`).

@@ -149,7 +149,7 @@ def run_planned(
             with _memory_told():
                 found.append(PlannedStep(player, capture, frozenset(slow), memory, device).read(window_s))
         except Unmeasurable as error:
-            found.append(error.message)
+            found.append(f"{error.message} {error.next_step}".strip())
     return AsRun(memory().name, fast, tuple(found), time.perf_counter() - began_s)
 
 
@@ -190,7 +190,7 @@ class PlannedStep:
         self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they go before the pools that they were captured into
         self._capture, self._slow, self._make_memory, self._device = capture, slow, memory, device
         self.memories = [memory()]
-        self.memories[0].check_room(sum(capture.storages[number].size_bytes for number in slow))
+        self.memories[0].check_room(*(capture.storages[number].size_bytes for number in slow))
         self.player = player.placed(slow, self.memories[0].copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by call
         self.stayed_fast: set[int] = set()

@@ -42,7 +42,7 @@ class SlowMemory(ABC):
             Unmeasurable: out_of_memory, with the limit.
         """
 
-    def check_room(self, size_bytes: int) -> None:  # noqa: B027 - not all can tell
+    def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - not all can tell
         """
         Raises:
             Unmeasurable: out_of_memory: so much cannot be had, told before any of it is taken.
@@ -82,8 +82,8 @@ class PinnedMemory(SlowMemory):
         self._device = torch.device("cuda", device.index or 0)
         self._held: list[torch.Tensor] = []
 
-    def check_room(self, size_bytes: int) -> None:
-        check_room(size_bytes)
+    def check_room(self, *sizes_bytes: int) -> None:
+        check_room(*sizes_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
         check_room(size_bytes)
@@ -95,12 +95,13 @@ class PinnedMemory(SlowMemory):
         return torch._C._construct_storage_from_data_pointer(host.data_ptr(), self._device, size_bytes)  # type: ignore[attr-defined, return-value]
 
 
-def check_room(size_bytes: int) -> None:
+def check_room(*sizes_bytes: int) -> None:
     """Raises:
-    Unmeasurable: so much host memory is not there to be pinned.
+    Unmeasurable: so much host memory is not there to be pinned, in pieces of these sizes.
     """
-    if size_bytes > SHARE * _available_bytes():
-        raise cannot_pin(size_bytes)
+    pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch's pieces are powers of two
+    if pinned_bytes > SHARE * _available_bytes():
+        raise cannot_pin(pinned_bytes)
 
 
 def cannot_pin(size_bytes: int) -> Unmeasurable:

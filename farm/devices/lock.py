@@ -73,15 +73,7 @@ class CardLock:
                 if _has_another(self.card_id)
                 else "Wait for it, or end it.",
             ) from None
-        holder = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "started_by": self.started_by or os.getpid(),
-            "command": _command(self.started_by or os.getpid()),
-            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        _sign(descriptor, self.started_by)
         self._descriptor = descriptor
         return self
 
@@ -104,25 +96,57 @@ class CardLock:
 
 
 @contextlib.contextmanager
-def turn(name: str, lock_dir: Path | str) -> Iterator[None]:
+def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
     """Wait until nobody else of this host is at what has that name, which its cards share.
 
     Raises:
+        CardBusy: somebody was for all that time; the message names them.
         SettingsError: there can be no lock in that directory.
     """
     path = Path(lock_dir) / f"{_file_name(name)}.lock"
+    until_s = time.monotonic() + timeout_s
     _make_directory(path.parent)
     with contextlib.ExitStack() as stack:
         try:
             descriptor = _open(path)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _taken(descriptor):
+                if time.monotonic() > until_s:
+                    raise CardBusy(
+                        f"This host's {name} was taken for {timeout_s:g} s, last by {_describe(_read(descriptor))}.",
+                        "Wait for it, or end it.",
+                    )
+                time.sleep(0.02)
+            _sign(descriptor)
         except OSError as error:
             raise SettingsError(
                 f"The lock of this host's {name} cannot be taken: {error}.",
                 "Give FARM_LOCK_DIR a directory on a local file system that all workers of this host may write to.",
             ) from error
         yield
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def _sign(descriptor: int, started_by: int | None = None) -> None:
+    """Write down who holds it, for whoever comes next."""
+    holder = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started_by": started_by or os.getpid(),
+        "command": _command(started_by or os.getpid()),
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
 def _file_name(card_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farm.asking.amounts import amounts_of, bytes_of
+from farm.errors import UsageError
 from farm.report import memory as memories
 from farm.report.memory import Memory
 from farm.report.packaged import database_of, packaged_files
@@ -28,9 +29,13 @@ def step_memory(
         and more would give. ``to_json()`` is what ``farm memory --json`` prints.
 
     Raises:
-        UsageError: no such card, an amount that is none, less than the largest operator needs, or nothing to plan from.
+        UsageError: a forward pass, no such card, an amount that is none, less than the largest operator needs, or nothing to plan from.
         CaptureError: the step cannot be taken apart.
     """
+    if variant.step != "training":
+        raise UsageError(
+            f"{variant} is a forward pass.", 'Say step="training": farm.variant("resnet50", 32, step="training").'
+        )
     amounts = amounts_of("fast", fast) if fast else []
     bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
     found = memories.memory(variant, card)

@@ -69,7 +69,7 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
     Raises:
         UsageError: they cannot be written, or what draws is not installed.
     """
-    check_drawing()
+    check_available()
     script = plotly_js()
     facts = found.to_json()
     drawn = charts(found)

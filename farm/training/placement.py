@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -32,6 +34,7 @@ from farm.words.written import count_of
 TIME_LIMIT_S = 10.0  # of one program
 GAP = 1e-3  # a program ends when no plan can be better by more than this share
 POINTS = 9  # of the curve
+_ALONE = threading.Lock()
 _NEXT_TO_NOTHING_US = 1e-6  # what is free either way stays fast
 
 
@@ -380,12 +383,17 @@ def _solved(costs: Sequence[float], rows: Sequence[Row], time_limit_s: float) ->
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """HiGHS of some versions writes lines of its own to the process' standard output, where a command's result stands."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    if sys.stdout is None:  # closed by who started the process
+        yield
+        return
+    with _ALONE:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        try:
+            with open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), 1)
+                yield
+        finally:
+            ctypes.CDLL(None).fflush(None)  # what C has not written yet, too
+            os.dup2(kept, 1)
+            os.close(kept)

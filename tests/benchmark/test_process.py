@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from farm.benchmark.client import BenchmarkProcess
+from farm.devices.lock import turn
 from farm.errors import Unmeasurable
+from farm.settings import settings
 from farm.words.protocol import Protocol, Stopping, Subject, content_id
 from farm.words.verification import Verification
 
@@ -97,6 +99,15 @@ def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProce
         with pytest.raises(Unmeasurable, match="has no slow memory"):
             ask(subject("variant"), PROTOCOL)
     process.measure(subject(), PROTOCOL, STOPPING)
+
+
+def test_slow_readings_of_a_host_take_turns(process: BenchmarkProcess) -> None:
+    placed = Protocol(placement="in0")
+    with turn("slow-memory", settings().lock_dir, 10.0):
+        assert process.measure(subject(), Protocol(), Stopping(), timeout_s=10.0).reading.time_us > 0
+        with pytest.raises(Unmeasurable, match=r"slow-memory was taken for 0\.1 s"):
+            process.measure(subject(), placed, Stopping(), timeout_s=0.1)
+    assert process.measure(subject(), placed, Stopping(), timeout_s=10.0).reading.time_us > 0
 
 
 def test_a_crash_quotes_nothing_that_an_item_before_it_wrote(process: BenchmarkProcess) -> None:

@@ -242,7 +242,7 @@ def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
     assert re.search(
         r"1\.00 MB of fast memory are less than the largest operator needs: aten\.\S+ at call \d+", less.stderr
     )
-    unread = farm(*SMALL, "--fast", "1GB")
+    unread = farm(*SMALL, "--card", "cpu", "--fast", "1GB")
     assert unread.code == 2
     command = " ".join(unread.stderr.split())
     assert all(word in command for word in ("resnet18", "--batch 2", "--input-size 64", "--step training", "each"))

@@ -19,7 +19,7 @@ from farm.settings import settings
 CARD = "GPU-1234"
 HOLDER = """
 import sys, time
-from farm.devices.lock import CardLock, turn
+from farm.devices.lock import CardLock
 CardLock(sys.argv[1], sys.argv[2]).acquire()
 print("held", flush=True)
 time.sleep(60)
@@ -102,11 +102,11 @@ def test_what_the_cards_of_a_host_share_is_used_by_one_at_a_time(tmp_path: Path)
     order = []
 
     def second() -> None:
-        with turn("slow-memory", tmp_path):
+        with turn("slow-memory", tmp_path, 10.0):
             order.append("second")
 
     waiting = threading.Thread(target=second)
-    with turn("slow-memory", tmp_path):
+    with turn("slow-memory", tmp_path, 10.0):
         waiting.start()
         waiting.join(0.1)
         order.append("first")
@@ -116,5 +116,14 @@ def test_what_the_cards_of_a_host_share_is_used_by_one_at_a_time(tmp_path: Path)
 
 def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="slow-memory cannot be taken"), turn("slow-memory", tmp_path / "file"):
+    with pytest.raises(SettingsError, match="slow-memory cannot be taken"), turn("slow-memory", tmp_path / "file", 0.0):
+        pass
+
+
+def test_who_waits_too_long_for_a_turn_is_told_who_had_it(tmp_path: Path) -> None:
+    with (
+        turn("slow-memory", tmp_path, 0.0),
+        pytest.raises(CardBusy, match=rf"slow-memory was taken for 0.05 s, last by .*process {os.getpid()} "),
+        turn("slow-memory", tmp_path, 0.05),
+    ):
         pass

@@ -24,6 +24,11 @@ def test_a_step_without_a_plan_is_its_memory_alone() -> None:
     assert farm.step_memory(STEP).placing is None
 
 
+def test_a_forward_pass_is_refused() -> None:
+    with pytest.raises(UsageError, match="is a forward pass"):
+        farm.step_memory(catalog.variant("squeezenet1_1", 2, input_size=64))
+
+
 def test_what_is_no_amount_is_said() -> None:
     with pytest.raises(UsageError, match="fast"):
         farm.step_memory(STEP, fast="much")
