@@ -21,7 +21,7 @@ from farm.report.estimate import Wanted, peaks_of, readings_taken
 from farm.report.slow_costs import PlanRow, ReadSlow, plan_rows, read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
-from farm.training.placement import Placing, placing
+from farm.training.placement import PlacementPlan, Placing, placing
 from farm.training.planning import Fit, Offload, Recomputed, largest_batch, offload, recomputed
 from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.verdict.choice import choose
@@ -292,7 +292,7 @@ class Memory:
                 }
                 for tensor in placing.slow(self.life, plan)
             ],
-            "moved": [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved],
+            "moved": self._moved(plan),
             "curve": [
                 {"fast_bytes": one.fast_bytes, "time_us": one.time_us, "gap": one.gap, "slow": len(one.slow)}
                 for one in placing.curve
@@ -306,6 +306,7 @@ class Memory:
                     "gap": row.plan.gap,
                     "ended_in_time": row.plan.in_time,
                     "slow": sorted(row.plan.slow),
+                    "moved": self._moved(row.plan),
                     "run": _run(row),
                     "not_run": row.why_not or None,
                 }
@@ -319,6 +320,9 @@ class Memory:
                 "all_fast": next(_run(row) for row in plan_rows(self.life, placing) if row.plan is None),
             },
         }
+
+    def _moved(self, plan: PlacementPlan) -> list[dict[str, Any]]:
+        return [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved]
 
     def _kernel(self, call: StepCall) -> dict[str, Any]:
         owner = self.capture.owners[call.owner] if call.owner is not None else None

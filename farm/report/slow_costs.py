@@ -278,7 +278,7 @@ def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
 
 def sentences(life: Life, placing: Placing) -> list[str]:
     """The plans, for people."""
-    told = [one for plan in placing.plans for one in _of_plan(life, placing, plan)] if len(placing.plans) == 1 else []
+    told = _of_plan(life, placing, placing.plan) if len(placing.plans) == 1 else []
     return [*told, *_of_all(placing), *_of_runs(life, placing)]
 
 
@@ -295,7 +295,7 @@ def _of_plan(life: Life, placing: Placing, plan: PlacementPlan) -> list[str]:
 
 
 def _of_all(placing: Placing) -> list[str]:
-    plan, costs = placing.plan, placing.costs
+    costs = placing.costs
     told = [
         f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
         + (
@@ -306,8 +306,12 @@ def _of_all(placing: Placing) -> list[str]:
     ]
     if placing.moves:
         told.append(
-            f"{len(plan.moved)} {plural('period', len(plan.moved))} in which a fast tensor lies elsewhere meanwhile, at "
-            f"{count_of(costs.bytes_per_s, 'B')}/s each way; assumed is that copies cost the calls beside them nothing."
+            " and ".join(
+                f"{len(plan.moved)} {plural('period', len(plan.moved))} within {count_of(plan.fast_bytes, 'B')}"
+                for plan in placing.plans
+            )
+            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(costs.bytes_per_s, 'B')}/s each way; assumed is that "
+            "copies cost the calls beside them nothing."
         )
     if placing.unsolved:
         left_out = ", ".join(count_of(amount, "B") for amount in placing.unsolved)
