@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.prediction.card import CardModel
+from farm.prediction.course import course_of, is_causal, mask_of
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.products import products_of
 from farm.prediction.tiles import tile_roofline
@@ -58,6 +59,7 @@ class Described:
     casts_to_whole: bool  # what comes out is named to be whole numbers or booleans
     masked: float  # an attention that is given a mask: 0.5 of booleans, 1 of numbers
     causal: bool
+    materialised: bool  # an attention whose mask lies so that it writes its scores out
     along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
     along: int  # elements along the dimensions that it names
     last_size: int  # of the first tensor
@@ -97,7 +99,8 @@ def describe(
     dtype = sizes.dtype or "float32"
     if products is not None and short_name == "convolution_backward":
         flops = products.flops  # PyTorch's counter does not know of its groups
-    tiled = tile_roofline(card, dtype, flops, bytes_moved, products, tf32)
+    course = course_of(short_name, spec, dtype, flops, bytes_moved, products)
+    tiled = tile_roofline(card, course, products, tf32)
     tensors = spec.get("tensors") or []
     numbers = [math.prod(tensor["shape"]) for tensor in tensors]
     activations = [tensor for tensor in tensors if tensor["role"] == "activation"]
@@ -155,8 +158,9 @@ def describe(
         casts=_casts(short_name, spec, given),
         run_bytes=min((_run_bytes(tensor) for tensor, number in given if number > 1), default=0),
         casts_to_whole=any("float" not in dtype for dtype in _named_dtypes(short_name, spec)),
-        masked=_masked([tensor for tensor, _ in given if len(tensor["shape"]) >= 2]) if attends else 0.0,
-        causal=bool((spec.get("keywords") or {}).get("is_causal")) or (attends and True in spec.get("arguments", ())),
+        masked=_masked(mask_of(short_name, spec)) if attends else 0.0,
+        causal=attends and is_causal(short_name, spec),
+        materialised=course.materialised,
         along_last=along_last,
         along=along,
         last_size=width or (first[-1] if first else 1),
@@ -258,8 +262,8 @@ def _named_dtypes(short_name: str, spec: Mapping[str, Any]) -> list[str]:
     return named + ([_NAMES_A_DTYPE[short_name]] if short_name in _NAMES_A_DTYPE else [])
 
 
-def _masked(given: Sequence[Mapping[str, Any]]) -> float:
-    return 0.0 if len(given) < 4 else 0.5 if given[3]["dtype"] == "bool" else 1.0
+def _masked(mask: Mapping[str, Any] | None) -> float:
+    return 0.0 if mask is None else 0.5 if mask["dtype"] == "bool" else 1.0
 
 
 _NAMES_A_DTYPE = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32"}

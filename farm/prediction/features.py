@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from farm.prediction.described import Described
 
-VERSION = 1
+VERSION = 2
 Floats = npt.NDArray[np.float64]
 
 
@@ -61,6 +61,7 @@ _FEATURES: dict[str, Callable[[Described], float]] = {
     "casts_to_whole": lambda call: float(call.casts_to_whole),
     "masked": lambda call: call.masked,
     "causal": lambda call: float(call.causal),
+    "materialised": lambda call: float(call.materialised),
     "along_last": lambda call: call.along_last,
     "along": lambda call: _log(call.along),
     "winograd": lambda call: _winograd(call),

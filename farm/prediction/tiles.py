@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from farm.prediction.card import CardModel
+from farm.prediction.course import Course
 from farm.prediction.products import Products
 
 #: Rows and columns of what one multiprocessor works on at a time, as libraries have them, and the share of its peak that
@@ -30,6 +31,7 @@ NARROW, NARROW_SHARE = (
 )  # of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak
 IN_FLIGHT_BYTES = 32 << 10  # that one multiprocessor needs under way to draw its share of the memory's rate
 L2_RATE = 2.5  # of the memory's, for what lies in the cache
+UNALIGNED_SHARE = 1 / 6  # of the peak, where tensor cores are fed by loads of single values
 
 
 @dataclass(frozen=True)
@@ -43,25 +45,25 @@ class TileRoofline:
     waves: float = 0.0
 
 
-def tile_roofline(
-    card: CardModel, dtype: str | None, flops: float, bytes_moved: float, products: Products | None, tf32: bool = False
-) -> TileRoofline:
+def tile_roofline(card: CardModel, course: Course, products: Products | None, tf32: bool = False) -> TileRoofline:
     """
     Args:
-        flops: of one call; where they are not those of its products, the products' time is scaled to them.
-        bytes_moved: that it must read and write at least once.
+        course: where its FLOPs are not those of its products, the products' time is scaled to them.
     """
-    peaks = card.roofline(dtype, tf32)
-    compute_us, tiles = flops / peaks.flops_per_s * 1e6, 0
+    bytes_moved, flops = course.bytes_moved, course.flops
+    peaks = card.roofline(course.dtype, tf32)
+    flops_per_s = peaks.flops_per_s * (1.0 if course.aligned else UNALIGNED_SHARE)
+    compute_us, tiles = flops / flops_per_s * 1e6, 0
     if products is not None and flops:
-        plain_us, tiles = _cut(card, peaks.flops_per_s, products)
+        plain_us, tiles = _cut(card, flops_per_s, products)
         compute_us = plain_us * flops / products.flops
     near = min(1.0, card.l2_bytes / bytes_moved) if bytes_moved else 0.0
     rate = peaks.bytes_per_s * (1 + (L2_RATE - 1) * near**2)
     filled = min(1.0, bytes_moved / (card.multiprocessors * IN_FLIGHT_BYTES)) if bytes_moved else 1.0
-    traffic_us = bytes_moved / rate * 1e6 / max(filled, 0.25)
+    alone_us = course.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6
+    traffic_us = max(bytes_moved / rate * 1e6 / max(filled, 0.25), alone_us)
     return TileRoofline(
-        max(compute_us, traffic_us) + peaks.launch_floor_us,
+        max(compute_us, traffic_us) + course.launches * peaks.launch_floor_us,
         compute_us,
         traffic_us,
         tiles,

@@ -332,6 +332,11 @@ LEARNT_FROM = (
         ("casts_to_whole", "boolean", "whether what comes out is named to be whole numbers or booleans"),
         ("masked", "number", "of an attention: 0.5 with a mask of booleans, 1 with one of numbers, 0 without"),
         ("causal", "boolean", "of an attention: whether each position sees those before it alone"),
+        (
+            "materialised",
+            "boolean",
+            "an attention whose mask does not lie row by row, so that it writes its scores out",
+        ),
         ("along_last", "number", "1: it works along the last dimension; 0: along others; 0.5: it names none"),
         ("along", "integer", "elements along the dimensions that it names"),
         ("last_size", "integer", "of the first tensor; of an embedding its width"),

@@ -9,6 +9,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.prediction.card import card_model
+from farm.prediction.course import Course
 from farm.prediction.described import describe
 from farm.prediction.families import model_family, operator_family, operator_type
 from farm.prediction.features import NAMES, numbers_of
@@ -138,11 +139,55 @@ def test_products_of_modules_come_to_the_flops_that_torch_counts(database):
 def test_one_tile_more_than_a_wave_takes_another_wave():
     def time_us(tiles):
         products = Products(4096 * tiles, 128, 1024)
-        return tile_roofline(H200, "float32", products.flops, 1, products).compute_us
+        return tile_roofline(H200, Course("float32", products.flops, 1), products).compute_us
 
     whole, more = time_us(33), time_us(34)
     assert more / whole > 34 / 33 + 0.02
     assert time_us(66) == pytest.approx(2 * whole)
+
+
+def test_an_attention_whose_mask_does_not_lie_row_by_row_writes_its_scores_out():
+    def attention(**mask):
+        heads = {"role": "activation", "shape": [8, 12, 512, 64], "dtype": "bfloat16"}
+        tensors = [heads] * 3 + [{"role": "activation", "shape": [1, 12, 512, 512], "dtype": "bfloat16", **mask}]
+        arguments = [{"tensor": place} for place in range(3)]
+        spec = {
+            "kind": "function",
+            "tensors": tensors,
+            "arguments": arguments,
+            "keywords": {"attn_mask": {"tensor": 3}},
+        }
+        return describe(H200, "x", "scaled_dot_product_attention", spec, 6442450944, 31457280)
+
+    fused, permuted = attention(), attention(stride=[12, 1, 6144, 12])
+    assert (fused.masked, permuted.masked, fused.materialised, permuted.materialised) == (1.0, 1.0, False, True)
+    assert permuted.tile_roofline_us > 10 * fused.tile_roofline_us
+
+
+def test_tensor_cores_are_slow_to_fetch_rows_of_odd_length():
+    def product(n):
+        tensors = [{"role": "activation", "shape": shape, "dtype": "bfloat16"} for shape in ([4096, 768], [768, n])]
+        spec = {"kind": "aten", "tensors": tensors, "arguments": [{"tensor": 0}, {"tensor": 1}]}
+        return describe(H200, "x", "mm", spec, 2 * 4096 * 768 * n, 2 * (4096 * 768 + 768 * n + 4096 * n))
+
+    assert product(50257).tile_roofline_us > 3 * product(50264).tile_roofline_us
+
+
+def test_what_one_block_does_alone_bounds_a_call():
+    def normed(channels, pixels):
+        shapes = [[32, channels, pixels, pixels], *[[channels]] * 4]
+        tensors = [{"role": "activation", "shape": shape, "dtype": "float32"} for shape in shapes]
+        spec = {"kind": "aten", "tensors": tensors, "arguments": [{"tensor": place} for place in range(5)]}
+        return describe(H200, "x", "cudnn_batch_norm", spec, 0, 8 * 32 * channels * pixels**2).tile_roofline_us
+
+    assert normed(16, 112) > 4 * normed(256, 28)
+
+    def added(number):
+        tensors = [{"role": "parameter", "shape": [65536], "dtype": "float32"}] * number
+        spec = {"kind": "aten", "tensors": tensors, "arguments": [[{"tensor": place} for place in range(number)], 1]}
+        return describe(H200, "x", "_foreach_add_", spec, 0, 8 * 65536 * number).tile_roofline_us
+
+    assert added(111) > 1.5 * added(110)  # another launch, whose one block lets the others wait
 
 
 def test_a_backward_of_groups_is_not_counted_as_if_there_were_none():
