@@ -176,7 +176,7 @@ class ProcessOf:
 
 
 #: Of the logarithms of weights: mean and deviation. Without it some features of few readings would count for everything.
-PRIOR_WEIGHT = (-3.0, 1.0)
+PRIOR_WEIGHT = (-5.0, 1.0)
 PRIOR_OTHER = (0.0, 2.0)
 
 

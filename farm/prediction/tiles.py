@@ -29,8 +29,8 @@ NARROW, NARROW_SHARE = (
     8,
     0.25,
 )  # of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak
-IN_FLIGHT_BYTES = 32 << 10  # that one multiprocessor needs under way to draw its share of the memory's rate
-L2_RATE = 2.5  # of the memory's, for what lies in the cache
+LATENCY_US = 0.3  # that the first bytes take to come
+L2_RATE = 1.5  # of the memory's, for what the cache holds from one call to the next: all, to nothing of twice its size
 UNALIGNED_SHARE = 1 / 6  # of the peak, where tensor cores are fed by loads of single values
 
 
@@ -57,11 +57,10 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
     if products is not None and flops:
         plain_us, tiles = _cut(card, flops_per_s, products)
         compute_us = plain_us * flops / products.flops
-    near = min(1.0, card.l2_bytes / bytes_moved) if bytes_moved else 0.0
-    rate = peaks.bytes_per_s * (1 + (L2_RATE - 1) * near**2)
-    filled = min(1.0, bytes_moved / (card.multiprocessors * IN_FLIGHT_BYTES)) if bytes_moved else 1.0
+    near = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
+    rate = peaks.bytes_per_s * (1 + (L2_RATE - 1) * near)
     alone_us = course.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6
-    traffic_us = max(bytes_moved / rate * 1e6 / max(filled, 0.25), alone_us)
+    traffic_us = max(bytes_moved / rate * 1e6, alone_us, LATENCY_US if bytes_moved else 0.0)
     return TileRoofline(
         max(compute_us, traffic_us) + course.launches * peaks.launch_floor_us,
         compute_us,
