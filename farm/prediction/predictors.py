@@ -24,7 +24,7 @@ from farm.prediction.factors import Factors, FactorsOf
 from farm.prediction.neighbours import Neighbours, NeighboursOf
 from farm.prediction.neural_power import Polynomials, PolynomialsOf
 from farm.prediction.process import Process, ProcessOf
-from farm.prediction.regressor import Arrays, Floats, Inputs, Learnt, Regressor, named, part
+from farm.prediction.regressor import Arrays, Floats, Inputs, Learnt, Regressor, named, part, with_times
 from farm.prediction.trees import Forest, ForestOf
 
 LEAST_ROWS = 20  # readings that a fit takes
@@ -100,7 +100,9 @@ class Recipe:
         if len(with_power) >= LEAST_ROWS:
             of, watts = inputs.where(with_power), powers[with_power]
             fallback = Fallback(fallback.time, FactorsOf().fit(of, np.log(watts)))
-            power = self.power.fit(of, watts if self.raw_power else np.log(watts))
+            # As read; who asks has the predicted time.
+            timed = with_times(of, times[with_power])
+            power = self.power.fit(timed, watts if self.raw_power else np.log(watts))
         targets = np.log(times / _over(inputs, self.over)) if self.over else times
         return Fitted(
             self.name,
@@ -165,7 +167,7 @@ class Fitted:
             return Answers(none, none, none, none, none, none, np.empty(0, dtype=bool), self.base_power_w)
         inputs = Inputs.of(self.typical.filled(calls))
         times, time_spread, lacking = self._times(inputs)
-        powers, power_spread = self._powers(inputs, lacking)
+        powers, power_spread = self._powers(with_times(inputs, times), lacking)
         added_us = times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0))
         fetching_us = -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2))
         known = np.isin(inputs.types, self.typical.types)

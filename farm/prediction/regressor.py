@@ -6,6 +6,7 @@ kept as arrays, so that asking needs no scikit-learn, and nothing that is stored
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,6 +52,19 @@ class Inputs:
             self.types[places],
             self.families[places],
         )
+
+
+def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
+    """The same with four more features: the time that each call takes, and of it what arithmetic and traffic should take.
+
+    For power: a kernel that is slower than its roofline draws less.
+    """
+    tiled, compute, traffic = (
+        np.array([getattr(call, name) for call in inputs.calls])
+        for name in ("tile_roofline_us", "compute_us", "traffic_us")
+    )
+    busy = [np.log2(times_us), np.log2(times_us / tiled), compute / times_us, traffic / times_us]
+    return dataclasses.replace(inputs, numbers=np.column_stack([inputs.numbers, *busy]))
 
 
 class Learnt(Protocol):
