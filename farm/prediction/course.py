@@ -6,6 +6,7 @@ through alone, how many launches a list of tensors takes, which rows tensor core
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ SCORE_PASSES, SCORE_LAUNCHES = (
     10,
     8,
 )  # over the scores of an attention that writes them out: as float32, one step a kernel
+ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -33,6 +35,7 @@ class Course:
     flops: float
     bytes_moved: float  # with what it writes on the way
     serial_bytes: float = 0.0
+    cold_bytes: float = 0.0  # of all, what no cache holds from one call to the next: its weights
     launches: int = 1
     aligned: bool = True
     materialised: bool = False  # an attention that writes its scores out
@@ -46,11 +49,20 @@ def course_of(
         spec: the tuple's description (`farm.words.tuple.OperatorTuple.to_json`).
         bytes_moved: that it must read and write at least once.
     """
+    course = _course_of(short_name, spec, dtype, flops, bytes_moved, products)
+    weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
+    cold = sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in weights)
+    return dataclasses.replace(course, cold_bytes=min(cold, bytes_moved))
+
+
+def _course_of(
+    short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
+) -> Course:
     tensors, family = spec.get("tensors") or [], operator_family(short_name)
     if family == "optimizer":
         launches, chunks = _of_lists(spec)
         of_element = bytes_moved / max(1, sum(math.prod(one["shape"]) for one in _lists(spec)[0]))
-        return Course(dtype, flops, bytes_moved, chunks * of_element, max(1, launches))
+        return Course(dtype, flops, bytes_moved, chunks * of_element, launches=max(1, launches))
     if family.startswith("attention") and products is not None:
         return _of_attention(short_name, spec, dtype, flops, bytes_moved, products)
     if family in ("batch norm", "batch norm backward") and operator_type(short_name).startswith("cudnn"):
@@ -74,7 +86,7 @@ def _of_attention(
         passes = bytes_moved + SCORE_PASSES * scores
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
-    return Course(dtype, flops / 2 if half else flops, bytes_moved)
+    return Course(dtype, flops / 2 if half else flops, bytes_moved, launches=ATTENTION_LAUNCHES)
 
 
 def mask_of(short_name: str, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -132,6 +144,8 @@ def _of_lists(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 def _aligned(tensors: Sequence[Mapping[str, Any]], products: Products | None) -> bool:
     """Whether every row, in memory, of the matrices that are multiplied begins where tensor cores can fetch it."""
+    if products is not None and min(products.m, products.n) == 1:  # a vector: no tensor core
+        return True
     widths = [products.n * 2] if products is not None else []
     for tensor in tensors:
         if len(tensor["shape"]) > 1:

@@ -58,9 +58,10 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
         plain_us, tiles = _cut(card, flops_per_s, products)
         compute_us = plain_us * flops / products.flops
     near = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
-    rate = peaks.bytes_per_s * (1 + (L2_RATE - 1) * near)
+    warm = bytes_moved - course.cold_bytes
+    moving_us = (course.cold_bytes + warm / (1 + (L2_RATE - 1) * near)) / peaks.bytes_per_s * 1e6
     alone_us = course.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6
-    traffic_us = max(bytes_moved / rate * 1e6, alone_us, LATENCY_US if bytes_moved else 0.0)
+    traffic_us = max(moving_us, alone_us, LATENCY_US if bytes_moved else 0.0)
     return TileRoofline(
         max(compute_us, traffic_us) + course.launches * peaks.launch_floor_us,
         compute_us,
