@@ -21,6 +21,7 @@ SCORE_PASSES, SCORE_LAUNCHES = (
     8,
 )  # over the scores of an attention that writes them out: as float32, one step a kernel
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
+SCATTERED = 2.0  # times as long, where values are fetched one by one
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -73,6 +74,8 @@ def _course_of(
         return Course(dtype, flops, bytes_moved * max(1, products.k))
     if family == "product" and DTYPES.get(dtype, (4,))[0] == 2:
         return Course(dtype, flops, bytes_moved, aligned=_aligned(tensors, products))
+    if family in ("copy", "pointwise") and any(_scattered(one) for one in tensors):
+        return Course(dtype, flops, bytes_moved * SCATTERED)
     return Course(dtype, flops, bytes_moved)
 
 
@@ -152,6 +155,13 @@ def _aligned(tensors: Sequence[Mapping[str, Any]], products: Products | None) ->
             steps = sorted(step for step, size in zip(_stride(tensor), tensor["shape"], strict=True) if size > 1)
             widths += [step * DTYPES[tensor["dtype"]][0] for step in steps if step > 1][:1]
     return all(width % ALIGNED_BYTES == 0 for width in widths)
+
+
+def _scattered(tensor: Mapping[str, Any]) -> bool:
+    """Whether its elements do not lie in the order of its dimensions; what is expanded, or begins late, counts as if they did."""
+    shape, stride = tensor["shape"], _stride(tensor)
+    steps = [step for step, size in zip(stride, shape, strict=True) if size > 1 and step]
+    return steps != sorted(steps, reverse=True) or bool(steps and steps[-1] != 1)
 
 
 def _stride(tensor: Mapping[str, Any]) -> Sequence[int]:
