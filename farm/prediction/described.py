@@ -18,7 +18,7 @@ from farm.prediction.families import operator_family, operator_type
 from farm.prediction.products import products_of
 from farm.prediction.tiles import tile_roofline
 from farm.words.data_classes import Filling, fillings
-from farm.words.sizes import sizes_of
+from farm.words.sizes import Sizes, sizes_of
 from farm.words.tuple import DTYPES, contiguous_stride, plain
 
 
@@ -94,34 +94,15 @@ def describe(
         data_class: what stands in its inputs; "" where that is not known.
     """
     sizes = sizes_of(short_name, spec)
-    bytes_moved = _touched(short_name, spec, bytes_moved)
-    products = products_of(short_name, spec, sizes)
     dtype = sizes.dtype or "float32"
-    if products is not None and short_name == "convolution_backward":
-        flops = products.flops  # PyTorch's counter does not know of its groups
-    course = course_of(short_name, spec, dtype, flops, bytes_moved, products)
-    tiled = tile_roofline(card, course, products, tf32)
-    tensors = spec.get("tensors") or []
-    numbers = [math.prod(tensor["shape"]) for tensor in tensors]
-    activations = [tensor for tensor in tensors if tensor["role"] == "activation"]
-    given = [
-        (tensor, number) for tensor, number in zip(tensors, numbers, strict=True) if not tensor.get("name")
-    ] or list(zip(tensors, numbers, strict=True))
-    of_given = [number for _, number in given]
-    all_given = sum(of_given)
-    strided = sum(number for tensor, number in given if not _contiguous(tensor))
-    first = tuple(given[0][0]["shape"]) if given else ()
-    parameters = {name: plain(value) for name, value in (spec.get("parameters") or {}).items()}
-    window, stride, dilation = _kernel(short_name, spec, parameters)
-    image = len(first) >= 4
-    filled = _filled(data_class, len(activations))
-    output = sizes.output_shape or ()
+    fields: dict[str, Any] = {
+        **_work(card, short_name, spec, sizes, flops, _touched(short_name, spec, bytes_moved), tf32),
+        **_memory(short_name, spec, sizes.output_shape or ()),
+        **_shape(short_name, spec, sizes.output_shape or ()),
+        **_data(spec, data_class),
+    }
+    fields["written_share"] = _written_share(spec, fields["bytes_moved"])
     attends = operator_family(short_name).startswith("attention")
-    along_last, along = _along(spec, first)
-    table = max(tensors, key=_bytes) if operator_type(short_name) == "embedding" and len(tensors) > 1 else None
-    width = table["shape"][-1] if table else 0
-    if table:
-        first = tuple(min(tensors, key=_bytes)["shape"])
     return Described(
         operator_id=operator_id,
         operator=short_name,
@@ -130,53 +111,116 @@ def describe(
         dtype=dtype,
         data_class=data_class,
         training=bool(spec.get("training")),
-        flops=flops,
-        bytes_moved=bytes_moved,
-        flops_per_byte=flops / bytes_moved if bytes_moved else 0.0,
-        m=products.m if products else None,
-        n=products.n if products else None,
-        k=products.k if products else None,
-        products=products.count if products else None,
-        tiles=tiled.tiles,
-        waves=tiled.waves,
-        roofline_us=card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
-        tile_roofline_us=tiled.time_us,
-        compute_us=tiled.compute_us,
-        traffic_us=tiled.traffic_us,
-        tensors=len(tensors),
         itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
-        elements=max([*numbers, math.prod(output) if output else 0], default=0),
-        elements_given=all_given,
-        parameter_bytes=sum(
+        masked=_masked(mask_of(short_name, spec)) if attends else 0.0,
+        causal=attends and is_causal(short_name, spec),
+        **fields,
+    )
+
+
+def _work(
+    card: CardModel,
+    short_name: str,
+    spec: Mapping[str, Any],
+    sizes: Sizes,
+    flops: int,
+    bytes_moved: int,
+    tf32: bool,
+) -> dict[str, Any]:
+    """What it multiplies and moves, and how long that should take."""
+    products, dtype = products_of(short_name, spec, sizes), sizes.dtype or "float32"
+    if products is not None and short_name == "convolution_backward":
+        flops = products.flops  # PyTorch's counter does not know of its groups
+    course = course_of(short_name, spec, dtype, flops, bytes_moved, products)
+    tiled = tile_roofline(card, course, products, tf32)
+    return {
+        "flops": flops,
+        "bytes_moved": bytes_moved,
+        "flops_per_byte": flops / bytes_moved if bytes_moved else 0.0,
+        "m": products.m if products else None,
+        "n": products.n if products else None,
+        "k": products.k if products else None,
+        "products": products.count if products else None,
+        "tiles": tiled.tiles,
+        "waves": tiled.waves,
+        "roofline_us": card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
+        "tile_roofline_us": tiled.time_us,
+        "compute_us": tiled.compute_us,
+        "traffic_us": tiled.traffic_us,
+        "materialised": course.materialised,
+    }
+
+
+def _given(spec: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], int]]:
+    """The tensors that a call is given, with their elements; a module's own alone where it is given none."""
+    every = [(tensor, math.prod(tensor["shape"])) for tensor in spec.get("tensors") or []]
+    return [(tensor, number) for tensor, number in every if not tensor.get("name")] or every
+
+
+def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
+    """How many tensors and elements there are, and how they lie."""
+    tensors, given = spec.get("tensors") or [], _given(spec)
+    numbers = [math.prod(tensor["shape"]) for tensor in tensors]
+    of_given = [number for _, number in given]
+    strided = sum(number for tensor, number in given if not _contiguous(tensor))
+    return {
+        "tensors": len(tensors),
+        "elements": max([*numbers, math.prod(output) if output else 0], default=0),
+        "elements_given": sum(of_given),
+        "parameter_bytes": sum(
             number * DTYPES[tensor["dtype"]][0]
             for tensor, number in zip(tensors, numbers, strict=True)
             if tensor["role"] != "activation"
         ),
-        strided_share=strided / all_given if all_given else 0.0,
-        expanded_share=1 - min(of_given) / max(1, max(of_given)) if of_given else 0.0,
-        written_share=max(0.0, 1 - sum(_bytes(tensor) for tensor in tensors) / bytes_moved) if bytes_moved else 0.0,
-        casts=_casts(short_name, spec, given),
-        run_bytes=min((_run_bytes(tensor) for tensor, number in given if number > 1), default=0),
-        casts_to_whole=any("float" not in dtype for dtype in _named_dtypes(short_name, spec)),
-        masked=_masked(mask_of(short_name, spec)) if attends else 0.0,
-        causal=attends and is_causal(short_name, spec),
-        materialised=course.materialised,
-        along_last=along_last,
-        along=along,
-        last_size=width or (first[-1] if first else 1),
-        rows=math.prod(first) if width else math.prod(first[:-1]) if first else 1,
-        batch=first[0] if first else 1,
-        window=window,
-        stride=stride,
-        dilation=dilation,
-        channels_in=first[1] if image else 0,
-        channels_out=output[1] if image and len(output) >= 4 else 0,
-        pixels=math.prod(first[2:]) if image else 0,
-        zeros=_mean([one.zeros for one in filled]),
-        positive=_mean([float(one.positive) for one in filled]),
-        channels=_mean([one.channels for one in filled]),
-        data_known=bool(data_class),
-    )
+        "strided_share": strided / sum(of_given) if sum(of_given) else 0.0,
+        "expanded_share": 1 - min(of_given) / max(1, max(of_given)) if of_given else 0.0,
+        "casts": _casts(short_name, spec, given),
+        "run_bytes": min((_run_bytes(tensor) for tensor, number in given if number > 1), default=0),
+        "casts_to_whole": any("float" not in dtype for dtype in _named_dtypes(short_name, spec)),
+    }
+
+
+def _written_share(spec: Mapping[str, Any], bytes_moved: int) -> float:
+    return max(0.0, 1 - sum(map(_bytes, spec.get("tensors") or [])) / bytes_moved) if bytes_moved else 0.0
+
+
+def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
+    """The dimensions that it works along, rows and columns, windows, channels and pixels."""
+    tensors, given = spec.get("tensors") or [], _given(spec)
+    first = tuple(given[0][0]["shape"]) if given else ()
+    along_last, along = _along(spec, first)
+    width = 0
+    if operator_type(short_name) == "embedding" and len(tensors) > 1:
+        width = max(tensors, key=_bytes)["shape"][-1]
+        first = tuple(min(tensors, key=_bytes)["shape"])
+    parameters = {name: plain(value) for name, value in (spec.get("parameters") or {}).items()}
+    window, stride, dilation = _kernel(short_name, spec, parameters)
+    image = given and len(given[0][0]["shape"]) >= 4
+    return {
+        "along_last": along_last,
+        "along": along,
+        "last_size": width or (first[-1] if first else 1),
+        "rows": math.prod(first) if width else math.prod(first[:-1]) if first else 1,
+        "batch": first[0] if first else 1,
+        "window": window,
+        "stride": stride,
+        "dilation": dilation,
+        "channels_in": first[1] if image else 0,
+        "channels_out": output[1] if image and len(output) >= 4 else 0,
+        "pixels": math.prod(first[2:]) if image else 0,
+    }
+
+
+def _data(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
+    """What stands in its activations."""
+    activations = [tensor for tensor in spec.get("tensors") or [] if tensor["role"] == "activation"]
+    filled = _filled(data_class, len(activations))
+    return {
+        "zeros": _mean([one.zeros for one in filled]),
+        "positive": _mean([float(one.positive) for one in filled]),
+        "channels": _mean([one.channels for one in filled]),
+        "data_known": bool(data_class),
+    }
 
 
 def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:

@@ -93,17 +93,20 @@ def save(kept: Kept, path: Path) -> None:
     """
     beside = path.with_suffix(".json")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    untold = unfinished.with_suffix(".json.part")  # no `*.json`, which would be taken for a predictor
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {name: _small(value) for name, value in kept.fitted.arrays().items()}
         np.savez_compressed(unfinished, **arrays, learnt=kept.learnt)
         beside.unlink(missing_ok=True)
         unfinished.replace(path)
-        beside.write_text(json.dumps(kept.about(), indent=1, allow_nan=False) + "\n")
+        untold.write_text(json.dumps(kept.about(), indent=1, allow_nan=False) + "\n")
+        untold.replace(beside)
     except OSError as error:
         raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error
     finally:
         unfinished.unlink(missing_ok=True)
+        untold.unlink(missing_ok=True)
 
 
 def _small(value: Any) -> Any:
