@@ -57,6 +57,15 @@ def test_two_versions_of_software_are_two_sets(database):
     assert "2.11.0+cu130, 2.12.0+cu130" in refused.value.next_step
 
 
+def test_readings_with_tensors_in_slow_memory_are_left_out(database):
+    filled.fill(database)
+    with database.read() as session:
+        before = dataset_of(session)
+    filled.fill(database, protocol=filled.PROTOCOL.with_placement("in0"), created_at_s=1.8e9, whole=False)
+    with database.read() as session:
+        assert dataset_of(session).key == before.key
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_it_is_written_for_others(database, tmp_path, suffix):
     import pandas
