@@ -58,21 +58,22 @@ class CardLock:
                 "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
             ) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = _taken(descriptor)
         except OSError as error:
+            os.close(descriptor)
+            raise SettingsError(
+                f"The lock of card {self.card_id} cannot be taken: {error}.",
+                "Give FARM_LOCK_DIR a directory on a local file system.",
+            ) from error
+        if not taken:
             holder = _read(descriptor)
             os.close(descriptor)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise SettingsError(
-                    f"The lock of card {self.card_id} cannot be taken: {error}.",
-                    "Give FARM_LOCK_DIR a directory on a local file system.",
-                ) from error
             raise CardBusy(
                 f"The card {self.card_id} is taken by {_describe(holder)}.",
                 "Wait for it, end it, or choose another card with --card."
                 if _has_another(self.card_id)
                 else "Wait for it, or end it.",
-            ) from None
+            )
         _sign(descriptor, self.started_by)
         self._descriptor = descriptor
         return self
