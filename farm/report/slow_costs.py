@@ -1,4 +1,5 @@
-"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire."""
+"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire. And the plans
+made from that, against the step as it was run, for people."""
 
 from __future__ import annotations
 
