@@ -57,14 +57,16 @@ class BenchmarkProcess:
         *,
         verify_apart: bool | None = None,
         verifier: bool = False,
+        peer_id: str | None = None,
     ) -> None:
         """
         Args:
             env: environment variables for the process, beside this one's.
             verify_apart: verify variants in a process of its own; without it, on GPUs.
             verifier: be that process: it imports PyTorch and makes no context on the card until it is asked.
+            peer_id: another GPU of the host, whose lock is held: slow is its memory, not the host's.
         """
-        self.card_id = card_id
+        self.card_id, self._peer_id = card_id, peer_id
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
@@ -100,7 +102,8 @@ class BenchmarkProcess:
         self._complaints.clear()
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
         # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
-        environment["CUDA_VISIBLE_DEVICES"] = self.card_id if self.card_id.startswith("GPU-") else ""
+        gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -111,6 +114,7 @@ class BenchmarkProcess:
                 "--parent",
                 str(os.getpid()),
                 *(["--verifier"] if self._is_verifier else []),
+                *(["--peer"] if self._peer_id else []),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

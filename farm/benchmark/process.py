@@ -1,7 +1,7 @@
 """The benchmark process: it imports torch and owns the CUDA context of a card.
 
 With --verifier it stands by beside the one that measures, makes no context until it is asked to verify a variant,
-and is ended after that (`farm.benchmark.client`).
+and is ended after that (`farm.benchmark.client`). With --peer it sees a second GPU, in whose memory lies what is slow.
 
     python -m farm.benchmark.process --card ID
 
@@ -82,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="farm.benchmark.process")
     parser.add_argument("--card", required=True)
     parser.add_argument("--verifier", action="store_true", help="make no context until a request to verify comes")
+    parser.add_argument("--peer", action="store_true", help="slow memory is that of the second GPU that is visible")
     parser.add_argument("--parent", type=int, default=0, help="the process whose end is this one's end")
     options = parser.parse_args()
     gc.disable()  # what is imported is no garbage: looking for some would be a seventh of the start
@@ -92,7 +93,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(requests, answers), name="listener", daemon=True).start()
     try:
         card = find_card(options.card, settings())
-        runner = _make_runner(card, open_device(card), options.verifier)
+        runner = _make_runner(card, open_device(card), options.verifier, options.peer)
         gc.freeze()  # some hundred thousand objects that never go: leave them out of collections
         gc.enable()
         unhealthy = "" if options.verifier else runner.check()
@@ -275,7 +276,7 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card alone) or on the CPU."""
+    """Verifies with torch on "cuda:0" (the parent has set CUDA_VISIBLE_DEVICES to this card, at most a peer behind it) or on the CPU."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -317,7 +318,7 @@ class TorchVerifier(Runner):
 class TorchRunner(TorchVerifier):
     """Measures, too."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, peer: bool = False) -> None:
         idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         super().__init__(device)
         from farm.benchmark import measure
@@ -326,6 +327,10 @@ class TorchRunner(TorchVerifier):
         cuda = device.card.kind == "cuda"
         self._health: HealthCheck | None = None
         self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
+        if peer:  # after the bench, which tells this process by its being new on the card, and chooses its stream
+            from farm.benchmark.slow_memory import take_from_peer
+
+            take_from_peer(self._torch_device)
 
     def measure(
         self,
@@ -382,10 +387,10 @@ class _IdleWatch:
         return average_power_w(self._sampler, began_s, least_ticks=5)
 
 
-def _make_runner(card: Card, device: Device, verifier: bool) -> Runner:
+def _make_runner(card: Card, device: Device, verifier: bool, peer: bool) -> Runner:
     if card.kind == "simulated":
         return SimulatedRunner(device)
-    return TorchVerifier(device) if verifier else TorchRunner(device)
+    return TorchVerifier(device) if verifier else TorchRunner(device, peer)
 
 
 def _software(torch: Any, card: Card) -> Software:

@@ -1,7 +1,8 @@
 """Memory that a card reaches over a wire, behind one interface: by kind of card, or a test's own.
 
 - a GPU: pinned host memory that is mapped into its address space. Kernels and graphs read and write it where it lies; it is
-  never managed memory, whose pages would move to whoever touches them.
+  never managed memory, whose pages would move to whoever touches them. In a process that a study gives a second GPU: that
+  one's memory.
 - a CPU: memory of the NUMA node that is farthest away.
 """
 
@@ -12,6 +13,7 @@ import mmap
 import os
 import resource
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from farm.words.written import count_of
 SHARE = 0.8  # of the host memory that is available, for all that is slow together
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute
 _MPOL_BIND = 2
+_APART_BYTES = 512  # as the caching allocator aligns
 
 
 class SlowMemory(ABC):
@@ -64,7 +67,18 @@ def slow_memory_of(device: torch.device) -> SlowMemory:
     Raises:
         Unmeasurable: not_available: the card reaches no other memory.
     """
-    return PinnedMemory(device) if device.type == "cuda" else FarNode()
+    return _of_gpu(device) if device.type == "cuda" else FarNode()
+
+
+def take_from_peer(device: torch.device) -> None:
+    """From now on what is slow in this process lies in another GPU's memory.
+
+    Raises:
+        Unmeasurable: not_available: the card reaches no other GPU's.
+    """
+    global _of_gpu
+    PeerMemory(device)
+    _of_gpu = PeerMemory
 
 
 class PinnedMemory(SlowMemory):
@@ -93,6 +107,48 @@ class PinnedMemory(SlowMemory):
             raise cannot_pin(size_bytes) from error
         self._held.append(host)
         return torch._C._construct_storage_from_data_pointer(host.data_ptr(), self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+
+
+class PeerMemory(SlowMemory):
+    """Of another GPU of the host, the second that this process sees, mapped into the first."""
+
+    name = "memory of another GPU"
+
+    def __init__(self, device: torch.device) -> None:
+        """
+        Raises:
+            Unmeasurable: not_available: there is no second, or the first cannot reach its memory.
+        """
+        if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
+            raise Unmeasurable(
+                "not_available",
+                "This card reaches no other GPU's memory: there is no peer access between the two.",
+                "`nvidia-smi topo -p2p r` shows which cards have it; choose one of them with --card.",
+            )
+        self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
+        self._held: list[torch.Tensor] = []
+        # A copy from the one to the other has PyTorch enable the access that the first one's kernels need, once a process,
+        # also to memory that its allocator takes later, of whichever kind.
+        torch.zeros(1, device=self._peer).copy_(torch.zeros(1, device=self._device))
+
+    def storage(self, size_bytes: int) -> torch.UntypedStorage:
+        try:
+            there = torch.empty(size_bytes + _APART_BYTES, dtype=torch.uint8, device=self._peer)
+        except torch.OutOfMemoryError as error:
+            free_bytes, all_bytes = torch.cuda.mem_get_info(self._peer)
+            raise Unmeasurable(
+                "out_of_memory",
+                f"{count_of(size_bytes, 'B')} of the other GPU's memory cannot be had: {count_of(free_bytes, 'B')} of "
+                f"{count_of(all_bytes, 'B')} are free.",
+                "Choose a smaller batch.",
+            ) from error
+        self._held.append(there)
+        # Behind the block's own first byte: the caching allocator tells by its address what it frees, of whichever card.
+        address = there.data_ptr() + _APART_BYTES
+        return torch._C._construct_storage_from_data_pointer(address, self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+
+
+_of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
 
 
 def check_room(*sizes_bytes: int) -> None:

@@ -25,6 +25,7 @@ STUDIES = (
     Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly."),
     Study("data", "How much do the values in the tensors matter for power and energy?"),
     Study("placement", "Do many calls with tensors in slow memory, changed in one run, take what each takes alone?"),
+    Study("peer", "What do tensors in another GPU's memory cost, against the host's?"),
     Study("simultaneous", "Do the readings of one card change while its neighbours measure too?"),
 )
 

@@ -7,11 +7,12 @@ conditions that a job did not ask for.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from farm.benchmark.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
-from farm.errors import FarmError, Unmeasurable
+from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import write_down
 from farm.jobs.opening import capture_for
 from farm.prediction.roofline import roofline_of
@@ -103,6 +104,22 @@ class Laboratory:
     def __exit__(self, *_: object) -> None:
         self._process.close()
         self._lock.release()
+
+    @contextlib.contextmanager
+    def slow_on(self, peer: Card) -> Iterator[None]:
+        """Meanwhile slow is the memory of another GPU of the host, whose lock is held.
+
+        Raises:
+            Unmeasurable: the card does not reach it, or the benchmark process does not get ready.
+        """
+        usual, self._process = self._process, BenchmarkProcess(self.card.id, peer_id=peer.id)
+        usual.close()  # one at a time on the card; it starts again when it is asked
+        try:
+            self._process.wait_ready()
+            yield
+        finally:
+            self._process.close()
+            self._process = usual
 
     @property
     def launches(self) -> tuple[str, ...]:
@@ -262,6 +279,16 @@ def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
         if len(chosen) < most and sample not in chosen:
             chosen.append(sample)
     return chosen
+
+
+def require_neighbours(laboratory: Laboratory, plan: Plan) -> None:
+    """Raises:
+    UsageError: the host has one card of the kind.
+    """
+    if not plan.neighbours:
+        raise UsageError(
+            f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
+        )
 
 
 def require(readings: Sequence[tables.Reading | None], laboratory: Laboratory) -> None:

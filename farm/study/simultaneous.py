@@ -12,12 +12,12 @@ from typing import Any
 from farm.benchmark.client import START_TIMEOUT_S, BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
-from farm.errors import FarmError, Unmeasurable, UsageError
+from farm.errors import FarmError, Unmeasurable
 from farm.report.plot import Chart
 from farm.settings import settings
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
-from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
 from farm.words.protocol import Protocol, Stopping
 
 
@@ -29,10 +29,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         CardBusy: a worker serves a neighbour, or somebody else measures on it.
         FarmError: a neighbour measures nothing, or stopped.
     """
-    if not plan.neighbours:
-        raise UsageError(
-            f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
-        )
+    require_neighbours(laboratory, plan)
     with contextlib.ExitStack() as held:
         # First of all and to the end: a worker that serves one is met before anything is read, and none comes to one
         # that should rest.

@@ -1,0 +1,158 @@
+"""The study of tensors in another GPU's memory, on simulated cards, and what of it holds without any."""
+
+import contextlib
+
+import psutil
+import pytest
+import torch
+from sqlmodel import col, select, update
+
+from farm.benchmark import slow_memory
+from farm.benchmark.client import BenchmarkProcess
+from farm.devices.lock import CardLock
+from farm.devices.simulated import simulated_cards
+from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
+from farm.report.slow_costs import read_slow
+from farm.settings import settings
+from farm.store import tables
+from farm.study import find, peer, performing
+from farm.study.laboratory import Laboratory, Plan
+from farm.words.protocol import Variant
+from tests.benchmark.test_placed import Fake
+from tests.report import filled
+
+VARIANT = Variant("squeezenet1_1", 1, 224)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
+    settings.cache_clear()
+    return simulated_cards(settings())
+
+
+def plan(cards, tuples=1):
+    return Plan(VARIANT, True, tuples, (cards[1],))
+
+
+def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(database, cards):
+    held = []
+
+    def say(line):
+        for card in cards:
+            with pytest.raises(CardBusy):
+                CardLock(card.id, settings().lock_dir).acquire()
+        held.append(line)
+
+    made = performing.perform(find("peer"), database, cards[0], plan(cards, 2), say)
+    with database.read() as session:
+        rows = list(session.exec(select(tables.Reading)))
+    told = [(row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"]) for row in rows]
+    slow = [one for one in told if one[2] != "none"]
+    assert len(made.findings.rows) == len(slow) / 2 >= 2
+    assert len(held) == len(set(told)) == len(told) == len(slow) + 2 * 2  # all fast in between
+    assert {memory for memory, *_ in told} == {"of the host", "of another GPU"}
+    assert {row.card_id for row in rows} == {cards[0].id}
+    assert all("study" in row.flags for row in rows)
+    for card in cards:
+        CardLock(card.id, settings().lock_dir).acquire().release()
+
+
+class Scripted(Laboratory):
+    """Slow takes ten times as long in the host's memory and two in another GPU's, which takes all fast 1 % longer."""
+
+    there = False
+    fails = ""
+
+    @contextlib.contextmanager
+    def slow_on(self, peer):
+        self.there = True
+        yield
+        self.there = False
+
+    def read(self, sample, protocol, stopping, **circumstances):
+        if protocol.placement == self.fails:
+            self.failures[sample.label] = "out_of_memory: no room"
+            return None
+        fast_us = 10.1 if self.there else 10.0
+        time_us = fast_us * ((2 if self.there else 10) if protocol.placement else 1)
+        return tables.Reading(id="r", card_id=self.card.id, time_median_us=time_us, details={}, cost_s={})
+
+
+def test_one_memory_is_held_against_the_other(database, cards):
+    with Scripted(database, cards[0], "peer") as laboratory:
+        laboratory.fails = "in1"  # no ReLU's
+        found = peer.run(laboratory, plan(cards))
+        (row, *_) = found.rows
+        assert (row["fast_time_us"], row["host_time_us"], row["peer_time_us"]) == (10, 100, pytest.approx(20.2))
+        assert (row["change_fast"], row["change_host"]) == (pytest.approx(1), pytest.approx(-0.798))
+        assert found.notes[0] == f"The other GPU is {cards[1]}."
+        assert "host's memory: 10 times all fast" in found.notes[1]
+        assert "other GPU's: 2 times all fast" in found.notes[2]
+        assert "takes 20.2 % of the host's time in the median" in found.notes[3]
+        assert "+1.00% in the median of 1" in found.notes[4]
+        assert found.drawable
+        laboratory.fails = row["placement"]  # its only one
+        with pytest.raises(FarmError, match="nothing to compare: out_of_memory: no room"):
+            peer.run(laboratory, plan(cards))
+
+
+def test_one_benchmark_process_at_a_time_is_on_the_card(database, cards):
+    with Laboratory(database, cards[0], "peer") as laboratory:
+        usual = laboratory._process
+        with laboratory.slow_on(cards[1]):
+            assert (usual.alive, laboratory._process.alive) == (False, True)
+            assert "--peer" in psutil.Process(laboratory._process.pid).cmdline()
+            meanwhile = laboratory._process
+        assert (laboratory._process, meanwhile.alive) == (usual, False)
+        (sample,) = laboratory.samples(VARIANT, 1)
+        assert laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True)) is not None
+
+
+def test_a_process_with_a_peer_sees_both_cards_its_own_first():
+    with BenchmarkProcess("GPU-own", verify_apart=False, peer_id="GPU-other") as process:
+        environment = psutil.Process(process.pid).environ()
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-own,GPU-other"
+
+
+def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
+    with pytest.raises(UsageError, match="no neighbour"):
+        performing.perform(find("peer"), database, cards[0], Plan(VARIANT, True))
+    with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
+        performing.perform(find("peer"), database, cards[0], plan(cards))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")
+def test_a_card_that_reaches_no_other_says_so_and_keeps_its_slow_memory():
+    before = slow_memory._of_gpu
+    with pytest.raises(Unmeasurable, match="reaches no other GPU's memory") as refused:
+        slow_memory.take_from_peer(torch.device("cuda", 0))
+    assert refused.value.reason == "not_available"
+    assert slow_memory._of_gpu is before
+
+
+def test_where_slow_is_another_gpus_memory_all_that_is_slow_lies_there(monkeypatch):
+    monkeypatch.setattr(slow_memory, "_of_gpu", slow_memory.PinnedMemory)
+    monkeypatch.setattr(slow_memory, "PeerMemory", lambda device: Fake())
+    slow_memory.take_from_peer(torch.device("cuda", 0))
+    assert slow_memory.slow_memory_of(torch.device("cuda", 0)).name == "fake memory"
+
+
+def test_what_a_neighbours_memory_took_is_never_taken_for_the_hosts(database):
+    placed = filled.PROTOCOL.with_placement("in0")
+    ids = filled.fill(database).capture.tuples
+    filled.fill(database, protocol=placed, slower=3.0, whole=False)
+
+    def read():
+        with database.read() as session:
+            return read_slow(session, ids, ["NVIDIA H200"], launch="graph")
+
+    before, since_s = read(), 1.8e9
+    filled.fill(database, protocol=placed, slower=1.5, whole=False, created_at_s=since_s)
+    assert read() != before
+    with database.write() as session:
+        session.execute(
+            update(tables.Reading).where(col(tables.Reading.created_at_s) >= since_s).values(flags=["study"])
+        )
+    assert read() == before
+    assert before.added_us
