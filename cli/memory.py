@@ -27,10 +27,11 @@ from cli.output import emit_json, say, show
 from farm.errors import FarmUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from farm.asking.amounts import Amount
     from farm.report.memory import Memory
+    from farm.training.moves import Wire
     from farm.words.protocol import Variant
 
 
@@ -80,7 +81,8 @@ def memory(
         str,
         typer.Option(
             metavar="SIZE/s|measured",
-            help="With --fast: what the wire gives tensors of operators that nobody has read in slow memory. Default: measured.",
+            help="With --fast: what the wire gives tensors of operators that nobody has read in slow memory, and moves."
+            " Default: measured; for moves beside the step that is run.",
         ),
     ] = "",
     moves: Annotated[
@@ -117,6 +119,11 @@ def memory(
     from farm.report import memory as memories
     from farm.report import memory_files
 
+    _refuse(fast, slow_bandwidth, moves, run, {"--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute})
+    if what_if_recompute and recompute:
+        raise UsageError(
+            "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
+        )
     limit_bytes = bytes_of("--fit", fit) if fit else None
     bytes_per_s = bytes_of("--offload", offload, per_second=True) if offload else None
     amounts = amounts_of("--fast", fast) if fast else []
@@ -125,26 +132,6 @@ def memory(
         if slow_bandwidth not in ("", "measured")
         else None
     )
-    if not fast and (slow_bandwidth or moves or run):
-        raise UsageError(
-            "--slow-bandwidth, --moves and --run are of a plan.", "Say how much fast memory there is: --fast 8GB."
-        )
-    if run:
-        others = {"--moves": moves, "--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute}
-        for option in (name for name, said in others.items() if said):
-            raise UsageError(
-                f"{option} does not go with --run, which runs the step of one batch, all tensors where they are for their lives.",
-                f"Leave {option} away.",
-            )
-    if moves and slow_bandwidth in ("", "measured"):
-        raise UsageError(
-            "Moves go at what the wire gives, and readings of slow tensors do not tell that.",
-            "Say it: --slow-bandwidth 55GB/s.",
-        )
-    if what_if_recompute and recompute:
-        raise UsageError(
-            "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
-        )
     variant = catalog.variant(
         model,
         batch,
@@ -165,10 +152,10 @@ def memory(
     if out is not None:
         memory_files.check_drawing()
 
-    def placed(found: Memory) -> Memory:
-        return _placed(found, amounts, slow_bytes_per_s, moves)
+    def placed(found: Memory, wire: Wire | None = None) -> Memory:
+        return _placed(found, amounts, slow_bytes_per_s, moves, wire)
 
-    found = _run(variant, card, placed) if run else _found(variant, card, job)
+    found = _run(variant, card, moves, placed) if run else _found(variant, card, job)
     if bytes_per_s is not None:
         found = memories.with_offload(found, bytes_per_s)
     if limit_bytes is not None:
@@ -190,18 +177,44 @@ def memory(
         show(memory_table.table(found))
 
 
-def _run(variant: Variant, card: str | None, placed: Callable[[Memory], Memory]) -> Memory:
+def _refuse(fast: str, slow_bandwidth: str, moves: bool, run: bool, not_run: Mapping[str, object]) -> None:
+    """Options that do not go together.
+
+    Args:
+        not_run: options that do not go with ``--run``, with what was said.
+    """
+    if not fast and (slow_bandwidth or moves or run):
+        raise UsageError(
+            "--slow-bandwidth, --moves and --run are of a plan.", "Say how much fast memory there is: --fast 8GB."
+        )
+    for option in (name for name, said in not_run.items() if run and said):
+        raise UsageError(
+            f"{option} does not go with --run, which runs the step of one batch as the card runs it.",
+            f"Leave {option} away.",
+        )
+    if moves and not run and slow_bandwidth in ("", "measured"):
+        raise UsageError(
+            "Moves go at what the wire gives, and readings of slow tensors do not tell that.",
+            "Say it: --slow-bandwidth 55GB/s; or have it measured on a card of this host: --run.",
+        )
+
+
+def _run(variant: Variant, card: str | None, moves: bool, placed: Callable[[Memory, Wire | None], Memory]) -> Memory:
     """Taken apart on a card of this host, planned, and run so."""
     from farm.study.planned_step import step_on
 
     chosen = opening.chosen_own_cards([card] if card else [])[0]
     with step_on(chosen, variant) as step:
-        found = placed(_with_readings(step.memory))
+        if moves:
+            say("Copies are timed, alone and beside the step.")
+        found = placed(_with_readings(step.memory), step.wire() if moves else None)
         say(f"The step is run on {chosen}, all fast and under each plan.")
         return step.run(found)
 
 
-def _placed(found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None, moves: bool) -> Memory:
+def _placed(
+    found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None, moves: bool, wire: Wire | None
+) -> Memory:
     from farm.report import memory as memories
     from farm.training.placement import POINTS, TIME_LIMIT_S
 
@@ -214,7 +227,7 @@ def _placed(found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None
         )
     except FarmUnavailable as error:
         say(f"What tensors add in slow memory is taken from bytes: {error.message}")
-    return memories.with_placing(found, read, amounts, slow_bytes_per_s, moves=moves)
+    return memories.with_placing(found, read, amounts, slow_bytes_per_s, moves=moves, wire=wire)
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:

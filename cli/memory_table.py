@@ -174,15 +174,19 @@ def _recomputed(found: Memory) -> Table:
 def _plans(found: Memory, placing: Placing) -> Table:
     """A row for all fast and one for each plan; as run where it was."""
     ran = placing.run is not None
-    names = (">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors", ">gap")
-    table = tables.ruled(*names, drops=("gap", "slow tensors"))
+    names = (">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors")
+    if moves := placing.moves_bytes_per_s is not None:
+        names += (">moves a step",)
+    table = tables.ruled(*names, ">gap", drops=("gap", "slow tensors"))
     for row in plan_rows(found.life, placing):
         plan = row.plan
         size, slow, to_best = (
             ("all fast", "0", "") if plan is None else (_size(plan.fast_bytes), str(len(plan.slow)), percent(plan.gap))
         )
         as_run = (interval(row.run_us, TIME), gap(row.off)) if ran else ()
-        tables.row(table, size, quantity(row.predicted_us, TIME), *as_run, slow, to_best)
+        tables.row(
+            table, size, quantity(row.predicted_us, TIME), *as_run, slow, *([row.moves_told] if moves else []), to_best
+        )
     return table
 
 

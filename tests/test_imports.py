@@ -49,6 +49,7 @@ TORCH_ROOMS = (
     "farm/benchmark/cache.py",
     "farm/benchmark/canary.py",
     "farm/benchmark/clock.py",
+    "farm/benchmark/copies.py",
     "farm/benchmark/cuda_graph.py",
     "farm/benchmark/in_model.py",
     "farm/benchmark/in_place.py",

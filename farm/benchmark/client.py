@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.devices.device import Card
 from farm.devices.lock import CardLock, turn
@@ -27,6 +28,9 @@ from farm.settings import environment_of_children, settings
 from farm.words.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.words.reading import Reading
 from farm.words.verification import Verification
+
+if TYPE_CHECKING:
+    from farm.training.moves import Move
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
@@ -265,12 +269,25 @@ class BenchmarkProcess:
         event = self._ask(request, "step", "take the step apart", time.monotonic() + timeout_s, on_phase=None)
         return dict(event["step"])
 
+    def wire(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
+        """What copies get of the wire beside a step, as JSON: `farm.benchmark.planned_step.measure_wire`.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+        """
+        self.wait_ready()
+        request = {"request": "wire", "subject": subject.to_json(), "protocol": protocol.to_json()}
+        with self._alone_on_the_wire(timeout_s):
+            event = self._ask(request, "wire", "time copies", time.monotonic() + timeout_s, on_phase=None)
+        return dict(event["found"])
+
     def planned_step(
         self,
         subject: Subject,
         protocol: Protocol,
         calls: Sequence[str],
         plans: Sequence[Collection[int]],
+        moves: Sequence[Sequence[Move]] = (),
         *,
         timeout_s: float = 300.0,
     ) -> dict[str, Any]:
@@ -279,6 +296,7 @@ class BenchmarkProcess:
         Args:
             calls: the tuple ids of the step's.
             plans: of each the numbers of the tensors that are slow.
+            moves: of each.
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
@@ -290,6 +308,7 @@ class BenchmarkProcess:
             "protocol": protocol.to_json(),
             "calls": list(calls),
             "plans": [sorted(slow) for slow in plans],
+            "moves": [[dataclasses.astuple(move) for move in of_plan] for of_plan in moves],
         }
         with self._alone_on_the_wire(timeout_s):
             event = self._ask(request, "planned_step", "run the step", time.monotonic() + timeout_s, on_phase=None)

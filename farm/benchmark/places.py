@@ -37,6 +37,8 @@ REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
 #: Runs a call's operator once or more and returns what the first run returned.
 Step = Callable[["Call", "Rebuilt"], object]
+#: Is told before each call its index, and behind the last their number, and the memory that is held by storage.
+Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
 def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
@@ -133,7 +135,7 @@ class Player:
         }
         return other
 
-    def play(self, step: Step, *, once: bool = False) -> None:
+    def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
         """Go through all calls. Memory that a call makes is let go of behind the last that reads it.
 
         Args:
@@ -143,6 +145,7 @@ class Player:
 
         memory = dict(self.given)
         for call in self._capture.calls:
+            before(call.index, memory)
             shapes = self._shapes[call.tuple_id]
             storages = [
                 _on(memory.get(storage), base, self._device)
@@ -156,8 +159,8 @@ class Player:
             ]
             out = step(call, operator)
             if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
-                for counter, before in counters:
-                    counter.copy_(before)
+                for counter, kept in counters:
+                    counter.copy_(kept)
                 operator.run()
             held = {tensor.untyped_storage()._cdata for tensor in storages}
             fresh = {
@@ -168,6 +171,7 @@ class Player:
             for storage in (*call.reads, *call.writes):
                 if self._last[storage] == call.index and storage not in self.given:
                     memory.pop(storage, None)
+        before(len(self._capture.calls), memory)
 
     def _numbers(self, call: Call) -> list[int]:
         """The capture's storages behind those of a call's tuple, in the tuple's order."""

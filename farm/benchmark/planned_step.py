@@ -7,28 +7,35 @@ What nobody can be told to write elsewhere stays fast, and is told.
 A GPU replays the step from graphs: launched from Python, it would wait for Python. A call whose outputs need a pool of memory of
 their own cannot share a graph with others, since a graph is captured into one pool. So the step is a row of graphs, each such call one of
 its own, and those between them share a pool; with all fast it is one graph.
+
+What is moved while it waits (`farm.benchmark.copies`) is copied between graphs: the row is also cut at the calls before which a copy
+begins or has to be done. Its room in fast memory is kept, as graphs know addresses: what is run is the time that moves take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.copies import Mover, wire_beside
 from farm.benchmark.cuda_graph import capturing, one_stream
 from farm.benchmark.placed import Outputs, placed_outputs
 from farm.benchmark.places import Player
 from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
+from farm.training.moves import Move, Wire
 from farm.training.placement import AsRun, Run
 
 if TYPE_CHECKING:
@@ -76,21 +83,48 @@ def take_apart(subject: Subject, protocol: Protocol, device: torch.device) -> St
     return capture
 
 
+def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
+    """What copies get of the wire, alone and beside the step as it was taken apart, and what that costs the step.
+
+    Raises:
+        Unmeasurable: see `take_apart`.
+    """
+    capture = _known(subject, protocol, device).as_capture()
+    with _as_asked(protocol):
+        if device.type == "cuda":
+            one_stream(device)
+        _let_go(device)
+        memory = slow_memory_of(device)
+        step = PlannedStep(Player(capture, device), capture, frozenset(), lambda: memory, device)
+        again = step.replayed()
+
+        def step_us(meanwhile: Callable[[], None] | None) -> float:
+            return intervals.midmean(_timed(again, device, WINDOW_S, meanwhile))
+
+        try:
+            return wire_beside(step_us, memory, device)
+        finally:
+            step.forget()
+
+
 def compare(
-    subject: Subject, protocol: Protocol, device: torch.device, calls: Sequence[str], plans: Sequence[Collection[int]]
+    subject: Subject,
+    protocol: Protocol,
+    device: torch.device,
+    calls: Sequence[str],
+    plans: Sequence[Collection[int]],
+    moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
     """The step as it was taken apart, run with all fast and under each plan.
 
     Args:
         calls: the tuple ids of its calls, as the plans were made for them.
-        plans: see `run_planned`.
+        plans, moves: see `run_planned`.
 
     Raises:
         Unmeasurable: rejected: this card runs other calls; and see `take_apart` and `run_planned`.
     """
-    from farm.benchmark.passes import grad_mode, numeric_flags
-
-    known = _taken_apart.get(_key(subject, protocol)) or take_apart(subject, protocol, device)
+    known = _known(subject, protocol, device)
     _taken_apart.clear()
     here = [call.tuple_id for call in known.calls]
     if here != list(calls):
@@ -101,12 +135,25 @@ def compare(
             f"The plan is of another step than this card runs: {len(calls)} calls, and {len(here)} here; {where}.",
             "Plan it anew for this card.",
         )
-    with numeric_flags(protocol), grad_mode(protocol), _memory_told():
-        return run_planned(known.as_capture(), plans, lambda: slow_memory_of(device), device, window_s=WINDOW_S)
+    with _as_asked(protocol):
+        memory = functools.partial(slow_memory_of, device)
+        return run_planned(known.as_capture(), plans, memory, device, moves=moves, window_s=WINDOW_S)
+
+
+def _known(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
+    return _taken_apart.get(_key(subject, protocol)) or take_apart(subject, protocol, device)
 
 
 def _key(subject: Subject, protocol: Protocol) -> str:
     return f"{subject.id}/{protocol.id}"
+
+
+@contextlib.contextmanager
+def _as_asked(protocol: Protocol) -> Iterator[None]:
+    from farm.benchmark.passes import grad_mode, numeric_flags
+
+    with numeric_flags(protocol), grad_mode(protocol), _memory_told():
+        yield
 
 
 @contextlib.contextmanager
@@ -124,6 +171,7 @@ def run_planned(
     memory: Callable[[], SlowMemory],
     device: torch.device,
     *,
+    moves: Sequence[Sequence[Move]] = (),
     window_s: float,
 ) -> AsRun:
     """Time a step with all fast, and under each plan.
@@ -131,6 +179,7 @@ def run_planned(
     Args:
         plans: of each the numbers of the storages that are slow.
         memory: makes slow memory.
+        moves: of each plan, of storages that are fast; nothing is moved without.
         window_s: for so long each is timed, at least ten times.
 
     Raises:
@@ -143,11 +192,11 @@ def run_planned(
     player = Player(capture, device)
     fast = PlannedStep(player, capture, frozenset(), memory, device).read(window_s)
     found: list[Run | str] = []
-    for slow in plans:
+    for slow, moved in itertools.zip_longest(plans, moves, fillvalue=()):
         _let_go(device)
         try:
             with _memory_told():
-                found.append(PlannedStep(player, capture, frozenset(slow), memory, device).read(window_s))
+                found.append(PlannedStep(player, capture, frozenset(slow), memory, device, moved).read(window_s))
         except Unmeasurable as error:
             found.append(f"{error.message} {error.next_step}".strip())
     return AsRun(memory().name, fast, tuple(found), time.perf_counter() - began_s)
@@ -172,6 +221,7 @@ class PlannedStep:
         player: plays its calls.
         memories: what is slow lies in.
         stayed_fast: storages that could not be placed, once the step is prepared.
+        movers: one for each move.
         graphs: that it is replayed from, on a GPU.
     """
 
@@ -182,15 +232,23 @@ class PlannedStep:
         slow: frozenset[int],
         memory: Callable[[], SlowMemory],
         device: torch.device,
+        moves: Sequence[Move] = (),
     ) -> None:
         """
         Raises:
             Unmeasurable: out_of_memory: so much slow memory cannot be had.
         """
         self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they go before the pools that they were captured into
+        self._row: list[Callable[[], None]] = []  # their replays, and what copies do between them
         self._capture, self._slow, self._make_memory, self._device = capture, slow, memory, device
         self.memories = [memory()]
-        self.memories[0].check_room(*(capture.storages[number].size_bytes for number in slow))
+        sizes = {number: capture.storages[number].size_bytes for number in {*slow, *(move.tensor for move in moves)}}
+        self.memories[0].check_room(*sizes.values())
+        hosts = {number: self.memories[0].host_bytes(sizes[number]) for number in sizes.keys() - slow}
+        self.movers = [Mover(move, hosts[move.tensor], device) for move in moves]
+        self._acts: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
+        for index, act in itertools.chain.from_iterable(zip(*(mover.acts() for mover in self.movers), strict=True)):
+            self._acts[index].append(act)
         self.player = player.placed(slow, self.memories[0].copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by call
         self.stayed_fast: set[int] = set()
@@ -201,12 +259,22 @@ class PlannedStep:
         values_us = _timed(again, self._device, window_s)
         time_us = intervals.midmean(values_us)
         half_width_us = intervals.batch_half_width(values_us, intervals.midmean)
+        half_width_us = intervals.finite(half_width_us, time_us)
+        moved = [mover.room.nbytes for mover in self.movers if mover.room is not None]
         graphs, stayed_fast = len(self.graphs), tuple(sorted(self.stayed_fast))
-        self.graphs.clear()
-        return Run(time_us, intervals.finite(half_width_us, time_us), graphs, stayed_fast)
+        launch_us = 0.0
+        if self._device.type == "cuda":
+            began_s = time.perf_counter()
+            again()
+            launch_us = (time.perf_counter() - began_s) * 1e6
+            _wait(self._device)
+        self.forget()
+        return Run(time_us, half_width_us, graphs, stayed_fast, len(moved), sum(moved), launch_us)
 
-    def play(self, step: Callable[[Call, Rebuilt], object]) -> None:
-        self.player.play(step, once=True)
+    def forget(self) -> None:
+        """Give back what it is replayed from."""
+        self._row.clear()
+        self.graphs.clear()
 
     # ------------------------------------------------------------------------------------------ what is made
 
@@ -250,18 +318,29 @@ class PlannedStep:
 
     def replayed(self) -> Callable[[], None]:
         """Prepare the step; the result runs it once more."""
-        self.play(self.prepare)
+        self.player.play(self.prepare, once=True)
         if self._device.type != "cuda":
-            return lambda: self.play(self._run)
+            return lambda: self.player.play(self._run, once=True, before=self._copy)
         _let_go(self._device)
         while not self._captured():
             _let_go(self._device)
 
         def replay() -> None:
-            for graph in self.graphs:
-                graph.replay()
+            for launch in self._row:
+                launch()
 
         return replay
+
+    def _copy(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> None:
+        for act in self._copies(index, memory):
+            act()
+
+    def _copies(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> Sequence[Callable[[], None]]:
+        """What is to be done before a call, or behind the last."""
+        for mover in self.movers:
+            if mover.move.out == index:
+                mover.found(memory.get(mover.move.tensor))
+        return self._acts.get(index, ())
 
     def _run(self, call: Call, operator: Rebuilt) -> object:
         outputs = self._outputs.get(call.index)
@@ -269,36 +348,41 @@ class PlannedStep:
 
     def _captured(self) -> bool:
         """Capture the step; False where a call could not be captured as it was prepared: its outputs now stay fast."""
-        self.graphs.clear()
+        self.forget()
         self._kept.clear()
         pools = {index: outputs.pool for index, outputs in self._outputs.items() if outputs.pool is not None}
         calls = len(self._capture.calls)
         shared = torch.cuda.graph_pool_handle()
         with contextlib.ExitStack() as others:
 
-            def others_from(index: int) -> None:
-                if index < calls and index not in pools:
-                    self.graphs.append(others.enter_context(capturing(self._device, shared)))
+            def add(graph: torch.cuda.CUDAGraph) -> None:
+                self.graphs.append(graph)
+                self._row.append(graph.replay)
+
+            def before(index: int, memory: Mapping[int, torch.UntypedStorage]) -> None:
+                acts = self._copies(index, memory)
+                if acts or index == 0 or index in pools or index - 1 in pools:
+                    others.close()
+                    self._row.extend(acts)
+                    if index < calls and index not in pools:
+                        add(others.enter_context(capturing(self._device, shared)))
 
             def step(call: Call, operator: Rebuilt) -> object:
                 if call.index not in pools:
                     return self._run(call, operator)
-                others.close()
                 self._kept.append(operator)
                 try:
                     with capturing(self._device, pools[call.index].id) as graph:
                         out = self._run(call, operator)
                 except (Unmeasurable, torch.OutOfMemoryError) as error:
                     raise _NotCaptured(call) from error
-                self.graphs.append(graph)
-                others_from(call.index + 1)
+                add(graph)
                 return out
 
             try:
-                others_from(0)
-                self.play(step)
+                self.player.play(step, once=True, before=before)
             except _NotCaptured as error:
-                self.graphs.clear()
+                self.forget()
                 del self._outputs[error.call.index]
                 made = set(error.call.writes) - set(error.call.reads)
                 self.stayed_fast |= made & self._slow
@@ -321,14 +405,20 @@ class _NotCaptured(Exception):
         self.call = call
 
 
-def _timed(run: Callable[[], None], device: torch.device, window_s: float) -> list[float]:
-    """What each of many runs takes, one right behind the other. Unit: µs."""
+def _timed(
+    run: Callable[[], None], device: torch.device, window_s: float, meanwhile: Callable[[], None] | None = None
+) -> list[float]:
+    """What each of many runs takes, one right behind the other. Unit: µs.
+
+    Args:
+        meanwhile: called all the while, on a GPU.
+    """
     warm_up_s = min(WARM_UP_S, window_s)
     began_s = time.perf_counter()
     runs = 0
     while runs == 0 or time.perf_counter() - began_s < warm_up_s:
         run()
-        _wait(device)
+        _wait(device, meanwhile)
         runs += 1
     pass_s = (time.perf_counter() - began_s) / runs
     least, most = RUNS
@@ -342,13 +432,22 @@ def _timed(run: Callable[[], None], device: torch.device, window_s: float) -> li
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     run()  # the card is at work while the next is launched
     events[0].record()
-    for event in events[1:]:
+    for before, after in itertools.pairwise(events):
         run()
-        event.record()
-    _wait(device)
+        after.record()
+        if meanwhile is not None:
+            _wait_for(before, meanwhile)
+    _wait(device, meanwhile)
     return [float(before.elapsed_time(after)) * 1e3 for before, after in itertools.pairwise(events)]
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
+def _wait(device: torch.device, meanwhile: Callable[[], None] | None = None) -> None:
+    if device.type == "cuda" and meanwhile is not None:
+        _wait_for(torch.cuda.current_stream(device).record_event(), meanwhile)
+    elif device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _wait_for(event: torch.cuda.Event, meanwhile: Callable[[], None]) -> None:
+    while not event.query():
+        meanwhile()

@@ -13,7 +13,9 @@ input ends, also in the middle of a measurement, and when its parent dies.
          {"request": "verify", "id", "subject", "protocol", "predicted"}
          {"request": "in_place", "id", "subject", "protocol", "most"}
          {"request": "step", "id", "subject", "protocol"}
-         {"request": "planned_step", "id", "subject", "protocol", "calls": [tuple id], "plans": [[number of a tensor]]}
+         {"request": "wire", "id", "subject", "protocol"}
+         {"request": "planned_step", "id", "subject", "protocol", "calls": [tuple id], "plans": [[number of a tensor]],
+          "moves": [[the numbers of a move]]}
          {"request": "fingerprint", "id"}
     out  {"event": "ready", "pid", "card", "software", "capabilities"}
          {"event": "phase", "id", "phase": verify | canary | rebuild | warm-up | window | burst | eager | places | context,
@@ -22,6 +24,7 @@ input ends, also in the middle of a measurement, and when its parent dies.
          {"event": "verified", "id", "observed": capture | null, "verification": {...}}
          {"event": "in_place", "id", "found"}
          {"event": "step", "id", "step": a training step as it is run}
+         {"event": "wire", "id", "found"}
          {"event": "planned_step", "id", "found"}
          {"event": "fingerprint", "id", "fingerprint"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
@@ -146,8 +149,11 @@ def _serve(request: Mapping[str, Any], runner: Runner, answers: Answers) -> bool
         if request["request"] == "step":
             answers.send("step", id=item_id, step=runner.step(subject, protocol))
             return True
+        if request["request"] == "wire":
+            answers.send("wire", id=item_id, found=runner.wire(subject, protocol))
+            return True
         if request["request"] == "planned_step":
-            found = runner.planned_step(subject, protocol, request["calls"], request["plans"])
+            found = runner.planned_step(subject, protocol, request["calls"], request["plans"], request["moves"])
             answers.send("planned_step", id=item_id, found=found)
             return True
         if runner.check_due and (unfit := runner.check()):
@@ -217,8 +223,17 @@ class Runner:
         """A training step as the card runs it, see `farm.benchmark.planned_step`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
+    def wire(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
+        """What copies get beside it, see `farm.benchmark.planned_step`."""
+        raise Unmeasurable("not_available", NO_SLOW_MEMORY)
+
     def planned_step(
-        self, subject: Subject, protocol: Protocol, calls: list[str], plans: list[list[int]]
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        calls: list[str],
+        plans: list[list[int]],
+        moves: list[list[list[int]]],
     ) -> dict[str, Any]:
         """What it takes with all fast and under plans, see `farm.benchmark.planned_step`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
@@ -352,12 +367,24 @@ class TorchRunner(TorchVerifier):
 
         return planned_step.take_apart(subject, protocol, self._torch_device).to_json()
 
-    def planned_step(
-        self, subject: Subject, protocol: Protocol, calls: list[str], plans: list[list[int]]
-    ) -> dict[str, Any]:
+    def wire(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
         from farm.benchmark import planned_step
 
-        return planned_step.compare(subject, protocol, self._torch_device, calls, plans).to_json()
+        return planned_step.measure_wire(subject, protocol, self._torch_device).to_json()
+
+    def planned_step(
+        self,
+        subject: Subject,
+        protocol: Protocol,
+        calls: list[str],
+        plans: list[list[int]],
+        moves: list[list[list[int]]],
+    ) -> dict[str, Any]:
+        from farm.benchmark import planned_step
+        from farm.training.moves import Move
+
+        moved = [[Move(*numbers) for numbers in of_plan] for of_plan in moves]
+        return planned_step.compare(subject, protocol, self._torch_device, calls, plans, moved).to_json()
 
     def unhealthy(self) -> str:
         if self._health is None:
@@ -427,7 +454,8 @@ _NEEDED: dict[str, dict[str, type]] = {
     "fingerprint": {"id": int},
     "in_place": _VERIFY,
     "step": _VERIFY,
-    "planned_step": {**_VERIFY, "calls": list, "plans": list},
+    "wire": _VERIFY,
+    "planned_step": {**_VERIFY, "calls": list, "plans": list, "moves": list},
     "verify": _VERIFY,
     "measure": {**_VERIFY, "stopping": dict},
 }

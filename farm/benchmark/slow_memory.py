@@ -51,6 +51,15 @@ class SlowMemory(ABC):
             Unmeasurable: out_of_memory: so much cannot be had, told before any of it is taken.
         """
 
+    def host_bytes(self, size_bytes: int) -> torch.Tensor:
+        """As many bytes of it as the host sees them, if it does, for copies.
+
+        Raises:
+            Unmeasurable: out_of_memory, with the limit.
+        """
+        storage = self.storage(size_bytes)
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Memory for a tensor of the same shape, strides and offset; its values are whatever was there."""
         storage = self.storage(tensor.untyped_storage().nbytes())
@@ -100,13 +109,17 @@ class PinnedMemory(SlowMemory):
         check_room(*sizes_bytes)
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
+        address = self.host_bytes(size_bytes).data_ptr()
+        return torch._C._construct_storage_from_data_pointer(address, self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+
+    def host_bytes(self, size_bytes: int) -> torch.Tensor:
         check_room(size_bytes)
         try:
             host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         except (RuntimeError, MemoryError) as error:
             raise cannot_pin(size_bytes) from error
         self._held.append(host)
-        return torch._C._construct_storage_from_data_pointer(host.data_ptr(), self._device, size_bytes)  # type: ignore[attr-defined, return-value]
+        return host
 
 
 class PeerMemory(SlowMemory):

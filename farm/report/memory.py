@@ -21,6 +21,7 @@ from farm.report.estimate import Wanted, peaks_of, readings_taken
 from farm.report.slow_costs import PlanRow, ReadSlow, plan_rows, read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
+from farm.training.moves import Wire
 from farm.training.placement import PlacementPlan, Placing, placing
 from farm.training.planning import Fit, Offload, Recomputed, largest_batch, offload, recomputed
 from farm.training.recorded import StepCall, StepCapture, TensorLife
@@ -281,7 +282,9 @@ class Memory:
             "read_share": costs.read_share,
             "costs_from": costs.told,
             "sum_over_together": costs.together,
-            "moves": placing.moves,
+            "moves": placing.moves_bytes_per_s is not None,
+            "moves_bytes_per_s": placing.moves_bytes_per_s,
+            "wire": placing.wire and {**placing.wire.to_json(), "bytes_per_s": placing.wire.bytes_per_s},
             "slow": [
                 {
                     "tensor": tensor.number,
@@ -307,6 +310,7 @@ class Memory:
                     "ended_in_time": row.plan.in_time,
                     "slow": sorted(row.plan.slow),
                     "moved": self._moved(row.plan),
+                    "moved_bytes": row.moved_bytes,
                     "run": _run(row),
                     "not_run": row.why_not or None,
                 }
@@ -544,7 +548,13 @@ def read_in_slow_memory(session: Session, found: Memory) -> ReadSlow | None:
 
 
 def with_placing(
-    found: Memory, read: ReadSlow | None, amounts: Sequence[Amount], bytes_per_s: float | None, *, moves: bool = False
+    found: Memory,
+    read: ReadSlow | None,
+    amounts: Sequence[Amount],
+    bytes_per_s: float | None,
+    *,
+    moves: bool = False,
+    wire: Wire | None = None,
 ) -> Memory:
     """With plans of what lies in slow memory.
 
@@ -552,13 +562,24 @@ def with_placing(
         read: with tensors there.
         amounts: of fast memory, one for each plan; shares are of the peak.
         bytes_per_s: of the wire, for tensors that nobody has read in slow memory; None: as those have it that were.
+        moves: let tensors lie there while they wait, too; at ``bytes_per_s``, or else as the wire was measured.
 
     Raises:
         UsageError: see `farm.report.slow_costs.slow_costs` and `farm.training.placement.placing`.
     """
-    costs = slow_costs(found.life, read, bytes_per_s, variant=found.variant, card=found.times.card)
+    copied_bytes_per_s = wire.bytes_per_s if wire is not None else None
+    costs = slow_costs(
+        found.life,
+        read,
+        bytes_per_s,
+        copied_bytes_per_s=copied_bytes_per_s,
+        variant=found.variant,
+        card=found.times.card,
+    )
     amounts_bytes = [amount.of(found.allocated_peak_bytes) for amount in amounts]
-    return replace(found, placing=placing(found.life, costs, *amounts_bytes, moves=moves))
+    rate = (bytes_per_s or copied_bytes_per_s or costs.bytes_per_s) if moves else None
+    planned = placing(found.life, costs, *amounts_bytes, moves_bytes_per_s=rate)
+    return replace(found, placing=replace(planned, wire=wire))
 
 
 def with_recomputed(found: Memory) -> Memory:

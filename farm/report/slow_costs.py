@@ -19,6 +19,7 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
 from farm.training.life import Life
+from farm.training.moves import Copied, Wire
 from farm.training.placement import PlacementPlan, Placing, Run, SlowCosts
 from farm.training.recorded import StepCall
 from farm.verdict.figures import Figure
@@ -35,6 +36,7 @@ _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 # The median of a reading's passes: of those without power, as slow ones are, the figure is that, of others the mean.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
+WAITS_SHARE = 0.9  # of a step: who launches for longer may be what is timed
 _LARGE_BYTES = 1e6  # smaller ones say more of latency than of the wire
 
 
@@ -55,20 +57,27 @@ class ReadSlow:
 
 
 def slow_costs(
-    life: Life, read: ReadSlow | None, bytes_per_s: float | None, *, variant: Variant, card: str
+    life: Life,
+    read: ReadSlow | None,
+    bytes_per_s: float | None,
+    *,
+    copied_bytes_per_s: float | None = None,
+    variant: Variant,
+    card: str,
 ) -> SlowCosts:
     """
     Args:
         variant, card: for who is told how to read what is missing.
         read: None where nobody has read any of the step's tuples so.
         bytes_per_s: of the wire, for what is not read; None: as the readings have it.
+        copied_bytes_per_s: where they do not, what copies get.
 
     Raises:
         UsageError: there is nothing to tell the wire's bandwidth from.
     """
     added = read.added_us if read else {}
     rates = _rates(life, read)
-    if bytes_per_s is None and (bytes_per_s := rates.pop("", None)) is None:
+    if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
         raise UsageError(
             f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
             f"Read them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
@@ -245,6 +254,7 @@ class PlanRow:
         run: None where it was not run; ``why_not`` says why, where it was to be.
         off: by which share the prediction is more than the run.
         stayed_fast_bytes: of tensors that were to be slow, and could not be placed.
+        moved_bytes: that are to go out in periods and come back.
     """
 
     plan: PlacementPlan | None
@@ -253,6 +263,12 @@ class PlanRow:
     why_not: str = ""
     off: Figure | None = None
     stayed_fast_bytes: int = 0
+    moved_bytes: int = 0
+
+    @property
+    def moves_told(self) -> str:
+        """How many periods in a step, and what of each goes out and comes back: ``12 of 1.20 GB``."""
+        return f"{len(self.plan.moved)} of {count_of(self.moved_bytes, 'B')}" if self.plan and self.plan.moved else "0"
 
     @property
     def run_us(self) -> Figure | None:
@@ -261,26 +277,30 @@ class PlanRow:
 
 def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
     """All fast, and each plan."""
-    wanted: list[tuple[PlacementPlan | None, float]] = [(None, placing.all_fast_us)]
-    wanted += [(plan, plan.time_us) for plan in placing.plans]
+    sizes = life.sizes_bytes
+    planned = [PlanRow(None, placing.all_fast_us)]
+    planned += [
+        PlanRow(plan, plan.time_us, moved_bytes=sum(sizes[number] for number, _ in plan.moved))
+        for plan in placing.plans
+    ]
     if placing.run is None:
-        return [PlanRow(plan, predicted_us) for plan, predicted_us in wanted]
+        return planned
     rows = []
-    for (plan, predicted_us), run in zip(wanted, (placing.run.fast, *placing.run.plans), strict=True):
+    for row, run in zip(planned, (placing.run.fast, *placing.run.plans), strict=True):
         if isinstance(run, str):
-            rows.append(PlanRow(plan, predicted_us, why_not=run))
+            rows.append(replace(row, why_not=run))
             continue
-        times = predicted_us / run.time_us
+        times = row.predicted_us / run.time_us
         off = Figure(times - 1, times * run.half_width_us / run.time_us)
-        stayed_bytes = sum(life.sizes_bytes.get(number, 0) for number in run.stayed_fast)
-        rows.append(PlanRow(plan, predicted_us, run, off=off, stayed_fast_bytes=stayed_bytes))
+        stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
+        rows.append(replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes))
     return rows
 
 
 def sentences(life: Life, placing: Placing) -> list[str]:
     """The plans, for people."""
     told = _of_plan(life, placing, placing.plan) if len(placing.plans) == 1 else []
-    return [*told, *_of_all(placing), *_of_runs(life, placing)]
+    return [*told, *_of_all(placing), *_of_wire(placing.wire), *_of_runs(life, placing)]
 
 
 def _of_plan(life: Life, placing: Placing, plan: PlacementPlan) -> list[str]:
@@ -305,13 +325,13 @@ def _of_all(placing: Placing) -> list[str]:
             else "."
         ),
     ]
-    if placing.moves:
+    if placing.moves_bytes_per_s is not None:
         told.append(
             " and ".join(
                 f"{len(plan.moved)} {plural('period', len(plan.moved))} within {count_of(plan.fast_bytes, 'B')}"
                 for plan in placing.plans
             )
-            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(costs.bytes_per_s, 'B')}/s each way; assumed is that "
+            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(placing.moves_bytes_per_s, 'B')}/s each way; assumed is that "
             "copies cost the calls beside them nothing."
         )
     if placing.unsolved:
@@ -319,6 +339,29 @@ def _of_all(placing: Placing) -> list[str]:
         told.append(f"The curve leaves out {left_out}: no plan was found in time.")
     told.append("Counted are tensors in the allocator's pieces of 512 bytes; workspaces are not, and stay fast.")
     return told
+
+
+def _of_wire(wire: Wire | None) -> list[str]:
+    """What copies got, and what the step lost by them."""
+    if wire is None:
+        return []
+    told = [f"Copies alone: {'; '.join(map(_rates_told, wire.alone))}."]
+    if wire.beside:
+        beside = "; ".join(
+            f"{_rates_told(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %"
+            for one in wire.beside
+        )
+        told.append(
+            f"Beside the step without a pause, all fast ({wire.step_us / 1e3:.4g} ms without copies): {beside}."
+        )
+    else:
+        told.append("This card copies between its calls, not beside them.")
+    return told
+
+
+def _rates_told(copied: Copied) -> str:
+    ways = (("out", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
+    return " and ".join(f"{way} {count_of(rate, 'B')}/s" for way, rate in ways if rate is not None)
 
 
 def _of_runs(life: Life, placing: Placing) -> list[str]:
@@ -335,6 +378,20 @@ def _of_runs(life: Life, placing: Placing) -> list[str]:
                 f"As run {within}, {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, could not be placed and "
                 "stayed fast."
             )
+        if row.run is not None and row.run.launch_us > WAITS_SHARE * row.run.time_us:
+            told.append(
+                f"As run {within}, Python takes {row.run.launch_us / 1e3:.3g} ms to launch the {row.run.graphs} graphs of a step and the copies "
+                "between them: the card may have waited for it."
+            )
+        if row.run is not None and (left := len(row.plan.moved) - row.run.moves):
+            told.append(
+                f"As run {within}, {left} of {len(row.plan.moved)} moves were of what the step holds elsewhere, and left out."
+            )
     if placing.run is not None:
         told.append(f"As run: with slow tensors in {placing.run.slow_memory}, each for its whole life.")
+        if placing.moves_bytes_per_s is not None:
+            told.append(
+                "What is moved as run keeps its room in fast memory meanwhile: run is the time that copies and waiting for them take, "
+                "not the memory that they free."
+            )
     return told

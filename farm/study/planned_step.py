@@ -13,6 +13,7 @@ from farm.devices.reach import no_slow_memory
 from farm.errors import UsageError
 from farm.report.memory import Memory, memory
 from farm.settings import settings
+from farm.training.moves import Wire, moves_of
 from farm.training.placement import AsRun
 from farm.training.recorded import StepCapture
 from farm.words.protocol import Protocol, Subject, Variant
@@ -31,18 +32,28 @@ class StepOnCard:
     protocol: Protocol
     process: BenchmarkProcess
 
+    def wire(self) -> Wire:
+        """What copies get beside it.
+
+        Raises:
+            Unmeasurable: that cannot be had of this card.
+        """
+        return Wire.from_json(self.process.wire(self.subject, self.protocol, timeout_s=settings().item_timeout_s))
+
     def run(self, planned: Memory) -> Memory:
         """The same step under its plans, and with all fast.
 
         Raises:
             Unmeasurable: that cannot be had of this card.
         """
-        assert planned.placing is not None, "there are plans"
-        plans = [plan.slow for plan in planned.placing.plans]
+        placing = planned.placing
+        assert placing is not None, "there are plans"
+        plans = [plan.slow for plan in placing.plans]
+        moves = [moves_of(planned.life, plan.moved, placing.moves_bytes_per_s or 0.0) for plan in placing.plans]
         calls = [call.tuple_id for call in planned.capture.calls]
         timeout_s = settings().item_timeout_s * (1 + len(plans))
-        found = self.process.planned_step(self.subject, self.protocol, calls, plans, timeout_s=timeout_s)
-        return dataclasses.replace(planned, placing=dataclasses.replace(planned.placing, run=AsRun.from_json(found)))
+        found = self.process.planned_step(self.subject, self.protocol, calls, plans, moves, timeout_s=timeout_s)
+        return dataclasses.replace(planned, placing=dataclasses.replace(placing, run=AsRun.from_json(found)))
 
 
 @contextlib.contextmanager

@@ -22,11 +22,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from farm.errors import UsageError
 from farm.training.life import ALLOCATED_BYTES, Life, last_held
+from farm.training.moves import Wire
 from farm.training.planning import away_while
 from farm.training.recorded import TensorLife
 from farm.words.written import count_of
@@ -93,12 +94,18 @@ class Run:
         half_width_us: of its 95 % interval.
         graphs: launched one behind the other for one step; 0 where Python launches its calls.
         stayed_fast: numbers of tensors that were to be slow, and could not be placed.
+        moves: periods in which one lay elsewhere, in a step.
+        moved_bytes: that went out in these, and came back.
+        launch_us: that Python needs for launching one on a card that waits: less than ``time_us``, or the card waited for Python.
     """
 
     time_us: float
     half_width_us: float
     graphs: int = 0
     stayed_fast: tuple[int, ...] = ()
+    moves: int = 0
+    moved_bytes: int = 0
+    launch_us: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "stayed_fast": list(self.stayed_fast)}
@@ -141,6 +148,8 @@ class Placing:
         unsolved: amounts of the curve for which no plan was found in time.
         all_fast_us, all_slow_us: of the step.
         least_bytes: that the largest operator reads and writes: less is refused.
+        moves_bytes_per_s: that moves were planned with, each way; None where nothing is moved.
+        wire: as it was measured beside the step; None where it was not.
         run: the step as a card ran it under these plans; None where none did.
     """
 
@@ -152,8 +161,9 @@ class Placing:
     all_slow_us: float
     least_bytes: int
     peak_bytes: int
-    moves: bool = field(default=False)
-    run: AsRun | None = field(default=None)
+    moves_bytes_per_s: float | None = None
+    wire: Wire | None = None
+    run: AsRun | None = None
 
     @property
     def plan(self) -> PlacementPlan:
@@ -171,16 +181,21 @@ def allocated_bytes(tensor: TensorLife) -> int:
 
 
 def placing(
-    life: Life, costs: SlowCosts, *amounts_bytes: int, moves: bool = False, time_limit_s: float = TIME_LIMIT_S
+    life: Life,
+    costs: SlowCosts,
+    *amounts_bytes: int,
+    moves_bytes_per_s: float | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Placing:
     """
     Args:
         amounts_bytes: of fast memory, each to be planned for.
+        moves_bytes_per_s: at which tensors may be moved while they wait, each way; None: nothing is moved.
 
     Raises:
         UsageError: the fast memory is less than the largest operator needs; SciPy is not installed; no plan was found in time.
     """
-    program = _Program(life, costs, moves=moves)
+    program = _Program(life, costs, moves_bytes_per_s)
     if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
         call = life.capture.calls[program.largest]
         spec = life.capture.tuples.get(call.tuple_id)
@@ -209,12 +224,12 @@ def placing(
         all_slow_us=life.step_us + sum(costs.slow_us.values()),
         least_bytes=program.least_bytes,
         peak_bytes=program.peak_bytes,
-        moves=moves,
+        moves_bytes_per_s=moves_bytes_per_s,
     )
 
 
 class _Program:
-    def __init__(self, life: Life, costs: SlowCosts, *, moves: bool) -> None:
+    def __init__(self, life: Life, costs: SlowCosts, moves_bytes_per_s: float | None) -> None:
         self.life, self.costs = life, costs
         calls = len(life.times_us)
         self.tensors = [tensor for tensor in life.tensors if tensor.size_bytes]
@@ -234,14 +249,14 @@ class _Program:
         self.peak_bytes = max(self.held_pieces) * ALLOCATED_BYTES
         self.periods: list[tuple[int, int, list[tuple[int, int]]]] = []  # place, number of the period, calls while away
         self.transfers: list[tuple[float, float, float]] = []  # way, when it goes out, when it comes back
-        if moves:
-            self._find_periods(place_of)
+        if moves_bytes_per_s is not None:
+            self._find_periods(place_of, moves_bytes_per_s)
 
-    def _find_periods(self, place_of: Mapping[int, int]) -> None:
+    def _find_periods(self, place_of: Mapping[int, int], bytes_per_s: float) -> None:
         for number, periods in self.life.periods.items():
             if (place := place_of.get(number)) is None:
                 continue
-            way_us = self.tensors[place].size_bytes / self.costs.bytes_per_s * 1e6
+            way_us = self.tensors[place].size_bytes / bytes_per_s * 1e6
             for index, period in enumerate(periods):
                 if period.time_us > 2 * way_us and (ranges := away_while(self.life, period, way_us)):
                     self.periods.append((place, index, ranges))
@@ -259,13 +274,15 @@ class _Program:
         chosen = [value > 0.5 for value in found.x]
         slow, moved = chosen[: len(self.tensors)], chosen[len(self.tensors) :]
         self._repair(fast, slow, moved)
+        self._leave_in_place(fast, slow, moved)
         gap = self._gap([*slow, *moved], found.mip_dual_bound)
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
 
     def _gap(self, chosen: Sequence[bool], least_us: float | None) -> float:
         """By which share a plan is above the program's bound."""
         added_us = sum(cost for cost, there in zip(self._costs(), chosen, strict=True) if there)
-        return max(0.0, 1.0 - (least_us or 0.0) / added_us) if added_us else 0.0
+        nothing_us = _NEXT_TO_NOTHING_US * len(chosen)
+        return max(0.0, 1.0 - (least_us or 0.0) / added_us) if added_us > nothing_us else 0.0
 
     def _costs(self) -> list[float]:
         slow = [self.costs.slow_us.get(tensor.number, 0.0) + _NEXT_TO_NOTHING_US for tensor in self.tensors]
@@ -321,6 +338,17 @@ class _Program:
                 slow[place] = True
                 for one, period in enumerate(self.periods):
                     moved[one] = moved[one] and period[0] != place
+
+    def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
+        """Drop moves that nobody needs, which cost the program next to nothing: the smallest first."""
+        held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
+        for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
+            place, _, ranges = self.periods[one]
+            calls = list(itertools.chain.from_iterable(itertools.starmap(range, ranges)))
+            if moved[one] and all(held[call] + self.pieces[place] <= fast for call in calls):
+                moved[one] = False
+                for call in calls:
+                    held[call] += self.pieces[place]
 
     def _fast_pieces(self, call: int, slow: Sequence[bool], moved: Sequence[bool]) -> int:
         held = sum(self.pieces[place] for place in self.held[call] if not slow[place])

@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from farm.benchmark import planned_step
+from farm.benchmark.copies import Mover
 from farm.benchmark.places import Player
 from farm.benchmark.planned_step import PlannedStep, run_planned
 from farm.benchmark.slow_memory import cannot_pin
 from farm.errors import Unmeasurable
 from farm.models import catalog
-from farm.training.placement import AsRun
+from farm.training.life import Life
+from farm.training.moves import Wire, moves_of
+from farm.training.placement import AsRun, Run
 from farm.training.recorded import StepCapture
 from farm.training.taking_apart import take_step_apart
 from farm.words.protocol import Protocol, Subject
@@ -58,6 +61,9 @@ def gradients_of(step, play):
             storage.fill_(0)
         torch.manual_seed(0)  # of what is dropped
         again()
+        for mover in play.movers:  # of what is away over the end of the step
+            mover.come()
+            mover.be_back()
     return [torch.empty(0, device=storage.device).set_(storage).clone() for storage in held]
 
 
@@ -75,6 +81,63 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
     there = [storage.nbytes() for fake in planned.memories for storage in fake.storages]
     used = {number for call in capture.calls for number in (*call.reads, *call.writes)}
     assert sorted(there) == sorted(sizes[number] for number in (slow & used) - planned.stayed_fast)
+
+
+class Wiping(Mover):
+    """Leaves nothing of a tensor that is away."""
+
+    def be_gone(self):
+        super().be_gone()
+        if self.away:
+            self.room.fill_(0xFF)  # of every floating-point type no number
+
+
+def every_long_wait(step):
+    """Moves of all that waits for some calls, the calls all of a length, over a wire that takes no time."""
+    life = Life(step, (1.0,) * len(step.calls))
+    used = {number for call in step.calls for number in (*call.reads, *call.writes)}
+    periods = [
+        (number, index)
+        for number, found in life.periods.items()
+        for index, period in enumerate(found)
+        if period.time_us > 4 and life.sizes_bytes[number] and number in used
+    ]
+    return moves_of(life, periods, 1e18)
+
+
+def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(step, monkeypatch):
+    monkeypatch.setattr(planned_step, "Mover", Wiping)
+    capture, moves = step.as_capture(), every_long_wait(step)
+    assert any(move.used <= move.out for move in moves)  # over the end of the step
+    fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
+    moved = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU, moves)
+    wanted, found = gradients_of(step, fast), gradients_of(step, moved)
+    assert all(mover.room is not None for mover in moved.movers)
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-4 * float(one.abs().max()))
+    monkeypatch.setattr(Wiping, "come", lambda mover: None)
+    lost = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU, moves)
+    assert any(one.isnan().any() for one in gradients_of(step, lost))
+
+
+def test_a_run_says_what_was_moved(step):
+    moves = every_long_wait(step)[:3]
+    sizes = {one.number: one.size_bytes for one in step.tensors}
+    found = run_planned(step.as_capture(), [[], []], Fake, CPU, moves=[moves, []], window_s=0.01)
+    moved, still = found.plans
+    assert (moved.moves, moved.moved_bytes) == (3, sum(sizes[move.tensor] for move in moves))
+    assert (still.moves, still.moved_bytes) == (0, 0)
+    assert AsRun.from_json(json.loads(json.dumps(found.to_json()))) == found
+    old = {name: value for name, value in still.to_json().items() if "move" not in name}
+    assert Run.from_json(old) == still
+
+
+def test_the_wire_is_measured_beside_a_step(step, monkeypatch):
+    monkeypatch.setattr(planned_step, "WINDOW_S", 0.01)
+    found = planned_step.measure_wire(SUBJECT, EAGERLY, CPU)
+    assert found.bytes_per_s == min(found.alone[0].rates) > 0
+    assert found.beside == ()  # a CPU copies between calls
+    assert Wire.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_be_had_sinks_no_other(step):

@@ -95,7 +95,7 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
 
 
 def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
-    for ask in (process.step, lambda *about: process.planned_step(*about, calls=[], plans=[])):
+    for ask in (process.step, process.wire, lambda *about: process.planned_step(*about, calls=[], plans=[])):
         with pytest.raises(Unmeasurable, match="has no slow memory"):
             ask(subject("variant"), PROTOCOL)
     process.measure(subject(), PROTOCOL, STOPPING)

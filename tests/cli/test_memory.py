@@ -256,8 +256,11 @@ class Here:
     def step(self, subject, protocol, timeout_s):
         return json.loads(json.dumps(benchmarked.take_apart(subject, protocol, CPU).to_json()))
 
-    def planned_step(self, subject, protocol, calls, plans, timeout_s):
-        return json.loads(json.dumps(benchmarked.compare(subject, protocol, CPU, calls, plans).to_json()))
+    def wire(self, subject, protocol, timeout_s):
+        return json.loads(json.dumps(benchmarked.measure_wire(subject, protocol, CPU).to_json()))
+
+    def planned_step(self, subject, protocol, calls, plans, moves, timeout_s):
+        return json.loads(json.dumps(benchmarked.compare(subject, protocol, CPU, calls, plans, moves).to_json()))
 
 
 @pytest.fixture
@@ -298,6 +301,27 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     assert '"mode": "markers"' in page
     rows = [line.split() for line in farm(*asked).stdout.splitlines()]
     assert len([row for row in rows if "±" in row]) == 3  # all fast and two plans
+
+
+@pytest.mark.usefixtures("a_cpu_with_slow_memory")
+def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(farm, tmp_path, monkeypatch):
+    monkeypatch.setattr(placement, "POINTS", 2)
+    small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
+    asked = (*small, "--fast", "90%", "--moves", "--run", "--card", "cpu")
+    found = json.loads(farm(*asked, "--out", tmp_path, "--json").stdout)
+    placed = found["placement"]
+    assert placed["moves_bytes_per_s"] == placed["wire"]["bytes_per_s"] > 0
+    sizes = {row["number"]: row["size_bytes"] for row in found["tensors"]}
+    (plan,) = placed["plans"]
+    assert plan["moved_bytes"] == sum(sizes[row["tensor"]] for row in plan["moved"]) > 0
+    assert (plan["run"]["moves"], plan["run"]["moved_bytes"]) == (len(plan["moved"]), plan["moved_bytes"])
+    page = (tmp_path / "memory.html").read_text()
+    assert "moves a step" in page
+    assert "keeps its room in fast memory meanwhile" in page
+    said = " ".join(farm(*asked, "--slow-bandwidth", "1TB/s").stdout.split())
+    assert "Copies alone: out" in said
+    assert "at 1.00 TB/s each way" in said
+    assert "moves a step" in said
 
 
 def test_a_host_without_slow_memory_runs_no_plan(farm):

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from farm.benchmark import planned_step
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.places import Player
-from farm.benchmark.planned_step import PlannedStep, compare, run_planned, take_apart
+from farm.benchmark.planned_step import PlannedStep, compare, measure_wire, run_planned, take_apart
 from farm.benchmark.slow_memory import PinnedMemory
 from farm.models import catalog
 from farm.training.placement import Run
 from farm.training.recorded import StepCapture
 from farm.words.protocol import Protocol, Subject
-from tests.benchmark.test_planned_step import gradients_of
+from tests.benchmark.test_planned_step import Wiping, every_long_wait, gradients_of
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD
@@ -77,6 +78,58 @@ def test_a_step_takes_longer_with_tensors_in_slow_memory(step: StepCapture) -> N
     assert slow.graphs > 1
     assert slow.time_us > 1.5 * found.fast.time_us
     assert fast_again.time_us == pytest.approx(found.fast.time_us, rel=0.1)
+
+
+def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
+    step: StepCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_step, "Mover", Wiping)
+    capture, moves = step.as_capture(), every_long_wait(step)
+    assert any(move.used <= move.out for move in moves)
+    fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
+    wanted = gradients_of(step, fast)
+    moved = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD, moves)
+    found = gradients_of(step, moved)
+    there = [mover for mover in moved.movers if mover.room is not None]
+    print(len(moved.graphs), "graphs;", len(there), "of", len(moves), "moves")  # noqa: T201 - for who runs it with -s
+    assert len(there) > 0.9 * len(moves)
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-2 * float(one.abs().max()), equal_nan=True)
+    monkeypatch.setattr(Wiping, "come", lambda mover: None)
+    lost = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD, moves)
+    assert sum(int(one.isnan().sum()) for one in gradients_of(step, lost)) > sum(
+        int(one.isnan().sum()) for one in found
+    )
+
+
+def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: StepCapture) -> None:
+    slow = half_of(step)
+    sizes = {one.number: one.size_bytes for one in step.tensors}
+    moves = [move for move in every_long_wait(step) if move.tensor not in slow and sizes[move.tensor] > 10**6]
+    few = sorted(moves, key=lambda move: move.used - move.out)[-5:]
+    found = run_planned(step.as_capture(), [[], slow, []], memory, CARD, moves=[few, moves], window_s=0.2)
+    print(found)  # noqa: T201 - for who runs it with -s
+    moved, both, still = found.plans
+    assert isinstance(moved, Run), moved
+    assert isinstance(both, Run), both
+    assert isinstance(still, Run), still
+    assert (moved.moves, still.moves) == (5, 0)
+    assert 0.9 * len(moves) < both.moves <= len(moves)
+    assert moved.moved_bytes == sum(sizes[move.tensor] for move in few)
+    assert 1 < moved.graphs <= 1 + 4 * 5
+    assert moved.time_us > 0.9 * found.fast.time_us
+
+
+def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
+    take_apart(SUBJECT, Protocol(), CARD)
+    found = measure_wire(SUBJECT, Protocol(), CARD)
+    print(found)  # noqa: T201 - for who runs it with -s
+    assert [len(one.rates) for one in (*found.alone, *found.beside)] == [1, 1, 2, 1, 1, 2]
+    for alone, beside in zip(found.alone, found.beside, strict=True):
+        assert all(rate > 1e9 for rate in alone.rates)
+        assert all(rate < 1.1 * other for rate, other in zip(beside.rates, alone.rates, strict=True))
+        assert beside.step_us is not None
+        assert beside.step_us > 0.95 * found.step_us
 
 
 def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: StepCapture) -> None:

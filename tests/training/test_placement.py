@@ -1,14 +1,16 @@
 """The plan of what lies in slow memory, on steps whose best placement is known."""
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
 import pytest
 
 from farm.errors import UsageError
-from farm.report.slow_costs import _of_all
+from farm.report.slow_costs import _of_all, _of_wire
 from farm.training import placement
 from farm.training.life import Life
+from farm.training.moves import Copied, Move, Wire, moves_of
 from farm.training.placement import SlowCosts, placing
 from tests.training.test_life import step, tensor
 
@@ -19,7 +21,7 @@ TIMES = (10.0, 10.0, 10.0, 10.0)
 def planned(tensors, slow_us, fast, *, moves=False, times=TIMES, bytes_per_s=1e9):
     life = Life(step(*tensors, calls=len(times)), times)
     costs = SlowCosts(slow_us, {}, bytes_per_s, "made up")
-    return placing(life, costs, fast * KB, moves=moves)
+    return placing(life, costs, fast * KB, moves_bytes_per_s=bytes_per_s if moves else None)
 
 
 WEIGHT = tensor(0, 4 * KB, -1, None, (0, 3), "parameter")
@@ -123,6 +125,41 @@ def test_what_waits_long_enough_lies_elsewhere_meanwhile():
     assert planned([waiting(0), LARGE], WAITS, 8, times=times).plan.time_us == 160.0
     short = (10.0, 1.0, 50.0, 50.0, 1.0, 10.0)  # call 2 begins before it is out
     assert planned([waiting(0), LARGE], WAITS, 8, times=short, moves=True).plan.moved == ()
+
+
+def test_what_nobody_needs_is_not_moved():
+    times = (10.0, 50.0, 50.0, 50.0, 50.0, 10.0)
+    small, large = waiting(0), dataclasses.replace(waiting(1), size_bytes=8 * KB)
+    found = placing(
+        Life(step(small, large, LARGE, calls=6), times), SlowCosts(WAITS, {}, 1e9, ""), 12 * KB, moves_bytes_per_s=1e9
+    )
+    assert (found.plan.moved, found.plan.slow, found.plan.peak_bytes) == (((1, 0),), frozenset(), 12 * KB)
+    program = placement._Program(Life(step(small, large, LARGE, calls=6), times), found.costs, 1e9)
+    moved = [True, True]
+    program._leave_in_place(12, [False] * 3, moved)
+    assert moved == [False, True]
+
+
+def test_moves_are_told_by_the_calls_at_which_they_begin_and_have_to_be_done():
+    over_the_end = [tensor(number, 4 * KB, -1, None, uses, "parameter") for number, uses in ((1, (1, 2)), (2, (2,)))]
+    life = Life(step(waiting(0), *over_the_end, calls=6), (10.0, 5.0, 50.0, 50.0, 5.0, 10.0))
+    assert moves_of(life, [(0, 0), (1, 0), (2, 0)], 1e9) == [
+        Move(0, out=1, gone=2, back=4, used=5),
+        Move(1, out=3, gone=4, back=6, used=1),  # behind the last call
+        Move(2, out=3, gone=4, back=1, used=2),
+    ]
+
+
+def test_what_copies_get_and_cost_the_step_is_told_and_the_slowest_beside_it_counts():
+    alone = (Copied(55e9, None), Copied(None, 54e9), Copied(50e9, 49e9))
+    beside = (Copied(53e9, None, 10_050.0), Copied(None, 52e9, 10_100.0), Copied(47e9, 48e9, 10_200.0))
+    wire = Wire(10_000.0, alone, beside)
+    assert wire.bytes_per_s == 47e9
+    assert _of_wire(wire) == [
+        "Copies alone: out 55.0 GB/s; back 54.0 GB/s; out 50.0 GB/s and back 49.0 GB/s.",
+        "Beside the step without a pause, all fast (10 ms without copies): out 53.0 GB/s, the step +0.5 %; "
+        "back 52.0 GB/s, the step +1.0 %; out 47.0 GB/s and back 48.0 GB/s, the step +2.0 %.",
+    ]
 
 
 def test_one_transfer_at_a_time_goes_each_way():
