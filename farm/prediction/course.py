@@ -21,7 +21,18 @@ SCORE_PASSES, SCORE_LAUNCHES = (
     8,
 )  # over the scores of an attention that writes them out: as float32, one step a kernel
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
-SCATTERED = 2.0  # times as long, where values are fetched one by one
+SCATTERED = 2.5  # times as long as one by one, where each value lies in another sector
+CAT = 1.6  # times as long as other copies, where not all that it joins lies in order
+FEW = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
+SECTOR_BYTES = 32  # that memory hands out at once
+DIRECT = (
+    14,
+    3.3,
+)  # a convolution of one channel at a time: of an output as many multiply-adds as its window has and these, each
+# so many times as long as where many channels are summed up at once
+NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
+MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
+ONE_BY_ONE = 0.5  # of a launch, that working out where each element lies takes at least
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -30,14 +41,24 @@ CHUNK, BLOCKS, TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
 @dataclass(frozen=True)
 class Course:
-    """`serial_bytes` are those that one multiprocessor has to move alone, one after the other, at least."""
+    """How a call runs.
+
+    Attributes:
+        serial_bytes: those that one multiprocessor has to move alone, one after the other, at least.
+        singles: elements that are fetched one by one, not several at a time; those that lie apart count several times.
+        before: of such elements, those that kernels of their own put in order before, or add a bias to behind.
+        warps: that each work through so little that they take as long as what they wait for.
+    """
 
     dtype: str  # that it multiplies in
     flops: float
     bytes_moved: float  # with what it writes on the way
     serial_bytes: float = 0.0
+    singles: float = 0.0
+    before: float = 0.0
+    warps: float = 0.0
     cold_bytes: float = 0.0  # of all, what no cache holds from one call to the next: its weights
-    launches: int = 1
+    launches: float = 1
     aligned: bool = True
     materialised: bool = False  # an attention that writes its scores out
 
@@ -72,10 +93,27 @@ def _course_of(
     if operator_type(short_name) == "convolution_backward" and products is not None and products.n == 1:
         # Depthwise: for each weight of a window the gradient is summed up over all pixels again.
         return Course(dtype, flops, bytes_moved * max(1, products.k))
-    if family == "product" and DTYPES.get(dtype, (4,))[0] == 2:
-        return Course(dtype, flops, bytes_moved, aligned=_aligned(tensors, products))
-    if family in ("copy", "pointwise") and any(_scattered(one) for one in tensors):
-        return Course(dtype, flops, bytes_moved * SCATTERED)
+    if operator_type(short_name) == "convolution" and products is not None and products.n == 1 and products.count > 1:
+        # Depthwise: no tensor core does it.
+        taps, longer = DIRECT
+        of_all = 2 * products.m * products.count * (products.k + taps) * longer * DTYPES[dtype][0] / 4
+        return Course("float32", of_all, bytes_moved)
+    if family == "product":
+        aligned = DTYPES.get(dtype, (4,))[0] != 2 or _aligned(tensors, products)
+        before, kernels = _flattened(short_name, tensors, products)
+        return Course(dtype, flops, bytes_moved, before=before, launches=1 + kernels, aligned=aligned)
+    if family in ("row norm", "row norm backward"):
+        copied = [_singles(one) for one in tensors if not _contiguous(one)]
+        warps = _rows(tensors) * NORM_WARPS if "layer_norm" in operator_type(short_name) else 0
+        return Course(dtype, flops, bytes_moved, before=sum(copied), launches=1 + len(copied), warps=warps)
+    if operator_type(short_name) == "embedding" and len(tensors) == 2:
+        rows = min(math.prod(one["shape"]) for one in tensors)
+        return Course(dtype, flops, bytes_moved, launches=max(1, rows // 2) if rows <= FEW else 1)
+    if operator_type(short_name) == "adaptiveavgpool2d":
+        return Course(dtype, flops, bytes_moved, warps=_planes(spec, tensors))
+    if family in ("pointwise", "copy"):
+        singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
+        return Course(dtype, flops, bytes_moved, singles=singles, launches=1 + ONE_BY_ONE * (singles > 0))
     return Course(dtype, flops, bytes_moved)
 
 
@@ -89,7 +127,11 @@ def _of_attention(
         passes = bytes_moved + SCORE_PASSES * scores
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
-    return Course(dtype, flops / 2 if half else flops, bytes_moved, launches=ATTENTION_LAUNCHES)
+    launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
+    keys = (
+        2 * products.count * products.n * products.k * DTYPES[dtype][0]
+    )  # what is expanded over heads is read by each
+    return Course(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
 
 
 def mask_of(short_name: str, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -157,11 +199,96 @@ def _aligned(tensors: Sequence[Mapping[str, Any]], products: Products | None) ->
     return all(width % ALIGNED_BYTES == 0 for width in widths)
 
 
-def _scattered(tensor: Mapping[str, Any]) -> bool:
-    """Whether its elements do not lie in the order of its dimensions; what is expanded, or begins late, counts as if they did."""
-    shape, stride = tensor["shape"], _stride(tensor)
-    steps = [step for step, size in zip(stride, shape, strict=True) if size > 1 and step]
-    return steps != sorted(steps, reverse=True) or bool(steps and steps[-1] != 1)
+# -- how tensors lie
+
+
+def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
+    """`Course.singles` of an elementwise operator: none if all its tensors lie alike, without gaps, in whatever order."""
+    large = [one for one in tensors if math.prod(one["shape"]) > 1]
+    if not large:
+        return 0.0
+    first = max(large, key=lambda one: math.prod(one["shape"]))
+    if all(one["shape"] == first["shape"] and _steps(one) == _steps(first) for one in large) and _dense(first):
+        return 0.0
+    rank = max(len(one["shape"]) for one in large)
+    whole = [
+        max([1, *(one["shape"][place] for one in large if place >= -len(one["shape"]))]) for place in range(-rank, 0)
+    ]
+    steps = {place - len(first["shape"]): step for place, step in _steps(first).items() if step}
+    fast = min(steps, key=lambda place: steps[place], default=-1)
+    apart = any(
+        _steps(one).get(fast + len(one["shape"]), 0) * DTYPES[one["dtype"]][0] >= SECTOR_BYTES
+        for one in large
+        if math.prod(one["shape"]) == math.prod(first["shape"])
+    )
+    return math.prod(whole) * (SCATTERED if apart else 1.0)
+
+
+def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:
+    """`Course.singles` of a copy: its source goes into the order of its dimensions, or keeps its own."""
+    name = operator_type(short_name)
+    ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
+    if name == "cat":
+        return CAT * sum(map(_singles, tensors)) if not all(map(_contiguous, tensors)) else 0.0
+    return sum(_singles(one) for one in tensors if not _contiguous(one)) if ordering else _uneven(tensors)
+
+
+def _flattened(short_name: str, tensors: Sequence[Mapping[str, Any]], products: Products | None) -> tuple[float, int]:
+    """`Course.before` of a linear layer that is given rows of several dimensions out of order, and the kernels of that.
+
+    They are put in order first, and the bias is added behind.
+    """
+    given = max(tensors, key=lambda one: len(one["shape"]), default=None)
+    if operator_type(short_name) != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
+        return 0.0, 0
+    return _singles(given) + (products.m * products.n if products is not None else 0), 2
+
+
+def _rows(tensors: Sequence[Mapping[str, Any]]) -> int:
+    """Over which a layer norm goes: elements of the largest tensor over those that are normalised together."""
+    largest = max((one["shape"] for one in tensors), key=math.prod)
+    together = [
+        math.prod(one["shape"]) for one in tensors if one["shape"] == largest[len(largest) - len(one["shape"]) :]
+    ]
+    return math.prod(largest) // max(1, min([*together, largest[-1] if largest else 1]))
+
+
+def _planes(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> int:
+    """Warps of an adaptive pool: a block for each plane, or one for each where the plane becomes a single value."""
+    wanted = plain((spec.get("parameters") or {}).get("output_size", _argument(spec, 1, "output_size")))
+    planes = math.prod(tensors[0]["shape"][:-2])
+    return planes if wanted in (1, [1, 1]) else planes * PLANE_WARPS
+
+
+def _singles(tensor: Mapping[str, Any]) -> float:
+    """`Course.singles` of putting it into the order of its dimensions."""
+    step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
+    return math.prod(tensor["shape"]) * (SCATTERED if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
+
+
+def _contiguous(tensor: Mapping[str, Any]) -> bool:
+    step = 1
+    for place, expected in reversed(_steps(tensor).items()):
+        if expected != step:
+            return False
+        step *= tensor["shape"][place]
+    return True
+
+
+def _dense(tensor: Mapping[str, Any]) -> bool:
+    """Whether it fills its memory without gaps, in whatever order of its dimensions."""
+    step = 1
+    for place, own in sorted(_steps(tensor).items(), key=lambda entry: entry[1]):
+        if own != step:
+            return False
+        step *= tensor["shape"][place]
+    return True
+
+
+def _steps(tensor: Mapping[str, Any]) -> dict[int, int]:
+    """Place -> step in elements, of the dimensions that have more than one."""
+    steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
+    return {place: step for place, (step, size) in steps if size > 1}
 
 
 def _stride(tensor: Mapping[str, Any]) -> Sequence[int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from farm.prediction.described import Described
 
-VERSION = 2
+VERSION = 3
 Floats = npt.NDArray[np.float64]
 
 

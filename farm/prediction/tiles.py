@@ -31,6 +31,8 @@ NARROW, NARROW_SHARE = (
 )  # of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak
 LATENCY_US = 0.3  # that the first bytes take to come
 L2_RATE = 1.5  # of the memory's, for what the cache holds from one call to the next: all, to nothing of twice its size
+SINGLES_PER_US = 3000.0  # elements that a multiprocessor fetches one by one
+WARPS, WARP_US = 64, 2.0  # that a multiprocessor holds at once, and what each waits from its first value to its last
 UNALIGNED_SHARE = 1 / 6  # of the peak, where tensor cores are fed by loads of single values
 
 
@@ -61,9 +63,12 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
     warm = bytes_moved - course.cold_bytes
     moving_us = (course.cold_bytes + warm / (1 + (L2_RATE - 1) * near)) / peaks.bytes_per_s * 1e6
     alone_us = course.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6
-    traffic_us = max(moving_us, alone_us, LATENCY_US if bytes_moved else 0.0)
+    singles_us = course.singles / card.multiprocessors / SINGLES_PER_US
+    warps_us = course.warps / card.multiprocessors / WARPS * WARP_US
+    traffic_us = max(moving_us, alone_us, singles_us, warps_us, LATENCY_US if bytes_moved else 0.0)
+    before_us = course.before / card.multiprocessors / SINGLES_PER_US
     return TileRoofline(
-        max(compute_us, traffic_us) + course.launches * peaks.launch_floor_us,
+        max(compute_us, traffic_us) + before_us + course.launches * peaks.launch_floor_us,
         compute_us,
         traffic_us,
         tiles,

@@ -199,6 +199,74 @@ def test_what_one_block_does_alone_bounds_a_call():
     assert added(111) > 1.5 * added(110)  # another launch, whose one block lets the others wait
 
 
+def roofline_us(short_name, shapes, strides=None, *, bytes_moved, dtype="float32", flops=0, **spec):
+    tensors = [
+        {"role": "activation", "shape": shape, "dtype": dtype, **({"stride": stride} if stride else {})}
+        for shape, stride in zip(shapes, strides or [None] * len(shapes), strict=True)
+    ]
+    arguments = [{"tensor": place} for place in range(len(shapes))]
+    return describe(
+        H200, "x", short_name, {"tensors": tensors, "arguments": arguments, **spec}, flops, bytes_moved
+    ).tile_roofline_us
+
+
+IMAGE, LAST = [32, 96, 56, 56], [301056, 1, 5376, 96]  # channels last
+
+
+def test_an_elementwise_operator_is_slower_only_where_its_tensors_do_not_lie_alike():
+    size = 12 * 32 * 96 * 56 * 56
+    contiguous = roofline_us("add", [IMAGE, IMAGE], bytes_moved=size)
+    assert roofline_us("add", [IMAGE, IMAGE], [LAST, LAST], bytes_moved=size) == contiguous
+    apart = roofline_us("add", [IMAGE, IMAGE], [LAST, None], bytes_moved=size)
+    expanded = roofline_us("mul", [IMAGE, [96, 1, 1]], bytes_moved=size * 2 / 3, dtype="bfloat16")
+    assert apart > 1.5 * expanded > 1.5 * contiguous / 3
+
+
+def test_what_is_copied_into_order_value_by_value_takes_longest():
+    size = 8 * 32 * 96 * 56 * 56
+    kept, rows, values = (
+        roofline_us(name, [IMAGE], [stride], bytes_moved=size)
+        for name, stride in (("clone", LAST), ("contiguous", [301056, 3136, 112, 1]), ("contiguous", LAST))
+    )
+    assert kept < rows < values / 2
+
+
+def test_a_layer_norm_of_short_rows_waits_for_each_and_orders_them_first():
+    def normed(rows, width, stride=None):
+        size = 8 * rows * width
+        return roofline_us(
+            "layer_norm", [[rows // 49, 49, width], [width], [width]], [stride, None, None], bytes_moved=size
+        )
+
+    short, long = normed(49 * 2048, 96), normed(49 * 2048 // 8, 768)
+    assert short > 3 * long
+    assert normed(49 * 2048, 96, [96 * 49, 1, 49]) > short + 20
+
+
+def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores():
+    def depthwise(width, dtype):
+        outputs = 32 * 96 * 56 * 56
+        spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2,
+                "dilation": [1, 1], "groups": 96, "in_channels": 96, "out_channels": 96}}  # fmt: skip
+        return roofline_us(
+            "Conv2d", [IMAGE], bytes_moved=8 * outputs, dtype=dtype, flops=2 * outputs * width**2, **spec
+        )
+
+    assert depthwise(3, "float32") < depthwise(7, "float32") < 4 * depthwise(3, "float32")
+    assert depthwise(7, "bfloat16") > depthwise(7, "float32") / 3
+
+
+def test_few_rows_of_a_table_are_looked_up_one_after_the_other():
+    def looked_up(rows):
+        tensors = [{"role": "parameter", "shape": [50000, 2048], "dtype": "bfloat16"},
+                   {"role": "activation", "shape": [rows], "dtype": "int64"}]  # fmt: skip
+        spec = {"tensors": tensors, "arguments": [{"tensor": 1}]}
+        return describe(H200, "x", "Embedding", spec, 0, 8192 * rows).tile_roofline_us
+
+    assert looked_up(8) > 2 * looked_up(1)
+    assert looked_up(8) > looked_up(64)
+
+
 def test_a_backward_of_groups_is_not_counted_as_if_there_were_none():
     spec = {
         "kind": "aten",
