@@ -11,7 +11,7 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from cli.trace import sparkline
-from farm.report.slow_costs import plan_rows, sentences
+from farm.report.plans import plan_rows, sentences
 from farm.words.written import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:

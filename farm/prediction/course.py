@@ -7,6 +7,7 @@ through alone, how many launches a list of tensors takes, which rows tensor core
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ SCORE_PASSES, SCORE_LAUNCHES = (
     10,
     8,
 )  # over the scores of an attention that writes them out: as float32, one step a kernel
+EXPANDED_PASSES = 4  # over keys and values that are written out for every head
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
 SCATTERED = 2.5  # times as long as one by one, where each value lies in another sector
 CAT = 1.6  # times as long as other copies, where not all that it joins lies in order
@@ -33,6 +35,8 @@ DIRECT = (
 NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
 MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
 ONE_BY_ONE = 0.5  # of a launch, that working out where each element lies takes at least
+WINDOW_VALUE = 0.7  # of an element that is fetched one by one, for each value of a pool's window
+ROLLED = 1.9  # times as long as one by one, for each dimension that is rolled
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -109,6 +113,12 @@ def _course_of(
     if operator_type(short_name) == "embedding" and len(tensors) == 2:
         rows = min(math.prod(one["shape"]) for one in tensors)
         return Course(dtype, flops, bytes_moved, launches=max(1, rows // 2) if rows <= FEW else 1)
+    if operator_type(short_name) in ("maxpool2d", "avgpool2d") and (pooled := _pooled(spec, tensors)):
+        return Course(dtype, flops, bytes_moved, singles=pooled * WINDOW_VALUE)
+    if operator_type(short_name) == "roll":
+        dims = plain(_argument(spec, 2, "dims"))
+        rolled = len(dims) if isinstance(dims, list) else 1
+        return Course(dtype, flops, bytes_moved, singles=_elements(tensors[0]) * rolled * ROLLED, launches=rolled)
     if operator_type(short_name) == "adaptiveavgpool2d":
         return Course(dtype, flops, bytes_moved, warps=_planes(spec, tensors))
     if family in ("pointwise", "copy"):
@@ -121,6 +131,15 @@ def _of_attention(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: float, bytes_moved: float, products: Products
 ) -> Course:
     mask = mask_of(short_name, spec)
+    keys = (
+        2 * products.count * products.n * products.k * DTYPES[dtype][0]
+    )  # what is expanded over heads is read by each
+    heads = [one["shape"][-3] for one in (spec.get("tensors") or [])[:2] if len(one["shape"]) > 2]
+    if short_name == "scaled_dot_product_attention" and len(set(heads)) > 1 and not _argument(spec, 8, "enable_gqa"):
+        # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
+        scores = 4 * products.m * products.n * products.count
+        passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
+        return Course(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     if mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1:
         # No fused kernel takes a mask that does not lie row by row: PyTorch multiplies in float32 and writes the scores out.
         scores = 4 * products.m * products.n * products.count
@@ -234,14 +253,45 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[
 
 
 def _flattened(short_name: str, tensors: Sequence[Mapping[str, Any]], products: Products | None) -> tuple[float, int]:
-    """`Course.before` of a linear layer that is given rows of several dimensions out of order, and the kernels of that.
+    """`Course.before` of a product whose factors have to be put in order first, and the kernels of that.
 
-    They are put in order first, and the bias is added behind.
+    A linear layer that is given rows of several dimensions out of order has its bias added behind. Of batches of several
+    dimensions those are written out that are not one.
     """
+    name = operator_type(short_name)
+    if name == "matmul":
+        apart = [one for one in tensors if len(one["shape"]) > 3 and not _one_batch(one)]
+        return sum(map(_singles, apart)), len(apart)
     given = max(tensors, key=lambda one: len(one["shape"]), default=None)
-    if operator_type(short_name) != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
+    if name != "linear" or given is None or len(given["shape"]) < 3 or _contiguous(given):
         return 0.0, 0
     return _singles(given) + (products.m * products.n if products is not None else 0), 2
+
+
+def _one_batch(tensor: Mapping[str, Any]) -> bool:
+    """Whether all dimensions but the last two can be walked as one."""
+    steps, shape = _steps(tensor), tensor["shape"]
+    places = [place for place in steps if place < len(shape) - 2]
+    return all(steps[one] == steps[next_] * shape[next_] for one, next_ in itertools.pairwise(places))
+
+
+def _pooled(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:
+    """The values of all windows of a pool."""
+    given = spec.get("parameters") or {}
+    window, step = (
+        plain(given.get(name, _argument(spec, place, name))) for place, name in ((1, "kernel_size"), (2, "stride"))
+    )
+    if not isinstance(window, int | list):
+        return 0.0
+    (high, wide), (down, right) = (
+        value if isinstance(value, list) and len(value) == 2 else [value[0] if isinstance(value, list) else value] * 2
+        for value in (window, step or window)
+    )
+    return _elements(tensors[0]) / (down * right) * high * wide
+
+
+def _elements(tensor: Mapping[str, Any]) -> int:
+    return math.prod(tensor["shape"])
 
 
 def _rows(tensors: Sequence[Mapping[str, Any]]) -> int:

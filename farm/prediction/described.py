@@ -229,6 +229,10 @@ def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
     Counts of older captures hold the whole table.
     """
     name, tensors = operator_type(short_name), spec.get("tensors") or []
+    if operator_family(short_name) == "creation" and tensors:  # what it is told to be like is not read
+        wanted = plain((spec.get("arguments") or [None, None])[1:2])
+        made = wanted[0] if name.startswith("new_") and wanted and isinstance(wanted[0], list) else tensors[0]["shape"]
+        return min(bytes_moved, math.prod(made) * DTYPES[tensors[0]["dtype"]][0])
     if name == "embedding" and len(tensors) == 2:
         table, rows = max(tensors, key=_bytes), min(tensors, key=_bytes)
         width = table["shape"][-1] * DTYPES[table["dtype"]][0]

@@ -40,6 +40,13 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
         sizes: as `farm.words.sizes.sizes_of` tells them, where they are at hand.
     """
     sizes = sizes or sizes_of(short_name, spec)
+    if (
+        short_name == "matmul"
+        and [len(shape) > 2 for shape in sizes.input_shapes] == [True, False]
+        and sizes.k
+        and sizes.n
+    ):
+        return Products(math.prod(sizes.input_shapes[0][:-1]), sizes.n, sizes.k)  # folded: all rows by one matrix
     if sizes.m and sizes.n and sizes.k:
         return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
     name = operator_type(short_name)

@@ -18,7 +18,8 @@ from farm.models import catalog
 from farm.prediction.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.report.estimate import Wanted, peaks_of, readings_taken
-from farm.report.slow_costs import PlanRow, ReadSlow, plan_rows, read_slow, slow_costs
+from farm.report.plans import PlanRow, plan_rows
+from farm.report.slow_costs import ReadSlow, read_slow, slow_costs
 from farm.store import tables
 from farm.training.life import Inactive, Interval, Life, allocated_peak_bytes
 from farm.training.moves import Wire

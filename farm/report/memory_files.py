@@ -17,8 +17,8 @@ from farm.report.charts import COLOURS
 from farm.report.charts import Chart as PageChart
 from farm.report.memory import LENGTHS_US, SIZES_BYTES, Memory
 from farm.report.page import plotly_js, render
+from farm.report.plans import plan_rows, sentences
 from farm.report.plot import Chart, Line, check_available, draw_charts
-from farm.report.slow_costs import plan_rows, sentences
 from farm.training.life import Interval
 from farm.training.recorded import ROLES, StepCall, TensorLife
 from farm.words.written import TIME, count_of, quantity

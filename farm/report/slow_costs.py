@@ -1,5 +1,4 @@
-"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire. And the plans
-made from that, against the step as it was run, for people."""
+"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire."""
 
 from __future__ import annotations
 
@@ -19,24 +18,21 @@ from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
 from farm.training.life import Life
-from farm.training.moves import Copied, Wire
-from farm.training.placement import PlacementPlan, Placing, Run, SlowCosts
+from farm.training.placement import SlowCosts
 from farm.training.recorded import StepCall
-from farm.verdict.figures import Figure
 from farm.words.placement import Placement
 from farm.words.protocol import Launch, Protocol, Variant
 from farm.words.reading import METHOD
 from farm.words.request import Request
 from farm.words.tuple import OperatorTuple
 from farm.words.validation import parse
-from farm.words.written import count_of, percent, plural
+from farm.words.written import count_of
 
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 # The median of a reading's passes: of those without power, as slow ones are, the figure is that, of others the mean.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
-WAITS_SHARE = 0.9  # of a step: who launches for longer may be what is timed
 _LARGE_BYTES = 1e6  # smaller ones say more of latency than of the wire
 
 
@@ -242,156 +238,3 @@ def _input_rates(tuples: Mapping[str, OperatorTuple], added: Mapping[tuple[str, 
         if size_bytes >= _LARGE_BYTES:
             rates[_alike(spec, word)].append(size_bytes / added_us * 1e6)
     return dict(rates)
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """A plan against the step as it was run under it.
-
-    Attributes:
-        plan: None where all is fast.
-        predicted_us: of the step.
-        run: None where it was not run; ``why_not`` says why, where it was to be.
-        off: by which share the prediction is more than the run.
-        stayed_fast_bytes: of tensors that were to be slow, and could not be placed.
-        moved_bytes: that are to go out in periods and come back.
-    """
-
-    plan: PlacementPlan | None
-    predicted_us: float
-    run: Run | None = None
-    why_not: str = ""
-    off: Figure | None = None
-    stayed_fast_bytes: int = 0
-    moved_bytes: int = 0
-
-    @property
-    def moves_told(self) -> str:
-        """How many periods in a step, and what of each goes out and comes back: ``12 of 1.20 GB``."""
-        return f"{len(self.plan.moved)} of {count_of(self.moved_bytes, 'B')}" if self.plan and self.plan.moved else "0"
-
-    @property
-    def run_us(self) -> Figure | None:
-        return Figure(self.run.time_us, self.run.half_width_us) if self.run is not None else None
-
-
-def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
-    """All fast, and each plan."""
-    sizes = life.sizes_bytes
-    planned = [PlanRow(None, placing.all_fast_us)]
-    planned += [
-        PlanRow(plan, plan.time_us, moved_bytes=sum(sizes[number] for number, _ in plan.moved))
-        for plan in placing.plans
-    ]
-    if placing.run is None:
-        return planned
-    rows = []
-    for row, run in zip(planned, (placing.run.fast, *placing.run.plans), strict=True):
-        if isinstance(run, str):
-            rows.append(replace(row, why_not=run))
-            continue
-        times = row.predicted_us / run.time_us
-        off = Figure(times - 1, times * run.half_width_us / run.time_us)
-        stayed_bytes = sum(sizes.get(number, 0) for number in run.stayed_fast)
-        rows.append(replace(row, run=run, off=off, stayed_fast_bytes=stayed_bytes))
-    return rows
-
-
-def sentences(life: Life, placing: Placing) -> list[str]:
-    """The plans, for people."""
-    told = _of_plan(life, placing, placing.plan) if len(placing.plans) == 1 else []
-    return [*told, *_of_all(placing), *_of_wire(placing.wire), *_of_runs(life, placing)]
-
-
-def _of_plan(life: Life, placing: Placing, plan: PlacementPlan) -> list[str]:
-    slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
-    share = plan.time_us / placing.all_fast_us
-    ended = "" if plan.in_time else ", when its time was up"
-    return [
-        f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} ms: {share:.3g} "
-        f"times what it takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow {placing.all_slow_us / 1e3:.4g} ms.",
-        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} lie in slow memory for their lives; "
-        f"the most that is fast at once is {count_of(plan.peak_bytes, 'B')}. The program ended with a gap of {percent(plan.gap)}{ended}.",
-    ]
-
-
-def _of_all(placing: Placing) -> list[str]:
-    costs = placing.costs
-    told = [
-        f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
-        + (
-            f", which is {costs.together:.2f} times what all of a tuple took together (median)."
-            if costs.together
-            else "."
-        ),
-    ]
-    if placing.moves_bytes_per_s is not None:
-        told.append(
-            " and ".join(
-                f"{len(plan.moved)} {plural('period', len(plan.moved))} within {count_of(plan.fast_bytes, 'B')}"
-                for plan in placing.plans
-            )
-            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(placing.moves_bytes_per_s, 'B')}/s each way; assumed is that "
-            "copies cost the calls beside them nothing."
-        )
-    if placing.unsolved:
-        left_out = ", ".join(count_of(amount, "B") for amount in placing.unsolved)
-        told.append(f"The curve leaves out {left_out}: no plan was found in time.")
-    told.append("Counted are tensors in the allocator's pieces of 512 bytes; workspaces are not, and stay fast.")
-    return told
-
-
-def _of_wire(wire: Wire | None) -> list[str]:
-    """What copies got, and what the step lost by them."""
-    if wire is None:
-        return []
-    told = [f"Copies alone: {'; '.join(map(_rates_told, wire.alone))}."]
-    if wire.beside:
-        beside = "; ".join(
-            f"{_rates_told(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %"
-            for one in wire.beside
-        )
-        told.append(
-            f"Beside the step without a pause, all fast ({wire.step_us / 1e3:.4g} ms without copies): {beside}."
-        )
-    else:
-        told.append("This card copies between its calls, not beside them.")
-    return told
-
-
-def _rates_told(copied: Copied) -> str:
-    ways = (("out", copied.out_bytes_per_s), ("back", copied.back_bytes_per_s))
-    return " and ".join(f"{way} {count_of(rate, 'B')}/s" for way, rate in ways if rate is not None)
-
-
-def _of_runs(life: Life, placing: Placing) -> list[str]:
-    """What of the runs is no figure of the table."""
-    told = []
-    for row in plan_rows(life, placing):
-        if row.plan is None:
-            continue
-        within = f"within {count_of(row.plan.fast_bytes, 'B')}"
-        if row.why_not:
-            told.append(f"The step was not run {within}: {row.why_not}")
-        elif row.run is not None and (number := len(row.run.stayed_fast)):
-            told.append(
-                f"As run {within}, {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, could not be placed and "
-                "stayed fast."
-            )
-        if row.run is not None and row.run.launch_us > WAITS_SHARE * row.run.time_us:
-            told.append(
-                f"As run {within}, Python takes {row.run.launch_us / 1e3:.3g} ms to launch the {row.run.graphs} graphs of a step and the copies "
-                "between them: the card may have waited for it."
-            )
-        if row.run is not None and (left := len(row.plan.moved) - row.run.moves):
-            told.append(
-                f"As run {within}, {left} of {len(row.plan.moved)} moves were of what the step holds elsewhere, and left out."
-            )
-    if placing.run is not None:
-        told.append(f"As run: with slow tensors in {placing.run.slow_memory}, each for its whole life.")
-        if placing.moves_bytes_per_s is not None:
-            told.append(
-                "What is moved as run keeps its room in fast memory meanwhile: run is the time that copies and waiting for them take, "
-                "not the memory that they free."
-            )
-    return told

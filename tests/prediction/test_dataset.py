@@ -256,6 +256,44 @@ def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores(
     assert depthwise(7, "bfloat16") > depthwise(7, "float32") / 3
 
 
+def test_a_pool_takes_as_long_as_its_windows_have_values():
+    def pooled(window, step):
+        spec = {"kind": "module", "parameters": {"kernel_size": window, "stride": step, "padding": 1}}
+        return roofline_us("MaxPool2d", [[32, 192, 28, 28]], bytes_moved=8 * 32 * 192 * 28**2, **spec)
+
+    assert pooled(3, 1) > 3 * pooled(3, 2)
+    assert pooled(5, {"tuple": [1, 1]}) > 2 * pooled({"tuple": [3, 3]}, 1)
+
+
+def test_factors_of_a_product_are_folded_or_put_in_order_first():
+    folded = products_of("matmul", {"arguments": [{"tensor": 0}, {"tensor": 1}], "tensors": [
+        {"shape": [4, 1, 4544], "dtype": "bfloat16"}, {"shape": [4544, 4672], "dtype": "bfloat16"}]})  # fmt: skip
+    assert folded == Products(4, 4672, 4544)
+
+    def scores(stride):
+        shapes = [[2048, 3, 49, 32], [2048, 3, 32, 49]]
+        return roofline_us("matmul", shapes, [stride, None], bytes_moved=136 * 10**6, flops=2 * 6144 * 49 * 49 * 32)
+
+    assert scores([4704, 32, 96, 1]) > scores(None) + 20
+
+
+def test_keys_that_fewer_heads_share_are_written_out_unless_the_attention_is_told():
+    def decoding(**keywords):
+        shapes = [[4, 71, 1, 64], [4, 1, 1024, 64], [4, 1, 1024, 64]]
+        flops = 4 * 284 * 1024 * 64
+        return roofline_us(
+            "scaled_dot_product_attention", shapes, bytes_moved=10**6, dtype="bfloat16", flops=flops, keywords=keywords
+        )
+
+    assert decoding() > 2 * decoding(enable_gqa=True)
+
+
+def test_what_is_made_like_a_tensor_does_not_read_it():
+    spec = {"tensors": [{"role": "activation", "shape": [2048, 49, 96], "dtype": "float32"}],
+            "arguments": [{"tensor": 0}, {"tuple": [56, 56]}]}  # fmt: skip
+    assert describe(H200, "x", "new_zeros", spec, 0, 4 * 2048 * 49 * 96).bytes_moved == 4 * 56 * 56
+
+
 def test_few_rows_of_a_table_are_looked_up_one_after_the_other():
     def looked_up(rows):
         tensors = [{"role": "parameter", "shape": [50000, 2048], "dtype": "bfloat16"},

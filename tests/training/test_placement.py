@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from farm.errors import UsageError
-from farm.report.slow_costs import _of_all, _of_wire
+from farm.report.plans import _of_all, _of_wire
 from farm.training import placement
 from farm.training.life import Life
 from farm.training.moves import Copied, Move, Wire, moves_of
