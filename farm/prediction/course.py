@@ -1,7 +1,8 @@
 """How libraries run a call, as far as its description tells: what the tile roofline knows of kernels beyond a call's sizes.
 
-These are rules of PyTorch and its libraries, not of readings: which mask keeps a fused attention from running, what one block works
-through alone, how many launches a list of tensors takes, which rows tensor cores cannot fetch at full speed.
+The rules are those of PyTorch and its libraries: which mask keeps a fused attention from running, what one block works through
+alone, how many launches a list of tensors takes, which tensors are copied first. How long that takes, in the constants below, was
+read off an H200; what other cards make of it is left to what predictors learn.
 """
 
 from __future__ import annotations
@@ -17,26 +18,21 @@ from farm.prediction.families import operator_family, operator_type
 from farm.prediction.products import Products
 from farm.words.tuple import DTYPES, contiguous_stride, plain, tensor_references
 
-SCORE_PASSES, SCORE_LAUNCHES = (
-    10,
-    8,
-)  # over the scores of an attention that writes them out: as float32, one step a kernel
-EXPANDED_PASSES = 4  # over keys and values that are written out for every head
+#: Of an attention that writes its scores out: passes over them as float32, and over keys that are written for every head; launches.
+SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 10, 4, 8
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
+MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
+SECTOR_BYTES = 32  # that memory hands out at once
 SCATTERED = 2.5  # times as long as one by one, where each value lies in another sector
 CAT = 1.6  # times as long as other copies, where not all that it joins lies in order
-FEW = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
-SECTOR_BYTES = 32  # that memory hands out at once
-DIRECT = (
-    14,
-    3.3,
-)  # a convolution of one channel at a time: of an output as many multiply-adds as its window has and these, each
-# so many times as long as where many channels are summed up at once
-NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
-MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
-ONE_BY_ONE = 0.5  # of a launch, that working out where each element lies takes at least
-WINDOW_VALUE = 0.7  # of an element that is fetched one by one, for each value of a pool's window
 ROLLED = 1.9  # times as long as one by one, for each dimension that is rolled
+WINDOW_VALUE = 0.7  # of an element that is fetched one by one, for each value of a pool's window
+ONE_BY_ONE = 0.5  # of a launch, that working out where each element lies takes at least
+FEW = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
+#: Of a convolution of one channel at a time: an output takes as many multiply-adds as its window has values and these, each so many
+#: times as long as where channels are summed up at once.
+TAPS, LONGER = 14, 3.3
+NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -84,56 +80,60 @@ def course_of(
 def _course_of(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
 ) -> Course:
-    tensors, family = spec.get("tensors") or [], operator_family(short_name)
+    tensors, family, kind = spec.get("tensors") or [], operator_family(short_name), operator_type(short_name)
+    plainly = Course(dtype, flops, bytes_moved)
     if family == "optimizer":
         launches, chunks = _of_lists(spec)
-        of_element = bytes_moved / max(1, sum(math.prod(one["shape"]) for one in _lists(spec)[0]))
-        return Course(dtype, flops, bytes_moved, chunks * of_element, launches=max(1, launches))
+        of_element = bytes_moved / max(1, sum(map(_elements, _lists(spec)[0])))
+        return dataclasses.replace(plainly, serial_bytes=chunks * of_element, launches=max(1, launches))
     if family.startswith("attention") and products is not None:
         return _of_attention(short_name, spec, dtype, flops, bytes_moved, products)
-    if family in ("batch norm", "batch norm backward") and operator_type(short_name).startswith("cudnn"):
-        # One block for each channel, which gathers its statistics and then applies them.
-        return Course(dtype, flops, bytes_moved, bytes_moved / tensors[0]["shape"][1])
-    if operator_type(short_name) == "convolution_backward" and products is not None and products.n == 1:
-        # Depthwise: for each weight of a window the gradient is summed up over all pixels again.
-        return Course(dtype, flops, bytes_moved * max(1, products.k))
-    if operator_type(short_name) == "convolution" and products is not None and products.n == 1 and products.count > 1:
-        # Depthwise: no tensor core does it.
-        taps, longer = DIRECT
-        of_all = 2 * products.m * products.count * (products.k + taps) * longer * DTYPES[dtype][0] / 4
-        return Course("float32", of_all, bytes_moved)
+    if family.startswith("convolution") and products is not None and products.n == 1:
+        return _of_windows(kind, dtype, plainly, products)
     if family == "product":
         aligned = DTYPES.get(dtype, (4,))[0] != 2 or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
-        return Course(dtype, flops, bytes_moved, before=before, launches=1 + kernels, aligned=aligned)
-    if family in ("row norm", "row norm backward"):
+        return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned)
+    if family.startswith("batch norm") and kind.startswith("cudnn"):
+        # One block for each channel, which gathers its statistics and then applies them.
+        return dataclasses.replace(plainly, serial_bytes=bytes_moved / tensors[0]["shape"][1])
+    if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
-        warps = _rows(tensors) * NORM_WARPS if "layer_norm" in operator_type(short_name) else 0
-        return Course(dtype, flops, bytes_moved, before=sum(copied), launches=1 + len(copied), warps=warps)
-    if operator_type(short_name) == "embedding" and len(tensors) == 2:
-        rows = min(math.prod(one["shape"]) for one in tensors)
-        return Course(dtype, flops, bytes_moved, launches=max(1, rows // 2) if rows <= FEW else 1)
-    if operator_type(short_name) in ("maxpool2d", "avgpool2d") and (pooled := _pooled(spec, tensors)):
-        return Course(dtype, flops, bytes_moved, singles=pooled * WINDOW_VALUE)
-    if operator_type(short_name) == "roll":
+        warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
+        return dataclasses.replace(plainly, before=sum(copied), launches=1 + len(copied), warps=warps)
+    if kind == "adaptiveavgpool2d":
+        return dataclasses.replace(plainly, warps=_planes(spec, tensors))
+    if kind == "embedding" and len(tensors) == 2:
+        rows = min(map(_elements, tensors))
+        return dataclasses.replace(plainly, launches=max(1, rows // 2) if rows <= FEW else 1)
+    if kind == "roll":
         dims = plain(_argument(spec, 2, "dims"))
         rolled = len(dims) if isinstance(dims, list) else 1
-        return Course(dtype, flops, bytes_moved, singles=_elements(tensors[0]) * rolled * ROLLED, launches=rolled)
-    if operator_type(short_name) == "adaptiveavgpool2d":
-        return Course(dtype, flops, bytes_moved, warps=_planes(spec, tensors))
+        return dataclasses.replace(plainly, singles=_elements(tensors[0]) * rolled * ROLLED, launches=rolled)
+    if kind in ("maxpool2d", "avgpool2d"):
+        return dataclasses.replace(plainly, singles=_pooled(spec, tensors) * WINDOW_VALUE)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return Course(dtype, flops, bytes_moved, singles=singles, launches=1 + ONE_BY_ONE * (singles > 0))
-    return Course(dtype, flops, bytes_moved)
+        return dataclasses.replace(plainly, singles=singles, launches=1 + ONE_BY_ONE * (singles > 0))
+    return plainly
+
+
+def _of_windows(kind: str, dtype: str, plainly: Course, products: Products) -> Course:
+    """Depthwise convolutions: no tensor core does them, and their backward sums a gradient up over all pixels for each weight."""
+    if kind == "convolution_backward":
+        return dataclasses.replace(plainly, bytes_moved=plainly.bytes_moved * max(1, products.k))
+    if products.count == 1:
+        return plainly
+    added = 2 * products.m * products.count * (products.k + TAPS) * LONGER
+    return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4)
 
 
 def _of_attention(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: float, bytes_moved: float, products: Products
 ) -> Course:
     mask = mask_of(short_name, spec)
-    keys = (
-        2 * products.count * products.n * products.k * DTYPES[dtype][0]
-    )  # what is expanded over heads is read by each
+    # What is expanded over heads is read by each.
+    keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
     heads = [one["shape"][-3] for one in (spec.get("tensors") or [])[:2] if len(one["shape"]) > 2]
     if short_name == "scaled_dot_product_attention" and len(set(heads)) > 1 and not _argument(spec, 8, "enable_gqa"):
         # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
@@ -147,9 +147,8 @@ def _of_attention(
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
     launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
-    keys = (
-        2 * products.count * products.n * products.k * DTYPES[dtype][0]
-    )  # what is expanded over heads is read by each
+    # What is expanded over heads is read by each.
+    keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
     return Course(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
 
 
