@@ -15,6 +15,7 @@ from farm.prediction.calibration import Calibration
 from farm.prediction.predictor import Asked, KeptPredictor
 from farm.prediction.predictors import RECIPES
 from farm.report.estimate import estimate
+from farm.report.export import export
 from farm.report.learnt_from import dataset_of
 from farm.report.what_to_read import plan
 from farm.settings import settings
@@ -120,6 +121,26 @@ def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
     told = " ".join(said.stdout.split())
     assert "is of features of version 9" in told
     assert "Fit it again: farm predict fit." in told
+
+
+def test_what_is_measured_joins_the_package_s_readings_in_one_database(database, tmp_path, monkeypatch):
+    from cli.estimate import _How, _take_packaged
+
+    theirs = Database(f"sqlite:///{tmp_path / 'theirs.db'}")
+    theirs.upgrade()
+    filled.fill(theirs, leave_out=lambda spec: spec.short_name == "Linear", whole=False)
+    with theirs.read() as session:
+        before = estimate(session, filled.VARIANT, "H200")
+        export(session, tmp_path / "h200")
+    theirs.close()
+    monkeypatch.setattr("farm.report.packaged.packaged_files", lambda: [tmp_path / "h200"])
+    how = _How("H200", None, False, "", "none", None)
+    for _ in range(2):  # the second finds all there
+        _take_packaged(database, before, how)
+    with database.read() as session:
+        after = estimate(session, filled.VARIANT, "H200")
+    assert after.covered_tuples == before.covered_tuples > 1
+    assert after.time.value == pytest.approx(before.time.value)
 
 
 def test_a_curve_over_sizes(own, database, tmp_path):
