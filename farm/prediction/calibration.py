@@ -2,7 +2,7 @@
 
 Random folds would calibrate for tuples whose siblings were learnt from, and promise too much. Here the errors are those of each
 family of models while none of its tuples was learnt from, every family counts alike, and the interval is as many spreads wide as
-covers the share asked for. Sums of models have a calibration of their own, by the sums of the held-out models (a jackknife over
+covers the share asked for, and somewhat more. Sums of models have a calibration of their own, by the sums of the held-out models (a jackknife over
 models), as parts of a model are wrong together.
 """
 
@@ -21,6 +21,8 @@ from farm.prediction.regressor import Floats
 SHARE = 0.9  # of cases that an interval is to cover
 SUM_FLOOR = 0.08  # of a sum's spread: what a predictor that is sure of every part can still be wrong by
 SUM_LEAST = 0.02  # half of a sum's interval, at least: what the sum of readings itself misses by
+IN_SIGHT = 1.3  # times as wide for times and energies as families left out ask for, since features and rules were chosen with these in
+# sight: two frozen predictors, asked for models that were read afterwards, covered 83 and 86 % without it, and 90 % with it
 UNSEEN = 1.5  # times as wide, at least, where an operator type was never read
 
 
