@@ -25,6 +25,7 @@ from farm.prediction.regressor import Floats
 
 FOLDS = 10
 LEAST_FAMILIES = 3
+LEAST_CASES = 10  # of a family, for its share covered to be one to compare
 MEASURED = (1, 3, 5, 8, 12)  # dearest tuples of a model, taken as read
 Say = Callable[[str], None]
 
@@ -59,7 +60,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Interval:
-    """The 90 % interval: the share that it covers, that of the worst family, and the median of its width (x and ÷)."""
+    """The 90 % interval: the share that it covers, that of the worst family, and the median of its width (x and ÷).
+
+    The worst of those with ten cases or more, if there are such.
+    """
 
     coverage: float
     worst: float
@@ -397,7 +401,8 @@ def _covering(errors: Errors, half_widths: Floats) -> Interval | None:
     inside = (np.abs(errors.off) <= half_widths)[usable]
     names = errors.families[usable]
     shares = {str(name): float(inside[names == name].mean()) for name in np.unique(names)}
-    worst = min(shares, key=lambda name: shares[name])
+    many = [name for name in shares if (names == name).sum() >= LEAST_CASES]
+    worst = min(many or shares, key=lambda name: shares[name])
     return Interval(
         float(np.mean(list(shares.values()))), shares[worst], worst, float(np.exp(np.median(half_widths[usable])))
     )
