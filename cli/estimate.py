@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -289,7 +288,7 @@ def _curve(found: list[Estimate], over_batches: bool, png: Path | None, as_json:
 def _read(found: Estimate, how: _How, measure: int | None, seconds: float | None) -> None:
     """Read the tuples that narrow the estimate most on this host's card of that model, and keep the readings.
 
-    What comes with the package goes into the same database first, where the estimate rests on it: the next one rests on both.
+    What comes with the package goes into the same database, where the estimate rests on it: the next one rests on both.
     """
     from farm.errors import NoSuchCard, UsageError
     from farm.interface.measuring import measure_tuples
@@ -312,7 +311,6 @@ def _read(found: Estimate, how: _How, measure: int | None, seconds: float | None
     database = Database(settings().database)
     try:
         database.upgrade()
-        _take_packaged(database, found, how)
         say(f"Reading {len(chosen)} tuples on {own[0]}: {', '.join(labels[id_] for id_ in chosen[:3])} ...")
         measure_tuples(
             [found.specs[id_] for id_ in chosen],
@@ -320,20 +318,19 @@ def _read(found: Estimate, how: _How, measure: int | None, seconds: float | None
             card=own[0].id,
             protocol=how.protocol(own[0].kind),
         )
+        _take_packaged(database, found, how)
     finally:
         database.close()
 
 
 def _take_packaged(database: Database, found: Estimate, how: _How) -> None:
     """Import the readings that come with the package, if the database answers with less than an estimate had."""
-    from farm.errors import UsageError
     from farm.report.importing import import_export
     from farm.report.packaged import packaged_files
 
-    covered = 0
-    with contextlib.suppress(UsageError), database.read() as session:  # it knows no such card yet
-        covered = _as_estimate(how.ask(session, found.variant)).covered_tuples
-    if covered < found.covered_tuples:
+    with database.read() as session:
+        own = _as_estimate(dataclasses.replace(how, fill="none").ask(session, found.variant))
+    if own.covered_tuples < found.covered_tuples:
         for path in packaged_files():
             import_export(database, path)
         say("The readings that come with the package are in your database now, as by `farm import`.")

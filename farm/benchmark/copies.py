@@ -128,6 +128,7 @@ def wire_beside(
             traffic.keep_up()
         alone.append(Copied(traffic.rate(OUT), traffic.rate(BACK)))
         traffic = _Traffic(device, ways, ends)
+        traffic.keep_up()  # once at least: a step may have ended before anybody looks
         loaded_us = step_us(traffic.keep_up)
         beside.append(Copied(traffic.rate(OUT), traffic.rate(BACK), loaded_us))
     return Wire(without_us, tuple(alone), tuple(beside))
@@ -157,8 +158,9 @@ class _Traffic:
 
     def rate(self, way: int) -> float | None:
         """Unit: bytes/s."""
-        if not (ended := self._ended.get(way)):
+        if way not in self._ended:
             return None
+        ended = self._ended[way]
         torch.cuda.synchronize(self._device)
         return PIECE_BYTES * (len(ended) - 1) / (ended[0].elapsed_time(ended[-1]) / 1e3)
 

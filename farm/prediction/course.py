@@ -23,15 +23,14 @@ SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 10, 4, 8
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
 MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
 SECTOR_BYTES = 32  # that memory hands out at once
-SCATTERED = 2.5  # times as long as one by one, where each value lies in another sector
-CAT = 1.6  # times as long as other copies, where not all that it joins lies in order
-ROLLED = 1.9  # times as long as one by one, for each dimension that is rolled
-WINDOW_VALUE = 0.7  # of an element that is fetched one by one, for each value of a pool's window
-ONE_BY_ONE = 0.5  # of a launch, that working out where each element lies takes at least
-FEW = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
-#: Of a convolution of one channel at a time: an output takes as many multiply-adds as its window has values and these, each so many
-#: times as long as where channels are summed up at once.
-TAPS, LONGER = 14, 3.3
+SCATTERED_TIMES = 2.5  # times as long as one by one, where each value lies in another sector
+JOINED_TIMES = 1.6  # times as long as other copies, where not all that it joins lies in order
+ROLLED_TIMES = 1.9  # times as long as one by one, for each dimension that is rolled
+WINDOW_VALUE_SINGLES = 0.7  # of an element that is fetched one by one, for each value of a pool's window
+SINGLES_LAUNCHES = 0.5  # of a launch, that working out where each element lies takes at least
+FEW_ROWS = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
+DEPTHWISE_EXTRA = 14  # multiply-adds that an output of a depthwise convolution takes beside those of its window
+DEPTHWISE_TIMES = 3.3  # times as long as where channels are summed up, each of them takes
 NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
@@ -59,6 +58,7 @@ class Course:
     warps: float = 0.0
     cold_bytes: float = 0.0  # of all, what no cache holds from one call to the next: its weights
     launches: float = 1
+    tensor_cores: bool = True  # that it may use, where the dtype has some
     aligned: bool = True
     materialised: bool = False  # an attention that writes its scores out
 
@@ -82,6 +82,8 @@ def _course_of(
 ) -> Course:
     tensors, family, kind = spec.get("tensors") or [], operator_family(short_name), operator_type(short_name)
     plainly = Course(dtype, flops, bytes_moved)
+    if not tensors:
+        return plainly
     if family == "optimizer":
         launches, chunks = _of_lists(spec)
         of_element = bytes_moved / max(1, sum(map(_elements, _lists(spec)[0])))
@@ -96,7 +98,7 @@ def _course_of(
         return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
         # One block for each channel, which gathers its statistics and then applies them.
-        return dataclasses.replace(plainly, serial_bytes=bytes_moved / tensors[0]["shape"][1])
+        return dataclasses.replace(plainly, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
         warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
@@ -105,27 +107,27 @@ def _course_of(
         return dataclasses.replace(plainly, warps=_planes(spec, tensors))
     if kind == "embedding" and len(tensors) == 2:
         rows = min(map(_elements, tensors))
-        return dataclasses.replace(plainly, launches=max(1, rows // 2) if rows <= FEW else 1)
+        return dataclasses.replace(plainly, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
     if kind == "roll":
         dims = plain(_argument(spec, 2, "dims"))
-        rolled = len(dims) if isinstance(dims, list) else 1
-        return dataclasses.replace(plainly, singles=_elements(tensors[0]) * rolled * ROLLED, launches=rolled)
+        rolled = max(1, len(dims)) if isinstance(dims, list) else 1
+        return dataclasses.replace(plainly, singles=_elements(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
     if kind in ("maxpool2d", "avgpool2d"):
-        return dataclasses.replace(plainly, singles=_pooled(spec, tensors) * WINDOW_VALUE)
+        return dataclasses.replace(plainly, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return dataclasses.replace(plainly, singles=singles, launches=1 + ONE_BY_ONE * (singles > 0))
+        return dataclasses.replace(plainly, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
     return plainly
 
 
 def _of_windows(kind: str, dtype: str, plainly: Course, products: Products) -> Course:
     """Depthwise convolutions: no tensor core does them, and their backward sums a gradient up over all pixels for each weight."""
+    if products.count <= 2:  # one output channel of all inputs; a backward makes two products of it
+        return plainly
     if kind == "convolution_backward":
         return dataclasses.replace(plainly, bytes_moved=plainly.bytes_moved * max(1, products.k))
-    if products.count == 1:
-        return plainly
-    added = 2 * products.m * products.count * (products.k + TAPS) * LONGER
-    return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4)
+    added = 2 * products.m * products.count * (products.k + DEPTHWISE_EXTRA) * DEPTHWISE_TIMES
+    return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
 
 
 def _of_attention(
@@ -134,8 +136,9 @@ def _of_attention(
     mask = mask_of(short_name, spec)
     # What is expanded over heads is read by each.
     keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
-    heads = [one["shape"][-3] for one in (spec.get("tensors") or [])[:2] if len(one["shape"]) > 2]
-    if short_name == "scaled_dot_product_attention" and len(set(heads)) > 1 and not _argument(spec, 8, "enable_gqa"):
+    places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
+    heads = {shape[-3] for shape in (spec["tensors"][place]["shape"] for place in places) if len(shape) > 2}
+    if short_name == "scaled_dot_product_attention" and len(heads) > 1 and not _argument(spec, 7, "enable_gqa"):
         # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
         scores = 4 * products.m * products.n * products.count
         passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
@@ -147,8 +150,6 @@ def _of_attention(
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
     launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
-    # What is expanded over heads is read by each.
-    keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
     return Course(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
 
 
@@ -228,10 +229,9 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
     first = max(large, key=lambda one: math.prod(one["shape"]))
     if all(one["shape"] == first["shape"] and _steps(one) == _steps(first) for one in large) and _dense(first):
         return 0.0
-    rank = max(len(one["shape"]) for one in large)
-    whole = [
-        max([1, *(one["shape"][place] for one in large if place >= -len(one["shape"]))]) for place in range(-rank, 0)
-    ]
+    whole = _broadcast([one["shape"] for one in large])
+    if not whole:
+        return 0.0
     steps = {place - len(first["shape"]): step for place, step in _steps(first).items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
     apart = any(
@@ -239,7 +239,14 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
         for one in large
         if math.prod(one["shape"]) == math.prod(first["shape"])
     )
-    return math.prod(whole) * (SCATTERED if apart else 1.0)
+    return math.prod(whole) * (SCATTERED_TIMES if apart else 1.0)
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """The shape that they have together; none if they do not go together, and are no elementwise operator's."""
+    rank = max(map(len, shapes))
+    columns = list(zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True))
+    return [max(column) for column in columns] if all(len({*column} - {1}) < 2 for column in columns) else []
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:
@@ -247,8 +254,10 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[
     name = operator_type(short_name)
     ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
     if name == "cat":
-        return CAT * sum(map(_singles, tensors)) if not all(map(_contiguous, tensors)) else 0.0
-    return sum(_singles(one) for one in tensors if not _contiguous(one)) if ordering else _uneven(tensors)
+        return JOINED_TIMES * sum(map(_singles, tensors)) if not all(map(_contiguous, tensors)) else 0.0
+    if ordering:
+        return sum(_singles(one) for one in tensors if not _contiguous(one))
+    return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
 
 
 def _flattened(short_name: str, tensors: Sequence[Mapping[str, Any]], products: Products | None) -> tuple[float, int]:
@@ -280,13 +289,11 @@ def _pooled(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> fl
     window, step = (
         plain(given.get(name, _argument(spec, place, name))) for place, name in ((1, "kernel_size"), (2, "stride"))
     )
-    if not isinstance(window, int | list):
+    sides = [value if isinstance(value, list) else [value] * 2 for value in (window, step or window)]
+    sides = [side * 2 if len(side) == 1 else side for side in sides]
+    if not all(type(size) is int and size > 0 for side in sides for size in side):  # called in a way that no rule knows
         return 0.0
-    (high, wide), (down, right) = (
-        value if isinstance(value, list) and len(value) == 2 else [value[0] if isinstance(value, list) else value] * 2
-        for value in (window, step or window)
-    )
-    return _elements(tensors[0]) / (down * right) * high * wide
+    return _elements(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
 
 
 def _elements(tensor: Mapping[str, Any]) -> int:
@@ -312,7 +319,7 @@ def _planes(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> in
 def _singles(tensor: Mapping[str, Any]) -> float:
     """`Course.singles` of putting it into the order of its dimensions."""
     step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
-    return math.prod(tensor["shape"]) * (SCATTERED if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
+    return math.prod(tensor["shape"]) * (SCATTERED_TIMES if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
 
 
 def _contiguous(tensor: Mapping[str, Any]) -> bool:

@@ -59,7 +59,7 @@ class Described:
     casts_to_whole: bool  # what comes out is named to be whole numbers or booleans
     masked: float  # an attention that is given a mask: 0.5 of booleans, 1 of numbers
     causal: bool
-    materialised: bool  # an attention whose mask lies so that it writes its scores out
+    materialised: bool  # an attention whose mask lies so, or whose heads share keys so, that it writes its scores out
     along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
     along: int  # elements along the dimensions that it names
     last_size: int  # of the first tensor
@@ -229,10 +229,9 @@ def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
     Counts of older captures hold the whole table.
     """
     name, tensors = operator_type(short_name), spec.get("tensors") or []
-    if operator_family(short_name) == "creation" and tensors:  # what it is told to be like is not read
-        wanted = plain((spec.get("arguments") or [None, None])[1:2])
-        made = wanted[0] if name.startswith("new_") and wanted and isinstance(wanted[0], list) else tensors[0]["shape"]
-        return min(bytes_moved, math.prod(made) * DTYPES[tensors[0]["dtype"]][0])
+    if operator_family(short_name) == "creation" and tensors:
+        made_bytes = _made_bytes(short_name, spec, tensors[0])
+        return bytes_moved if made_bytes is None else made_bytes
     if name == "embedding" and len(tensors) == 2:
         table, rows = max(tensors, key=_bytes), min(tensors, key=_bytes)
         width = table["shape"][-1] * DTYPES[table["dtype"]][0]
@@ -242,6 +241,19 @@ def _touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
     if name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1:  # a value of each row, a sector each
         return min(bytes_moved, 40 * math.prod(tensors[1]["shape"]))
     return bytes_moved
+
+
+def _made_bytes(short_name: str, spec: Mapping[str, Any], like: Mapping[str, Any]) -> int | None:
+    """Of what is made like a tensor, which is not read; None where its size is not told in numbers."""
+    dtype, shape = (_named_dtypes(short_name, spec) or [like["dtype"]])[0], like["shape"]
+    if operator_type(short_name).startswith("new_"):
+        given = [plain(one) for one in (spec.get("arguments") or [])[1:]] or [
+            plain((spec.get("keywords") or {}).get("size"))
+        ]
+        shape = given[0] if isinstance(given[0], list) else given
+    if dtype not in DTYPES or not all(type(size) is int for size in shape):
+        return None
+    return math.prod(shape) * DTYPES[dtype][0]
 
 
 def _contiguous(tensor: Mapping[str, Any]) -> bool:

@@ -72,6 +72,7 @@ _SAME_WORK = {
     ),
     "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
     "_to_copy": "to",
+    "avg_pool2d": "avgpool2d",
     "relu6": "hardtanh",
 }
 _BACKWARD = re.compile(r"_backward(_data)?$")

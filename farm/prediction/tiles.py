@@ -53,7 +53,7 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
         course: where its FLOPs are not those of its products, the products' time is scaled to them.
     """
     bytes_moved, flops = course.bytes_moved, course.flops
-    peaks = card.roofline(course.dtype, tf32)
+    peaks = card.roofline(course.dtype, tf32 and course.tensor_cores)
     flops_per_s = peaks.flops_per_s * (1.0 if course.aligned else UNALIGNED_SHARE)
     compute_us, tiles = flops / flops_per_s * 1e6, 0
     if products is not None and flops:

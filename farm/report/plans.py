@@ -36,8 +36,8 @@ class PlanRow:
 
     @property
     def moves_told(self) -> str:
-        """How many periods in a step, and what of each goes out and comes back: ``12 of 1.20 GB``."""
-        return f"{len(self.plan.moved)} of {count_of(self.moved_bytes, 'B')}" if self.plan and self.plan.moved else "0"
+        """How many periods in a step, and what goes out in all of them and comes back: ``12, 1.20 GB``."""
+        return f"{len(self.plan.moved)}, {count_of(self.moved_bytes, 'B')}" if self.plan and self.plan.moved else "0"
 
     @property
     def run_us(self) -> Figure | None:

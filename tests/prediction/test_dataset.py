@@ -289,9 +289,55 @@ def test_keys_that_fewer_heads_share_are_written_out_unless_the_attention_is_tol
 
 
 def test_what_is_made_like_a_tensor_does_not_read_it():
-    spec = {"tensors": [{"role": "activation", "shape": [2048, 49, 96], "dtype": "float32"}],
-            "arguments": [{"tensor": 0}, {"tuple": [56, 56]}]}  # fmt: skip
-    assert describe(H200, "x", "new_zeros", spec, 0, 4 * 2048 * 49 * 96).bytes_moved == 4 * 56 * 56
+    def bytes_of(name, *arguments, **keywords):
+        spec = {"tensors": [{"role": "activation", "shape": [2048, 49, 96], "dtype": "bool"}],
+                "arguments": [{"tensor": 0}, *arguments], "keywords": keywords}  # fmt: skip
+        return describe(H200, "x", name, spec, 0, 2048 * 49 * 96).bytes_moved
+
+    assert bytes_of("new_zeros", {"tuple": [56, 56]}) == bytes_of("new_zeros", 56, 56) == 56 * 56
+    assert bytes_of("new_ones", size={"tuple": [56, 56]}, dtype={"dtype": "float32"}) == 4 * 56 * 56
+    assert bytes_of("ones_like", dtype={"dtype": "int64"}) == 8 * 2048 * 49 * 96
+    assert bytes_of("new_tensor", [0.5, 0.25]) == 2048 * 49 * 96
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "arguments"),
+    [
+        ("layer_norm", [], []),
+        ("roll", [[8, 8]], [{"tensor": 0}, 1, {"tuple": []}]),
+        ("max_pool2d", [[1, 3, 8, 8]], [{"tensor": 0}, {"tensor": 0}]),
+        ("max_pool2d", [[1, 3, 8, 8]], [{"tensor": 0}, [3], [0]]),
+        ("adaptive_avg_pool2d", [[3, 8, 8]], [{"tensor": 0}, [None, 4]]),
+        ("matmul", [[0, 4, 8], [8, 4]], [{"tensor": 0}, {"tensor": 1}]),
+        ("matmul", [[8], [8]], [{"tensor": 0}, {"tensor": 1}]),
+        ("scaled_dot_product_attention", [[4, 8], [4, 8], [4, 8]], [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}]),
+        ("add", [[], []], [{"tensor": 0}, {"tensor": 1}]),
+        ("embedding_bag", [[10**6, 64], [8192], [512]], [{"tensor": 1}, {"tensor": 0}, {"tensor": 2}]),
+        ("cudnn_batch_norm", [[4, 0, 8, 8], [0]], [{"tensor": 0}, {"tensor": 1}]),
+    ],
+)
+def test_what_is_called_in_unusual_ways_is_described_too(name, shapes, arguments):
+    tensors = [{"role": "activation", "shape": shape, "dtype": "float32"} for shape in shapes]
+    call = describe(H200, "x", name, {"tensors": tensors, "arguments": arguments}, 0, 10**6)
+    assert call.tile_roofline_us < 40
+
+
+def test_an_attention_of_one_tensor_with_itself_shares_no_keys():
+    tensors = [
+        {"role": "activation", "shape": shape, "dtype": "bfloat16"} for shape in ([8, 12, 512, 64], [1, 1, 512, 512])
+    ]
+    spec = {"tensors": tensors, "arguments": [*[{"tensor": 0}] * 3, {"tensor": 1}]}
+    assert not describe(H200, "x", "scaled_dot_product_attention", spec, 6442450944, 31457280).materialised
+
+
+def test_single_channels_gain_nothing_from_tf32():
+    spec = {"kind": "module", "tensors": [{"role": "activation", "shape": IMAGE, "dtype": "float32"}], "arguments": [{"tensor": 0}],
+            "parameters": {"kernel_size": [7, 7], "stride": [1, 1], "padding": [3, 3], "dilation": [1, 1], "groups": 96,
+                           "in_channels": 96, "out_channels": 96}}  # fmt: skip
+    exact, rounded = (
+        describe(H200, "x", "Conv2d", spec, 10**9, 10**7, tf32=tf32).tile_roofline_us for tf32 in (False, True)
+    )
+    assert rounded == exact
 
 
 def test_few_rows_of_a_table_are_looked_up_one_after_the_other():
