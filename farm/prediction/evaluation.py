@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from farm.errors import UsageError
 from farm.prediction import kept
-from farm.prediction.calibration import IN_SIGHT, SUM_FLOOR, SUM_LEAST, Calibration, Errors, quantile, unseen
+from farm.prediction.calibration import SUM_FLOOR, SUM_LEAST, WIDENED, Calibration, Errors, quantile, unseen
 from farm.prediction.dataset import Dataset
 from farm.prediction.kept import Kept
 from farm.prediction.predictors import Answers, Fitted, Recipe
@@ -269,7 +269,7 @@ def calibration(data: Dataset, held: HeldOut) -> Calibration:
     for of in TARGETS:
         errors = held.errors(data, of)
         asked = np.isfinite(errors.off)
-        own[of] = quantile(errors.where(asked & known)) * (1.0 if of == "power_w" else IN_SIGHT)
+        own[of] = quantile(errors.where(asked & known)) * (1.0 if of == "power_w" else WIDENED)
         others[of] = unseen(own[of], errors.where(asked & ~known))
     least = SUM_LEAST / SUM_FLOOR
     sums = {of: float(np.maximum(quantile(held.sum_errors(of)), least)) for of in ("time_us", "energy_mj")}
