@@ -27,7 +27,7 @@ from farm.prediction.dataset import Circumstances, Dataset
 from farm.prediction.predictors import Fitted
 from farm.words.protocol import Protocol
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = Path(__file__).parent.parent / "data" / "predictors"  # those that come with the package
 MOST_BYTES = 64 << 20  # of one file, and of its arrays unpacked
 AGAIN = "Fit it again: farm predict fit."

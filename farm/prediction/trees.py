@@ -95,11 +95,12 @@ class Forest:
             nodes = np.where(feature < 0, nodes, np.where(left, nodes + 1, self.right[nodes])).astype(np.int32)
 
     def arrays(self) -> Arrays:
+        leaf, places = self.feature < 0, np.arange(len(self.feature), dtype=np.int32)
         return {
             "roots": self.roots,
             "feature": self.feature,
             "threshold": self.threshold,
-            "right": self.right,
+            "right": np.where(leaf, 0, self.right - places),  # by how much further it is, which packs better
             "settings": np.array([self.base, self.summed, self.residual, self.coding.mean]),
             "types": self.coding.types,
             "type_means": self.coding.type_means,
@@ -111,7 +112,8 @@ class Forest:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Forest:
         base, summed, residual, mean = map(float, arrays["settings"])
         coding = Coding(arrays["types"], arrays["type_means"], arrays["families"], arrays["family_means"], mean)
-        nodes = (arrays["roots"], arrays["feature"], arrays["threshold"], arrays["right"])
+        right = (arrays["right"] + np.arange(len(arrays["right"]))).astype(np.int32)
+        nodes = (arrays["roots"], arrays["feature"], arrays["threshold"], right)
         return cls(coding, *nodes, base, bool(summed), residual)
 
     def explain(self, inputs: Inputs, place: int) -> list[str]:
