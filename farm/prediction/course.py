@@ -16,6 +16,7 @@ from typing import Any
 
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.products import Products
+from farm.words.sizes import broadcast
 from farm.words.tuple import DTYPES, contiguous_stride, plain, tensor_references
 
 #: Of an attention that writes its scores out: passes over them as float32, and over keys that are written for every head; launches.
@@ -229,8 +230,9 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
     first = max(large, key=lambda one: math.prod(one["shape"]))
     if all(one["shape"] == first["shape"] and _steps(one) == _steps(first) for one in large) and _dense(first):
         return 0.0
-    whole = _broadcast([one["shape"] for one in large])
-    if not whole:
+    try:
+        whole = broadcast([tuple(one["shape"]) for one in large])
+    except ValueError:  # no elementwise operator's
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in _steps(first).items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
@@ -240,13 +242,6 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
         if math.prod(one["shape"]) == math.prod(first["shape"])
     )
     return math.prod(whole) * (SCATTERED_TIMES if apart else 1.0)
-
-
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    """The shape that they have together; none if they do not go together, and are no elementwise operator's."""
-    rank = max(map(len, shapes))
-    columns = list(zip(*([1] * (rank - len(shape)) + list(shape) for shape in shapes), strict=True))
-    return [max(column) for column in columns] if all(len({*column} - {1}) < 2 for column in columns) else []
 
 
 def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:

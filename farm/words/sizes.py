@@ -71,7 +71,7 @@ def _with_outputs(sizes: Sizes, name: str, spec: Mapping[str, Any]) -> Sizes:
         left, right = sizes.input_shapes[-2:]
         if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
             return sizes
-        lead = _broadcast([left[:-2], right[:-2]])
+        lead = broadcast([left[:-2], right[:-2]])
         return of((*lead, left[-2], right[-1]), m=left[-2], n=right[-1], k=left[-1], products=math.prod(lead))
     if name == "scaled_dot_product_attention":
         return of((*first[:-1], sizes.input_shapes[2][-1]))
@@ -89,7 +89,7 @@ def _with_outputs(sizes: Sizes, name: str, spec: Mapping[str, Any]) -> Sizes:
     if name in _SAME:
         return of(first)
     if name in _ELEMENTWISE:
-        return of(_broadcast(sizes.input_shapes))
+        return of(broadcast(sizes.input_shapes))
     return sizes
 
 
@@ -206,7 +206,12 @@ def _pooled(first: Shape, given: Mapping[str, Any], rank: int) -> Shape:
     return (*first[:-rank], *sizes)
 
 
-def _broadcast(shapes: Sequence[Shape]) -> Shape:
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape that an elementwise operator of these gives.
+
+    Raises:
+        ValueError: they do not broadcast.
+    """
     rank = max(map(len, shapes), default=0)
     filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     sizes = []

@@ -10,7 +10,6 @@ from sqlmodel import col, select, update
 from farm.benchmark import slow_memory
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.lock import CardLock
-from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
 from farm.report.slow_costs import read_slow
 from farm.settings import settings
@@ -22,13 +21,6 @@ from tests.benchmark.test_placed import Fake
 from tests.report import filled
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
-
-
-@pytest.fixture
-def cards(monkeypatch):
-    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
-    settings.cache_clear()
-    return simulated_cards(settings())
 
 
 def plan(cards, tuples=1):

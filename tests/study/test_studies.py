@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from farm.devices.lock import CardLock
-from farm.devices.simulated import simulated_cards
 from farm.errors import CardBusy, FarmError, UsageError
 from farm.settings import settings
 from farm.store import tables
@@ -21,13 +20,6 @@ from farm.study.summing import against_whole
 from farm.words.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
-
-
-@pytest.fixture
-def cards(monkeypatch):
-    monkeypatch.setenv("FARM_SIMULATED_CARDS", "2")
-    settings.cache_clear()
-    return simulated_cards(settings())
 
 
 @pytest.fixture
