@@ -137,16 +137,15 @@ def _of_attention(
     mask = mask_of(short_name, spec)
     # What is expanded over heads is read by each.
     keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
+    scores = 4 * products.m * products.n * products.count  # in float32
     places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
     heads = {shape[-3] for shape in (spec["tensors"][place]["shape"] for place in places) if len(shape) > 2}
     if short_name == "scaled_dot_product_attention" and len(heads) > 1 and not _argument(spec, 7, "enable_gqa"):
         # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
-        scores = 4 * products.m * products.n * products.count
         passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
         return Course(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     if mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1:
         # No fused kernel takes a mask that does not lie row by row: PyTorch multiplies in float32 and writes the scores out.
-        scores = 4 * products.m * products.n * products.count
         passes = bytes_moved + SCORE_PASSES * scores
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
@@ -318,21 +317,22 @@ def _singles(tensor: Mapping[str, Any]) -> float:
 
 
 def _contiguous(tensor: Mapping[str, Any]) -> bool:
-    step = 1
-    for place, expected in reversed(_steps(tensor).items()):
-        if expected != step:
-            return False
-        step *= tensor["shape"][place]
-    return True
+    return _without_gaps(tensor, list(reversed(_steps(tensor))))
 
 
 def _dense(tensor: Mapping[str, Any]) -> bool:
     """Whether it fills its memory without gaps, in whatever order of its dimensions."""
-    step = 1
-    for place, own in sorted(_steps(tensor).items(), key=lambda entry: entry[1]):
-        if own != step:
+    steps = _steps(tensor)
+    return _without_gaps(tensor, sorted(steps, key=lambda place: steps[place]))
+
+
+def _without_gaps(tensor: Mapping[str, Any], places: Sequence[int]) -> bool:
+    """Whether it fills its memory in this order of its dimensions, the fastest first."""
+    steps, expected = _steps(tensor), 1
+    for place in places:
+        if steps[place] != expected:
             return False
-        step *= tensor["shape"][place]
+        expected *= tensor["shape"][place]
     return True
 
 
