@@ -1,4 +1,4 @@
-"""Several regressors of one number, and the weighed mean of what they say: of logarithms, so the geometric mean."""
+"""Several regressors of one number, and the mean of what they say: of logarithms, so the geometric mean."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from farm.prediction.regressor import Arrays, Floats, Inputs, Learnt, Regressor,
 @dataclass(frozen=True)
 class Blend:
     parts: tuple[Learnt, ...]
-    weights: Floats  # of the parts, their sum 1
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         """The spread is the parts' own, and what they disagree by."""
         said = [part.predict(inputs) for part in self.parts]
         values, spreads = np.array([one[0] for one in said]), np.array([one[1] for one in said])
-        middle = self.weights @ values
-        apart = np.sqrt(self.weights @ (values - middle) ** 2)
-        return middle, np.hypot(self.weights @ spreads, apart)
+        middle = values.mean(axis=0)
+        apart = values.std(axis=0)
+        return middle, np.hypot(spreads.mean(axis=0), apart)
 
     def arrays(self) -> Arrays:
-        kept: Arrays = {"weights": self.weights}
+        kept: Arrays = {}
         for number, one in enumerate(self.parts):
             kept |= named(str(number), one.arrays())
         return kept
@@ -35,11 +34,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class BlendOf:
-    """`weights`: how often each counts."""
-
     regressors: Sequence[Regressor]
-    weights: Sequence[float]
 
     def fit(self, inputs: Inputs, values: Floats) -> Blend:
-        weights = np.array(self.weights, dtype=float)
-        return Blend(tuple(one.fit(inputs, values) for one in self.regressors), weights / weights.sum())
+        return Blend(tuple(one.fit(inputs, values) for one in self.regressors))

@@ -20,7 +20,7 @@ from farm.words.sizes import broadcast
 from farm.words.tuple import DTYPES, contiguous_stride, plain, tensor_references
 
 #: Of an attention that writes its scores out: passes over them as float32, and over keys that are written for every head; launches.
-SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 10, 4, 8
+SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 20, 4, 16
 ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
 MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
 SECTOR_BYTES = 32  # that memory hands out at once
@@ -29,6 +29,7 @@ JOINED_TIMES = 1.6  # times as long as other copies, where not all that it joins
 ROLLED_TIMES = 1.9  # times as long as one by one, for each dimension that is rolled
 WINDOW_VALUE_SINGLES = 0.7  # of an element that is fetched one by one, for each value of a pool's window
 SINGLES_LAUNCHES = 0.5  # of a launch, that working out where each element lies takes at least
+REORDERED_SINGLES = 0.5  # of an element that is fetched one by one, of an image that is turned channels last or back
 FEW_ROWS = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
 DEPTHWISE_EXTRA = 14  # multiply-adds that an output of a depthwise convolution takes beside those of its window
 DEPTHWISE_TIMES = 3.3  # times as long as where channels are summed up, each of them takes
@@ -61,6 +62,7 @@ class Course:
     launches: float = 1
     tensor_cores: bool = True  # that it may use, where the dtype has some
     aligned: bool = True
+    coarse: bool = False  # its library has no small tiles for it
     materialised: bool = False  # an attention that writes its scores out
 
 
@@ -93,10 +95,15 @@ def _course_of(
         return _of_attention(short_name, spec, dtype, flops, bytes_moved, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
         return _of_windows(kind, dtype, plainly, products)
+    if kind == "convolution_backward":
+        return dataclasses.replace(plainly, coarse=True)
+    if kind == "convolution" and products is not None:
+        return _of_convolution(spec, dtype, plainly, products)
     if family == "product":
         aligned = DTYPES.get(dtype, (4,))[0] != 2 or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
-        return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned)
+        coarse = DTYPES.get(dtype, (4,))[0] == 2
+        return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
         # One block for each channel, which gathers its statistics and then applies them.
         return dataclasses.replace(plainly, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
@@ -131,6 +138,20 @@ def _of_windows(kind: str, dtype: str, plainly: Course, products: Products) -> C
     return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
 
 
+def _of_convolution(spec: Mapping[str, Any], dtype: str, plainly: Course, products: Products) -> Course:
+    """Half precision turns images channels last, and back, unless it is a product of each image by itself; a bias is added behind."""
+    tensors = spec["tensors"]
+    image = tensors[next(tensor_references(spec.get("arguments") or ()), 0)]
+    written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
+    alone = products.count == 1 and _elements(image) == products.m * products.k  # a window of one pixel, of every pixel
+    whole = math.prod(image["shape"][2:]) * DTYPES[dtype][0] % ALIGNED_BYTES == 0
+    if DTYPES[dtype][0] == 2 and _contiguous(image) and not (alone and whole):
+        before, kernels = REORDERED_SINGLES * (_elements(image) + written), 2
+    if len(tensors) > 2:
+        before, kernels = before + written, kernels + 1 + SINGLES_LAUNCHES
+    return dataclasses.replace(plainly, before=before, launches=1 + kernels, coarse=True)
+
+
 def _of_attention(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: float, bytes_moved: float, products: Products
 ) -> Course:
@@ -144,8 +165,12 @@ def _of_attention(
         # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
         passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
         return Course(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
-    if mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1:
-        # No fused kernel takes a mask that does not lie row by row: PyTorch multiplies in float32 and writes the scores out.
+    given = [len(spec["tensors"][place]["shape"]) for place in places]
+    if (mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1) or (
+        short_name == "scaled_dot_product_attention" and max(given, default=4) > 4
+    ):
+        # No fused kernel takes a mask that does not lie row by row, or heads of groups: PyTorch multiplies in float32 and
+        # writes the scores out.
         passes = bytes_moved + SCORE_PASSES * scores
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
@@ -162,6 +187,13 @@ def mask_of(short_name: str, spec: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 def is_causal(short_name: str, spec: Mapping[str, Any]) -> bool:
     return _argument(spec, _PLACES.get(short_name, (3, 5))[1], "is_causal") is True
+
+
+def drops(short_name: str, spec: Mapping[str, Any]) -> bool:
+    """Whether an attention leaves scores out at random."""
+    place = {"scaled_dot_product_attention": 4, "_scaled_dot_product_flash_attention": 3}.get(short_name, 99)
+    given = _argument(spec, place, "dropout_p")
+    return isinstance(given, int | float) and given > 0
 
 
 #: Where mask and `is_causal` stand among the arguments of aten's operators; a flash attention takes no mask.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.prediction.card import CardModel
-from farm.prediction.course import course_of, is_causal, mask_of
+from farm.prediction.course import course_of, drops, is_causal, mask_of
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.products import products_of
 from farm.prediction.tiles import tile_roofline
@@ -42,6 +42,11 @@ class Described:
     products: int | None  # m x k by k x n, so many times: the groups of a convolution, the heads of an attention
     tiles: int
     waves: float  # of tiles over the card's multiprocessors
+    filled_small: (
+        float  # of the multiprocessors' time, that tiles of 64 x 64 keep them busy; 1 where it makes no product
+    )
+    filled_medium: float  # of 128 x 64
+    filled_large: float  # of 256 x 128
     roofline_us: float
     tile_roofline_us: float
     compute_us: float  # of the tile roofline
@@ -59,6 +64,7 @@ class Described:
     casts_to_whole: bool  # what comes out is named to be whole numbers or booleans
     masked: float  # an attention that is given a mask: 0.5 of booleans, 1 of numbers
     causal: bool
+    drops: bool  # an attention that leaves scores out at random
     materialised: bool  # an attention whose mask lies so, or whose heads share keys so, that it writes its scores out
     along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
     along: int  # elements along the dimensions that it names
@@ -114,6 +120,7 @@ def describe(
         itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
         masked=_masked(mask_of(short_name, spec)) if attends else 0.0,
         causal=attends and is_causal(short_name, spec),
+        drops=attends and drops(short_name, spec),
         **fields,
     )
 
@@ -143,6 +150,9 @@ def _work(
         "products": products.count if products else None,
         "tiles": tiled.tiles,
         "waves": tiled.waves,
+        "filled_small": tiled.filled[0],
+        "filled_medium": tiled.filled[1],
+        "filled_large": tiled.filled[2],
         "roofline_us": card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
         "tile_roofline_us": tiled.time_us,
         "compute_us": tiled.compute_us,

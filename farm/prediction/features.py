@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from farm.prediction.described import Described
 
-VERSION = 3
+VERSION = 4
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,6 +44,10 @@ _FEATURES: dict[str, Callable[[Described], float]] = {
     "products": lambda call: _log(call.products),
     "tiles": lambda call: _log(call.tiles),
     "last_wave": lambda call: call.waves / math.ceil(call.waves) if call.waves else 1.0,
+    "filled_small": lambda call: call.filled_small,
+    "filled_medium": lambda call: call.filled_medium,
+    "filled_large": lambda call: call.filled_large,
+    "grain_m": lambda call: _grain(call.m),
     "grain_n": lambda call: _grain(call.n),
     "grain_k": lambda call: _grain(call.k),
     "itemsize": lambda call: math.log2(call.itemsize_bytes),
@@ -60,6 +64,7 @@ _FEATURES: dict[str, Callable[[Described], float]] = {
     "run": lambda call: _log(call.run_bytes),
     "casts_to_whole": lambda call: float(call.casts_to_whole),
     "masked": lambda call: call.masked,
+    "drops": lambda call: float(call.drops),
     "causal": lambda call: float(call.causal),
     "materialised": lambda call: float(call.materialised),
     "along_last": lambda call: call.along_last,
@@ -75,6 +80,7 @@ _FEATURES: dict[str, Callable[[Described], float]] = {
     "channels_in": lambda call: _log(call.channels_in),
     "channels_out": lambda call: _log(call.channels_out),
     "pixels": lambda call: _log(call.pixels),
+    "grain_pixels": lambda call: _grain(call.pixels),
     "zeros": lambda call: call.zeros,
     "positive": lambda call: call.positive,
     "channels": lambda call: call.channels,

@@ -281,7 +281,7 @@ def _kind(learnt: Learnt | None) -> Any:
 def _learnt(kind: Any, arrays: Arrays) -> Learnt:
     if isinstance(kind, list):
         parts = tuple(_learnt(one, part(arrays, str(number))) for number, one in enumerate(kind))
-        return Blend(parts, arrays["weights"])
+        return Blend(parts)
     return _KINDS[kind](arrays)
 
 
@@ -338,9 +338,9 @@ RECIPES: dict[str, Recipe] = {
         Recipe("process", "Gaussian process, Matérn 3/2", ProcessOf(), ProcessOf(), among=_AMONG),
         Recipe(
             "best",
-            "process and trees, geometric mean, the process counting twice",
-            BlendOf((ProcessOf(), ForestOf(trees=60, features=0.6)), (2, 1)),
-            BlendOf((ProcessOf(), ForestOf(trees=60, features=0.6, least_in_leaf=2)), (2, 1)),
+            "process and trees, geometric mean",
+            BlendOf((ProcessOf(), ForestOf(trees=60))),
+            BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=2))),
             among=_AMONG,
         ),
     )

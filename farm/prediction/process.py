@@ -20,8 +20,9 @@ from farm.prediction.features import NAMES
 from farm.prediction.regressor import Arrays, Floats, Inputs, needs_scikit_learn
 
 ROOT3 = float(np.sqrt(3))
-HYPER, INDUCING, NEAREST = 800, 2000, 24
+HYPER, INDUCING, NEAREST = 800, 4500, 24
 JITTER = 1e-6
+KEPT_AS = np.float16  # three digits of where a point is: errors of readings are larger
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class Process:
             "deviations": self.deviations,
             "types": self.types,
             "families": self.families,
-            # Where the points are takes no more than seven digits; what they count does, as they cancel.
-            "at": self.points.at.astype(np.float32),
+            "at": self.points.at.astype(KEPT_AS),  # as they were rounded to before anything was learnt from them
             "point_types": self.points.types.astype(np.int16),
             "point_families": self.points.families.astype(np.int16),
             "coefficients": self.coefficients,
@@ -140,7 +140,7 @@ class Process:
 class ProcessOf:
     """Fits a process. `steps` bounds the search for length scales."""
 
-    steps: int = 40
+    steps: int = 25
     hyper: int = HYPER
     inducing: int = INDUCING
     seed: int = 0
@@ -155,7 +155,8 @@ class ProcessOf:
         order = np.random.default_rng(self.seed).permutation(len(values))
         some = order[: self.hyper]
         kernel = self._learnt(plain.where(some), values[some] - middle)
-        points = Points(plain.at * np.sqrt(kernel.weights), plain.types, plain.families)
+        at = (plain.at * np.sqrt(kernel.weights)).astype(KEPT_AS).astype(np.float64)
+        points = Points(at, plain.types, plain.families)
         chosen = points.where(np.sort(order[: self.inducing]))
         coefficients = _coefficients(kernel, chosen, points, values - middle)
         return Process(kernel, means, deviations, middle, types, families, chosen, coefficients)
@@ -258,10 +259,17 @@ def _placed(asked: npt.NDArray[np.str_], known: npt.NDArray[np.str_]) -> npt.NDA
 
 
 def _coefficients(kernel: Kernel, chosen: Points, points: Points, values: Floats) -> Floats:
+    from scipy.linalg import solve
+
     among = kernel.of(chosen.squared(chosen, kernel))
     if len(chosen.at) == len(points.at):  # in their order
-        return np.linalg.solve(among + (kernel.noise + JITTER) * np.eye(len(values)), values)  # type: ignore[no-any-return,return-value]
-    towards = kernel.of(chosen.squared(points, kernel))
-    matrix = towards @ towards.T + kernel.noise * among
+        noise = (kernel.noise + JITTER) * np.eye(len(values))
+        return solve(among + noise, values, assume_a="pos")  # type: ignore[no-any-return]
+    matrix, told = kernel.noise * among, np.zeros(len(chosen.at))
+    for begin in range(0, len(values), len(chosen.at)):
+        some = slice(begin, begin + len(chosen.at))
+        towards = kernel.of(chosen.squared(points.where(np.arange(len(values))[some]), kernel))
+        matrix += towards @ towards.T
+        told += towards @ values[some]
     matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
-    return np.linalg.solve(matrix, towards @ values)  # type: ignore[no-any-return,return-value]
+    return solve(matrix, told, assume_a="pos")  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ them in flight. The rest - kernels that are better or worse than that - is what 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farm.prediction.card import CardModel
@@ -25,6 +26,13 @@ TILES = (
     (32, 32, 0.35),
     (16, 16, 0.15),
 )
+#: Where a library has no smaller ones: cuDNN's convolutions, products in half precision.
+COARSE = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 1.0), (64, 64, 0.95))
+FILLING = (
+    (64, 64),
+    (128, 64),
+    (256, 128),
+)  # of which is told how well they fill the card, as libraries choose among them
 NARROW, NARROW_SHARE = (
     8,
     0.25,
@@ -38,13 +46,17 @@ UNALIGNED_SHARE = 1 / 6  # of the peak, where tensor cores are fed by loads of s
 
 @dataclass(frozen=True)
 class TileRoofline:
-    """`time_us` of one call; `tiles` of its products (0: it makes none) and the `waves` that they come to, a fraction."""
+    """`time_us` of one call; `tiles` of its products (0: it makes none) and the `waves` that they come to, a fraction.
+
+    `filled`: of the multiprocessors' time, the share that tiles of each size of `FILLING` keep them busy.
+    """
 
     time_us: float
     compute_us: float
     traffic_us: float
     tiles: int = 0
     waves: float = 0.0
+    filled: tuple[float, ...] = (1.0,) * len(FILLING)
 
 
 def tile_roofline(card: CardModel, course: Course, products: Products | None, tf32: bool = False) -> TileRoofline:
@@ -57,7 +69,7 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
     flops_per_s = peaks.flops_per_s * (1.0 if course.aligned else UNALIGNED_SHARE)
     compute_us, tiles = flops / flops_per_s * 1e6, 0
     if products is not None and flops:
-        plain_us, tiles = _cut(card, flops_per_s, products)
+        plain_us, tiles = _cut(card, flops_per_s, products, COARSE if course.coarse else TILES)
         compute_us = plain_us * flops / products.flops
     near = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
     warm = bytes_moved - course.cold_bytes
@@ -73,17 +85,31 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
         traffic_us,
         tiles,
         tiles / card.multiprocessors,
+        tuple(_filled(card, products, *size) for size in FILLING),
     )
 
 
-def _cut(card: CardModel, flops_per_s: float, products: Products) -> tuple[float, int]:
+def _filled(card: CardModel, products: Products | None, rows: int, columns: int) -> float:
+    if products is None:
+        return 1.0
+    waves = _tiles(products, rows, columns) / card.multiprocessors
+    return waves / max(1, math.ceil(waves))
+
+
+def _tiles(products: Products, rows: int, columns: int) -> int:
+    return math.ceil(products.m / rows) * math.ceil(products.n / columns) * products.count
+
+
+def _cut(
+    card: CardModel, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
+) -> tuple[float, int]:
     """The least time in microseconds over the sizes of tiles, and how many tiles that is."""
     best = (math.inf, 0)
     if products.n < NARROW and products.count > 1:
         tiles = math.ceil(products.m * products.n * products.count / 128)
         return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
-    for rows, columns, share in TILES:
-        tiles = math.ceil(products.m / rows) * math.ceil(products.n / columns) * products.count
+    for rows, columns, share in sizes:
+        tiles = _tiles(products, rows, columns)
         waves = math.ceil(tiles / card.multiprocessors)
         flops_of_tile = 2 * rows * columns * products.k
         best = min(best, (waves * flops_of_tile / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))

@@ -315,6 +315,9 @@ LEARNT_FROM = (
         ),
         ("tiles", "integer", "that the products are cut into; 0: it makes none"),
         ("waves", "number", "of tiles over the card's multiprocessors"),
+        ("filled_small", "number", "of the multiprocessors' time, that tiles of 64 x 64 keep them busy"),
+        ("filled_medium", "number", "that tiles of 128 x 64 do"),
+        ("filled_large", "number", "that tiles of 256 x 128 do"),
         ("roofline_us", "number", "the least time at the card's peaks, a launch included", "µs"),
         ("tile_roofline_us", "number", "the same in whole waves of tiles, and with the cache", "µs"),
         ("compute_us", "number", "of the tile roofline, the arithmetic", "µs"),
@@ -332,6 +335,7 @@ LEARNT_FROM = (
         ("casts_to_whole", "boolean", "whether what comes out is named to be whole numbers or booleans"),
         ("masked", "number", "of an attention: 0.5 with a mask of booleans, 1 with one of numbers, 0 without"),
         ("causal", "boolean", "of an attention: whether each position sees those before it alone"),
+        ("drops", "boolean", "of an attention: whether it leaves scores out at random"),
         (
             "materialised",
             "boolean",

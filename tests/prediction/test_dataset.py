@@ -256,6 +256,50 @@ def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores(
     assert depthwise(7, "bfloat16") > depthwise(7, "float32") / 3
 
 
+def convolved(width, size, channels=64, bias=False, dtype="bfloat16"):
+    """A Conv2d's tile roofline without its arithmetic, in us: of images of `size` x `size` pixels."""
+    spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2,
+            "dilation": [1, 1], "groups": 1, "in_channels": channels, "out_channels": channels}}  # fmt: skip
+    shapes = [[32, channels, size, size], [channels, channels, width, width], *[[channels]] * bias]
+    tensors = [{"role": "activation", "shape": shape, "dtype": dtype} for shape in shapes]
+    call = describe(
+        H200, "x", "Conv2d", {"tensors": tensors, "arguments": [{"tensor": 0}], **spec}, 10**6, 10**6
+    )  # fmt: skip
+    return call.tile_roofline_us - max(call.compute_us, call.traffic_us)
+
+
+def test_half_precision_turns_images_channels_last_unless_each_is_one_product():
+    assert convolved(3, 56) > convolved(3, 56, dtype="float32") + 10
+    assert convolved(1, 56) == convolved(1, 56, dtype="float32")
+    assert convolved(1, 49) > convolved(1, 49, dtype="float32") + 10  # an image does not fill whole loads
+
+
+def test_the_bias_of_a_convolution_is_added_behind():
+    assert convolved(1, 56, bias=True, dtype="float32") > convolved(1, 56, dtype="float32") + 10
+
+
+def test_attention_of_groups_of_heads_writes_its_scores_out_and_what_it_drops_is_known():
+    def attention(shape, **keywords):
+        spec = {"tensors": [{"role": "activation", "shape": shape, "dtype": "float32"}] * 3,
+                "arguments": [{"tensor": 0}] * 3, "keywords": keywords}  # fmt: skip
+        return describe(H200, "x", "scaled_dot_product_attention", spec, 10**9, 10**7)
+
+    assert attention([16, 64, 4, 49, 32]).materialised
+    assert not attention([1024, 4, 49, 32]).materialised
+    assert (attention([8, 4, 49, 32], dropout_p=0.1).drops, attention([8, 4, 49, 32], dropout_p=0.0).drops) == (
+        True,
+        False,
+    )
+
+
+def test_how_well_tiles_fill_the_card_is_told_for_each_size():
+    products = Products(132 * 64, 64, 512)
+    filled = tile_roofline(H200, Course("bfloat16", products.flops, 1), products).filled
+    assert filled == pytest.approx((1.0, 0.5, 0.25))
+    coarse = tile_roofline(H200, Course("bfloat16", products.flops, 1, coarse=True), Products(16, 16, 4096)).compute_us
+    assert coarse > tile_roofline(H200, Course("bfloat16", products.flops, 1), Products(16, 16, 4096)).compute_us
+
+
 def test_a_pool_takes_as_long_as_its_windows_have_values():
     def pooled(window, step):
         spec = {"kind": "module", "parameters": {"kernel_size": window, "stride": step, "padding": 1}}

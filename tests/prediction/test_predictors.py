@@ -79,7 +79,7 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
     mean, deviation = theirs.predict(asked.numbers * scales, return_std=True)
     own, spread = process.predict(asked)
-    assert own == pytest.approx(mean + process.middle, abs=1e-6)
+    assert own == pytest.approx(mean + process.middle, abs=3e-3)  # its points are kept in three digits
     assert spread == pytest.approx(deviation, rel=0.1)  # from the nearest points alone
 
 

@@ -72,7 +72,7 @@ def test_the_file_that_fills_them_names_every_classification_model():
 
 
 def test_the_predictor_of_the_h200_comes_with_the_package_and_needs_numpy_alone():
-    assert sum(file.stat().st_size for file in kept.FOLDER.iterdir()) <= 2_500_000
+    assert sum(file.stat().st_size for file in kept.FOLDER.iterdir()) <= 4_500_000
     code = """
 import sys
 from farm.prediction import kept
