@@ -34,6 +34,7 @@ FEW_ROWS = 16  # rows of a table that are looked up one behind the other, each i
 DEPTHWISE_EXTRA = 14  # multiply-adds that an output of a depthwise convolution takes beside those of its window
 DEPTHWISE_TIMES = 3.3  # times as long as where channels are summed up, each of them takes
 NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
+LOADED_BYTES = 8  # that an image has to be a multiple of, to be a factor of a product as it lies
 ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
 #: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
 #: by the number of lists.
@@ -62,7 +63,7 @@ class Course:
     launches: float = 1
     tensor_cores: bool = True  # that it may use, where the dtype has some
     aligned: bool = True
-    coarse: bool = False  # its library has no small tiles for it
+    coarse: bool = False  # small tiles do not make it faster
     materialised: bool = False  # an attention that writes its scores out
 
 
@@ -98,11 +99,11 @@ def _course_of(
     if kind == "convolution_backward":
         return dataclasses.replace(plainly, coarse=True)
     if kind == "convolution" and products is not None:
-        return _of_convolution(spec, dtype, plainly, products)
+        return _of_convolution(short_name, spec, dtype, plainly, products)
     if family == "product":
         aligned = DTYPES.get(dtype, (4,))[0] != 2 or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
-        coarse = DTYPES.get(dtype, (4,))[0] == 2
+        coarse = DTYPES.get(dtype, (4,))[0] == 2 and (products is None or min(products.m, products.n) > 1)
         return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
         # One block for each channel, which gathers its statistics and then applies them.
@@ -138,13 +139,18 @@ def _of_windows(kind: str, dtype: str, plainly: Course, products: Products) -> C
     return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
 
 
-def _of_convolution(spec: Mapping[str, Any], dtype: str, plainly: Course, products: Products) -> Course:
-    """Half precision turns images channels last, and back, unless it is a product of each image by itself; a bias is added behind."""
-    tensors = spec["tensors"]
-    image = tensors[next(tensor_references(spec.get("arguments") or ()), 0)]
+def _of_convolution(
+    short_name: str, spec: Mapping[str, Any], dtype: str, plainly: Course, products: Products
+) -> Course:
+    """Forward. Half precision turns images channels last, and back, unless each is a product by itself; a bias is added behind."""
+    arguments, tensors = spec.get("arguments") or [], spec["tensors"]
+    if short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True:  # transposed
+        return plainly
+    image = tensors[next(tensor_references(arguments), 0)]
+    pixels = math.prod(image["shape"][2:])
     written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
-    alone = products.count == 1 and _elements(image) == products.m * products.k  # a window of one pixel, of every pixel
-    whole = math.prod(image["shape"][2:]) * DTYPES[dtype][0] % ALIGNED_BYTES == 0
+    alone = products.count == 1 and products.k == image["shape"][1] and _elements(image) == products.m * products.k
+    whole = pixels == 1 or pixels * DTYPES[dtype][0] % LOADED_BYTES == 0
     if DTYPES[dtype][0] == 2 and _contiguous(image) and not (alone and whole):
         before, kernels = REORDERED_SINGLES * (_elements(image) + written), 2
     if len(tensors) > 2:
@@ -167,10 +173,10 @@ def _of_attention(
         return Course(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     given = [len(spec["tensors"][place]["shape"]) for place in places]
     if (mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1) or (
-        short_name == "scaled_dot_product_attention" and max(given, default=4) > 4
+        short_name == "scaled_dot_product_attention" and any(rank != 4 for rank in given)
     ):
-        # No fused kernel takes a mask that does not lie row by row, or heads of groups: PyTorch multiplies in float32 and
-        # writes the scores out.
+        # No fused kernel takes a mask that does not lie row by row, or tensors of other than four dimensions: PyTorch
+        # multiplies in float32 and writes the scores out.
         passes = bytes_moved + SCORE_PASSES * scores
         return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
@@ -180,31 +186,31 @@ def _of_attention(
 
 def mask_of(short_name: str, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The mask that a scaled dot product attention is given."""
-    given = _argument(spec, _PLACES.get(short_name, (3, 5))[0], "attn_mask")
+    given = _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[0], "attn_mask")
     references = list(tensor_references(given))
     return spec["tensors"][references[0]] if references else None  # type: ignore[no-any-return]
 
 
 def is_causal(short_name: str, spec: Mapping[str, Any]) -> bool:
-    return _argument(spec, _PLACES.get(short_name, (3, 5))[1], "is_causal") is True
+    return _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[1], "is_causal") is True
 
 
 def drops(short_name: str, spec: Mapping[str, Any]) -> bool:
     """Whether an attention leaves scores out at random."""
-    place = {"scaled_dot_product_attention": 4, "_scaled_dot_product_flash_attention": 3}.get(short_name, 99)
-    given = _argument(spec, place, "dropout_p")
+    given = _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[2], "dropout_p")
     return isinstance(given, int | float) and given > 0
 
 
-#: Where mask and `is_causal` stand among the arguments of aten's operators; a flash attention takes no mask.
+#: Where mask, `is_causal` and `dropout_p` stand among the arguments of aten's operators; a flash attention takes no mask.
 _PLACES = {
-    "_scaled_dot_product_flash_attention": (99, 4),
-    "_scaled_dot_product_efficient_attention": (3, 6),
-    "_scaled_dot_product_cudnn_attention": (3, 6),
-    "_scaled_dot_product_flash_attention_backward": (99, 11),
-    "_scaled_dot_product_efficient_attention_backward": (4, 11),
-    "_scaled_dot_product_cudnn_attention_backward": (8, 14),
+    "_scaled_dot_product_flash_attention": (99, 4, 3),
+    "_scaled_dot_product_efficient_attention": (3, 6, 5),
+    "_scaled_dot_product_cudnn_attention": (3, 6, 5),
+    "_scaled_dot_product_flash_attention_backward": (99, 11, 10),
+    "_scaled_dot_product_efficient_attention_backward": (4, 11, 9),
+    "_scaled_dot_product_cudnn_attention_backward": (8, 14, 13),
 }
+_PLACES_OF_OTHERS = (3, 5, 4)
 
 
 def _argument(spec: Mapping[str, Any], place: int, name: str) -> Any:

@@ -42,11 +42,9 @@ class Described:
     products: int | None  # m x k by k x n, so many times: the groups of a convolution, the heads of an attention
     tiles: int
     waves: float  # of tiles over the card's multiprocessors
-    filled_small: (
-        float  # of the multiprocessors' time, that tiles of 64 x 64 keep them busy; 1 where it makes no product
-    )
-    filled_medium: float  # of 128 x 64
-    filled_large: float  # of 256 x 128
+    wave_share_64x64: float  # tiles of 64 x 64 over what whole waves of them would be; 1 where it makes no product
+    wave_share_128x64: float
+    wave_share_256x128: float
     roofline_us: float
     tile_roofline_us: float
     compute_us: float  # of the tile roofline
@@ -65,7 +63,7 @@ class Described:
     masked: float  # an attention that is given a mask: 0.5 of booleans, 1 of numbers
     causal: bool
     drops: bool  # an attention that leaves scores out at random
-    materialised: bool  # an attention whose mask lies so, or whose heads share keys so, that it writes its scores out
+    materialised: bool  # an attention that writes its scores out: its mask, dimensions or shared keys ask for it
     along_last: float  # 1: it works along the last dimension; 0: along others; 0.5: it names none
     along: int  # elements along the dimensions that it names
     last_size: int  # of the first tensor
@@ -150,9 +148,9 @@ def _work(
         "products": products.count if products else None,
         "tiles": tiled.tiles,
         "waves": tiled.waves,
-        "filled_small": tiled.filled[0],
-        "filled_medium": tiled.filled[1],
-        "filled_large": tiled.filled[2],
+        "wave_share_64x64": tiled.wave_shares[0],
+        "wave_share_128x64": tiled.wave_shares[1],
+        "wave_share_256x128": tiled.wave_shares[2],
         "roofline_us": card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
         "tile_roofline_us": tiled.time_us,
         "compute_us": tiled.compute_us,

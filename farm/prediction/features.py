@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from farm.prediction.described import Described
 
-VERSION = 4
+VERSION = 5
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,9 +44,9 @@ _FEATURES: dict[str, Callable[[Described], float]] = {
     "products": lambda call: _log(call.products),
     "tiles": lambda call: _log(call.tiles),
     "last_wave": lambda call: call.waves / math.ceil(call.waves) if call.waves else 1.0,
-    "filled_small": lambda call: call.filled_small,
-    "filled_medium": lambda call: call.filled_medium,
-    "filled_large": lambda call: call.filled_large,
+    "wave_share_64x64": lambda call: call.wave_share_64x64,
+    "wave_share_128x64": lambda call: call.wave_share_128x64,
+    "wave_share_256x128": lambda call: call.wave_share_256x128,
     "grain_m": lambda call: _grain(call.m),
     "grain_n": lambda call: _grain(call.n),
     "grain_k": lambda call: _grain(call.k),

@@ -21,8 +21,9 @@ from farm.prediction.regressor import Arrays, Floats, Inputs, needs_scikit_learn
 
 ROOT3 = float(np.sqrt(3))
 HYPER, INDUCING, NEAREST = 800, 4500, 24
+AT_ONCE = 1000  # calls that are asked for, so that no matrix grows with their number
 JITTER = 1e-6
-KEPT_AS = np.float16  # three digits of where a point is: errors of readings are larger
+KEPT_AS = np.float16  # where a point is, in three digits of its length scales
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Points:
         apart = apart + kernel.other_type * (self.types[:, None] != others.types[None, :])
         return apart + kernel.other_family * (self.families[:, None] != others.families[None, :])  # type: ignore[no-any-return,return-value]
 
-    def where(self, places: npt.NDArray[Any]) -> Points:
+    def where(self, places: npt.NDArray[Any] | slice) -> Points:
         return Points(self.at[places], self.types[places], self.families[places])
 
 
@@ -72,9 +73,13 @@ class Process:
 
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
         asked = _points(inputs, self.means, self.deviations, self.kernel, self.types, self.families)
-        squared = asked.squared(self.points, self.kernel)
-        values = self.middle + self.kernel.of(squared) @ self.coefficients
-        return values, np.sqrt(self._variances(squared))
+        values, variances = np.empty(len(inputs)), np.empty(len(inputs))
+        for begin in range(0, len(inputs), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            squared = asked.where(some).squared(self.points, self.kernel)
+            values[some] = self.middle + self.kernel.of(squared) @ self.coefficients
+            variances[some] = self._variances(squared)
+        return values, np.sqrt(variances)
 
     def _variances(self, squared: Floats) -> Floats:
         """Given the nearest points alone."""
@@ -97,7 +102,7 @@ class Process:
             "deviations": self.deviations,
             "types": self.types,
             "families": self.families,
-            "at": self.points.at.astype(KEPT_AS),  # as they were rounded to before anything was learnt from them
+            "at": self.points.at.astype(KEPT_AS),  # which the coefficients were learnt for
             "point_types": self.points.types.astype(np.int16),
             "point_families": self.points.families.astype(np.int16),
             "coefficients": self.coefficients,
@@ -268,7 +273,7 @@ def _coefficients(kernel: Kernel, chosen: Points, points: Points, values: Floats
     matrix, told = kernel.noise * among, np.zeros(len(chosen.at))
     for begin in range(0, len(values), len(chosen.at)):
         some = slice(begin, begin + len(chosen.at))
-        towards = kernel.of(chosen.squared(points.where(np.arange(len(values))[some]), kernel))
+        towards = kernel.of(chosen.squared(points.where(some), kernel))
         matrix += towards @ towards.T
         told += towards @ values[some]
     matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))

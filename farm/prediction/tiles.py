@@ -26,17 +26,12 @@ TILES = (
     (32, 32, 0.35),
     (16, 16, 0.15),
 )
-#: Where a library has no smaller ones: cuDNN's convolutions, products in half precision.
+#: Of convolutions and of products in half precision: smaller tiles are there, but none of their kernels is as much faster as
+#: the above would have it. Sizes and shares are those that readings of an H200 scatter least about.
 COARSE = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 1.0), (64, 64, 0.95))
-FILLING = (
-    (64, 64),
-    (128, 64),
-    (256, 128),
-)  # of which is told how well they fill the card, as libraries choose among them
-NARROW, NARROW_SHARE = (
-    8,
-    0.25,
-)  # of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak
+WAVES_OF = ((64, 64), (128, 64), (256, 128))  # tiles; libraries choose among kernels by how full the last wave is
+#: Of fewer columns no tiles are made: each output is summed up by itself, at this share of the peak.
+NARROW, NARROW_SHARE = 8, 0.25
 LATENCY_US = 0.3  # that the first bytes take to come
 L2_RATE = 1.5  # of the memory's, for what the cache holds from one call to the next: all, to nothing of twice its size
 SINGLES_PER_US = 3000.0  # elements that a multiprocessor fetches one by one
@@ -48,7 +43,7 @@ UNALIGNED_SHARE = 1 / 6  # of the peak, where tensor cores are fed by loads of s
 class TileRoofline:
     """`time_us` of one call; `tiles` of its products (0: it makes none) and the `waves` that they come to, a fraction.
 
-    `filled`: of the multiprocessors' time, the share that tiles of each size of `FILLING` keep them busy.
+    `wave_shares`: of whole waves, what tiles of each size of `WAVES_OF` come to; 1 where it makes no product.
     """
 
     time_us: float
@@ -56,7 +51,7 @@ class TileRoofline:
     traffic_us: float
     tiles: int = 0
     waves: float = 0.0
-    filled: tuple[float, ...] = (1.0,) * len(FILLING)
+    wave_shares: tuple[float, ...] = (1.0,) * len(WAVES_OF)
 
 
 def tile_roofline(card: CardModel, course: Course, products: Products | None, tf32: bool = False) -> TileRoofline:
@@ -85,11 +80,11 @@ def tile_roofline(card: CardModel, course: Course, products: Products | None, tf
         traffic_us,
         tiles,
         tiles / card.multiprocessors,
-        tuple(_filled(card, products, *size) for size in FILLING),
+        tuple(_wave_share(card, products, *size) for size in WAVES_OF),
     )
 
 
-def _filled(card: CardModel, products: Products | None, rows: int, columns: int) -> float:
+def _wave_share(card: CardModel, products: Products | None, rows: int, columns: int) -> float:
     if products is None:
         return 1.0
     waves = _tiles(products, rows, columns) / card.multiprocessors

@@ -26,7 +26,8 @@ def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> Non
     measured = np.array([row.time_us for row in data.rows])[asked]
     predicted, off = held.answers.time_us[asked], 100 * np.expm1(errors.off[asked])
     kinds = np.array([call.operator_family for call in data.calls])[asked]
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    families = sorted(set(errors.families[asked]), reverse=True)  # from below
+    figure = Figure(figsize=(11, max(5, 0.17 * len(families) + 1)), layout="constrained")
     left, right = figure.subplots(1, 2)
     ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
     left.plot(ends, ends, color="#7f7f7f", linewidth=1)
@@ -38,10 +39,10 @@ def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> Non
             left.plot(measured[chosen], predicted[chosen], ".", color=COLOURS[number], markersize=4, label=name)
     left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
     left.legend(fontsize=8, frameon=False)
-    families = sorted(set(errors.families[asked]))
     groups = [np.clip(off[errors.families[asked] == name], -100, 200) for name in families]
     right.axvspan(-10, 10, color=WINDOW, zorder=0)
     right.boxplot(groups, orientation="horizontal", tick_labels=families, showfliers=False, medianprops={"color": INK})
+    right.tick_params(axis="y", labelsize=8)
     right.set(xlabel="error of the time (%), family left out")
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120)

@@ -256,9 +256,9 @@ def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores(
     assert depthwise(7, "bfloat16") > depthwise(7, "float32") / 3
 
 
-def convolved(width, size, channels=64, bias=False, dtype="bfloat16"):
+def convolved(width, size, channels=64, bias=False, dtype="bfloat16", stride=1):
     """A Conv2d's tile roofline without its arithmetic, in us: of images of `size` x `size` pixels."""
-    spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2,
+    spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [stride, stride], "padding": [width // 2 if stride == 1 else 0] * 2,
             "dilation": [1, 1], "groups": 1, "in_channels": channels, "out_channels": channels}}  # fmt: skip
     shapes = [[32, channels, size, size], [channels, channels, width, width], *[[channels]] * bias]
     tensors = [{"role": "activation", "shape": shape, "dtype": dtype} for shape in shapes]
@@ -270,15 +270,18 @@ def convolved(width, size, channels=64, bias=False, dtype="bfloat16"):
 
 def test_half_precision_turns_images_channels_last_unless_each_is_one_product():
     assert convolved(3, 56) > convolved(3, 56, dtype="float32") + 10
-    assert convolved(1, 56) == convolved(1, 56, dtype="float32")
+    assert convolved(1, 56) == pytest.approx(convolved(1, 56, dtype="float32"))
     assert convolved(1, 49) > convolved(1, 49, dtype="float32") + 10  # an image does not fill whole loads
+    assert convolved(1, 14) == pytest.approx(convolved(1, 14, dtype="float32"))
+    assert convolved(1, 1) == pytest.approx(convolved(1, 1, dtype="float32"))
+    assert convolved(16, 64, stride=16) > convolved(16, 64, stride=16, dtype="float32") + 1  # patches are no pixels
 
 
 def test_the_bias_of_a_convolution_is_added_behind():
     assert convolved(1, 56, bias=True, dtype="float32") > convolved(1, 56, dtype="float32") + 10
 
 
-def test_attention_of_groups_of_heads_writes_its_scores_out_and_what_it_drops_is_known():
+def test_attention_of_other_than_four_dimensions_writes_its_scores_out_and_what_it_drops_is_known():
     def attention(shape, **keywords):
         spec = {"tensors": [{"role": "activation", "shape": shape, "dtype": "float32"}] * 3,
                 "arguments": [{"tensor": 0}] * 3, "keywords": keywords}  # fmt: skip
@@ -286,6 +289,7 @@ def test_attention_of_groups_of_heads_writes_its_scores_out_and_what_it_drops_is
 
     assert attention([16, 64, 4, 49, 32]).materialised
     assert not attention([1024, 4, 49, 32]).materialised
+    assert attention([1024, 49, 32]).materialised
     assert (attention([8, 4, 49, 32], dropout_p=0.1).drops, attention([8, 4, 49, 32], dropout_p=0.0).drops) == (
         True,
         False,
@@ -294,8 +298,8 @@ def test_attention_of_groups_of_heads_writes_its_scores_out_and_what_it_drops_is
 
 def test_how_well_tiles_fill_the_card_is_told_for_each_size():
     products = Products(132 * 64, 64, 512)
-    filled = tile_roofline(H200, Course("bfloat16", products.flops, 1), products).filled
-    assert filled == pytest.approx((1.0, 0.5, 0.25))
+    shares = tile_roofline(H200, Course("bfloat16", products.flops, 1), products).wave_shares
+    assert shares == pytest.approx((1.0, 0.5, 0.25))
     coarse = tile_roofline(H200, Course("bfloat16", products.flops, 1, coarse=True), Products(16, 16, 4096)).compute_us
     assert coarse > tile_roofline(H200, Course("bfloat16", products.flops, 1), Products(16, 16, 4096)).compute_us
 
