@@ -146,10 +146,14 @@ def _of_convolution(
     arguments, tensors = spec.get("arguments") or [], spec["tensors"]
     if short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True:  # transposed
         return plainly
-    image = tensors[next(tensor_references(arguments), 0)]
+    image = tensors[next(tensor_references([arguments, (spec.get("keywords") or {}).get("input")]), 0)]
     pixels = math.prod(image["shape"][2:])
     written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
-    alone = products.count == 1 and products.k == image["shape"][1] and _elements(image) == products.m * products.k
+    alone = (
+        products.count == 1
+        and products.k == math.prod(image["shape"][1:2])
+        and _elements(image) == products.m * products.k
+    )
     whole = pixels == 1 or pixels * DTYPES[dtype][0] % LOADED_BYTES == 0
     if DTYPES[dtype][0] == 2 and _contiguous(image) and not (alone and whole):
         before, kernels = REORDERED_SINGLES * (_elements(image) + written), 2

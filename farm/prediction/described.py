@@ -278,7 +278,7 @@ def _kernel(short_name: str, spec: Mapping[str, Any], parameters: Mapping[str, A
         keywords = spec.get("keywords") or {}
         stride = values[0] if values else plain(keywords.get("stride", 1))
         dilation = values[2] if len(values) > 2 else plain(keywords.get("dilation", 1))
-        return math.prod(weights[-1][2:]), _area(stride), _area(dilation)
+        return math.prod(weights[-1][2:]) if weights else 0, _area(stride), _area(dilation)
     window, stride, dilation = (parameters.get(name) for name in ("kernel_size", "stride", "dilation"))
     return _area(window), _area(window if stride is None else stride), _area(dilation)
 

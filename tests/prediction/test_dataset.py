@@ -361,6 +361,13 @@ def test_what_is_made_like_a_tensor_does_not_read_it():
         ("scaled_dot_product_attention", [[4, 8], [4, 8], [4, 8]], [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}]),
         ("add", [[], []], [{"tensor": 0}, {"tensor": 1}]),
         ("embedding_bag", [[10**6, 64], [8192], [512]], [{"tensor": 1}, {"tensor": 0}, {"tensor": 2}]),
+        ("conv1d", [[8, 64], [16, 8, 3]], [{"tensor": 0}, {"tensor": 1}]),
+        ("conv2d", [[16], [8, 64]], []),
+        (
+            "convolution",
+            [[4, 8, 6, 6], [8, 4, 2, 2], [4]],
+            [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}, [2, 2], [0, 0], [1, 1], True, [0, 0], 1],
+        ),
         ("cudnn_batch_norm", [[4, 0, 8, 8], [0]], [{"tensor": 0}, {"tensor": 1}]),
     ],
 )
