@@ -101,9 +101,10 @@ def _course_of(
     if kind == "convolution" and products is not None:
         return _of_convolution(short_name, spec, dtype, plainly, products)
     if family == "product":
-        aligned = DTYPES.get(dtype, (4,))[0] != 2 or _aligned(tensors, products)
+        half = DTYPES.get(dtype, (4,))[0] == 2
+        aligned = not half or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
-        coarse = DTYPES.get(dtype, (4,))[0] == 2 and (products is None or min(products.m, products.n) > 1)
+        coarse = half and (products is None or min(products.m, products.n) > 1)
         return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
         # One block for each channel, which gathers its statistics and then applies them.

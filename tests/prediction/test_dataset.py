@@ -9,7 +9,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.prediction.card import card_model
-from farm.prediction.course import Course
+from farm.prediction.course import Course, drops
 from farm.prediction.described import describe
 from farm.prediction.families import model_family, operator_family, operator_type
 from farm.prediction.features import NAMES, numbers_of
@@ -262,9 +262,7 @@ def convolved(width, size, channels=64, bias=False, dtype="bfloat16", stride=1):
             "dilation": [1, 1], "groups": 1, "in_channels": channels, "out_channels": channels}}  # fmt: skip
     shapes = [[32, channels, size, size], [channels, channels, width, width], *[[channels]] * bias]
     tensors = [{"role": "activation", "shape": shape, "dtype": dtype} for shape in shapes]
-    call = describe(
-        H200, "x", "Conv2d", {"tensors": tensors, "arguments": [{"tensor": 0}], **spec}, 10**6, 10**6
-    )  # fmt: skip
+    call = describe(H200, "x", "Conv2d", {"tensors": tensors, "arguments": [{"tensor": 0}], **spec}, 10**6, 10**6)
     return call.tile_roofline_us - max(call.compute_us, call.traffic_us)
 
 
@@ -290,10 +288,17 @@ def test_attention_of_other_than_four_dimensions_writes_its_scores_out_and_what_
     assert attention([16, 64, 4, 49, 32]).materialised
     assert not attention([1024, 4, 49, 32]).materialised
     assert attention([1024, 49, 32]).materialised
-    assert (attention([8, 4, 49, 32], dropout_p=0.1).drops, attention([8, 4, 49, 32], dropout_p=0.0).drops) == (
-        True,
-        False,
-    )
+    assert attention([8, 4, 49, 32], dropout_p=0.1).drops
+    assert not attention([8, 4, 49, 32], dropout_p=0.0).drops
+
+
+def test_where_the_operators_of_a_step_are_told_what_to_drop():
+    heads = [{"tensor": 0}] * 4
+    assert drops("_scaled_dot_product_cudnn_attention", {"arguments": [*heads[:3], None, True, 0.1, False]})
+    assert drops("_scaled_dot_product_flash_attention", {"arguments": [*heads[:3], 0.1, True]})
+    backward = [*heads, *heads[:2], None, None, 128, 128]
+    assert drops("_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.1, True]})
+    assert not drops("_scaled_dot_product_flash_attention_backward", {"arguments": [*backward, 0.0, True]})
 
 
 def test_how_well_tiles_fill_the_card_is_told_for_each_size():

@@ -72,14 +72,15 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
     process = ProcessOf(steps=10).fit(inputs, values)
     kernel, scales = process.kernel, np.sqrt(process.kernel.weights) / process.deviations
+    assert process.points.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
     theirs = GaussianProcessRegressor(
         ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise), alpha=1e-6, optimizer=None
-    ).fit(inputs.numbers * scales, values - process.middle)
+    ).fit(process.points.at, values - process.middle)
     other = dataset(seed=5)
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
-    mean, deviation = theirs.predict(asked.numbers * scales, return_std=True)
+    mean, deviation = theirs.predict((asked.numbers - process.means) * scales, return_std=True)
     own, spread = process.predict(asked)
-    assert own == pytest.approx(mean + process.middle, abs=3e-3)  # its points are kept in three digits
+    assert own == pytest.approx(mean + process.middle, abs=1e-6)
     assert spread == pytest.approx(deviation, rel=0.1)  # from the nearest points alone
 
 
