@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from farm.models import catalog, transformers
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "architectures.md"
@@ -44,7 +44,7 @@ def variants(names: list[str]) -> list[Variant]:
 def taken_apart(variant: Variant) -> dict[str, Any]:
     """What a row of the table tells of a variant."""
     from farm.errors import FarmError
-    from farm.operators.taking_apart import take_apart
+    from farm.operators.extract import take_apart
 
     begun = time.perf_counter()
     try:

@@ -24,8 +24,8 @@ from typing import Any
 
 from card_tables import EXTRAS, newest, write
 
-from farm.words.protocol import Stopping, Variant
-from farm.words.request import Request
+from farm.types.protocol import Stopping, Variant
+from farm.types.request import Request
 
 # In the order of their worth, should the card's time end: families first, then batch 1, then the long ones.
 LIST = [
@@ -142,7 +142,7 @@ def variant(text: str) -> Variant:
 
 
 def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
-    from farm.asking.defaults import Wish, complete
+    from farm.requests.defaults import Wish, complete
 
     one = variant(text)
     wish = Wish(
@@ -163,7 +163,7 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
 def plan(options: argparse.Namespace) -> None:
     """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
     from farm.devices.installed import torch_version
-    from farm.jobs.opening import capture_for
+    from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.calls import classes
     from farm.store.database import Database
@@ -201,7 +201,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
     from farm.devices.installed import torch_version
-    from farm.jobs.opening import capture_for
+    from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.calls import classes
     from tasks.embedded import EmbeddedFarm

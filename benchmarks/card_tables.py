@@ -11,8 +11,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from farm.words.reading import inside_s
-from farm.words.request import Request
+from farm.types.reading import inside_s
+from farm.types.request import Request
 
 EXTRAS = ("repeatability", "outside")
 IDLE_S = 1.0  # a longer pause between two items is not the card's, but a wait for work
@@ -179,7 +179,7 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
     The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
     taken from the fingerprints of all cards of the model together. Wholes at the power limit are left out.
     """
-    from farm.words.fingerprint import pooled, w_per_c
+    from farm.types.fingerprint import pooled, w_per_c
 
     together = pooled(fingerprints.values())
 

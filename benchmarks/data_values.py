@@ -5,7 +5,7 @@
 
 For the heaviest layers of each model, measured alone by the farm's own benchmark: standard normal inputs; standard
 normal with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
-(`farm/words/data_classes.py`); and the very activations that a running model with seeded weights gave it.
+(`farm/types/value_profiles.py`); and the very activations that a running model with seeded weights gave it.
 Normal comes first and last, so that drift shows. Then, for the first model as a whole, a long window: power against
 temperature at constant work.
 """
@@ -25,10 +25,10 @@ from farm.benchmark import intervals
 from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.words.label import label_of
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
-from farm.words.reading import Reading
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.reading import Reading
+from farm.types.validation import parse
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")
@@ -118,7 +118,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
     from farm.benchmark import verification
     from farm.benchmark.passes import build_variant
     from farm.operators.seen import describe
-    from farm.words.data_classes import class_of
+    from farm.types.value_profiles import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())
     observed, _ = verification.verify(subject, protocol, bench.torch_device, None)

@@ -21,10 +21,10 @@ from typing import Any
 from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.words.label import label_of
-from farm.words.protocol import Protocol, Stopping, Subject, Variant, content_id
-from farm.words.reading import Reading
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
+from farm.types.reading import Reading
+from farm.types.validation import parse
 
 
 def main() -> None:

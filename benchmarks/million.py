@@ -28,15 +28,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from sqlalchemy import func, insert, literal, select, text
 
 from benchmarks.scale import _explain, fresh_database
+from farm.estimate.estimate import estimate
+from farm.exchange.export import export
+from farm.exchange.filters import parse
 from farm.jobs import listing
 from farm.report.compare import compare
-from farm.report.estimate import estimate
-from farm.report.export import export
-from farm.report.filters import parse
 from farm.report.lookup import lookup
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Variant
 from tests.report import filled
 
 MODELS = ("resnet50", "mobilenet_v2", "densenet121", "efficientnet_b0")

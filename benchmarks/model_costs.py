@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farm.errors import CaptureError
 from farm.models import catalog
-from farm.operators.taking_apart import take_apart
+from farm.operators.extract import take_apart
 
 TABLE = Path(catalog.__file__).with_name("costs.json")
 SOURCES = ("torchvision", "transformers")

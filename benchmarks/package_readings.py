@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from farm.errors import FarmError
-from farm.report.export import export
-from farm.report.filters import parse
-from farm.report.importing import import_export
-from farm.report.packaged import FOLDER
+from farm.exchange.export import export
+from farm.exchange.filters import parse
+from farm.exchange.importer import import_export
+from farm.exchange.packaged import FOLDER
 from farm.store.database import Database
-from farm.words.reading import METHOD
+from farm.types.reading import METHOD
 
 MOST_BYTES = 5_000_000  # of a folder: everyone who installs the package has it
 

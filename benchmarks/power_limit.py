@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from farm.words.label import label_of
+from farm.types.label import label_of
 
 WINDOW_S = 2.0
 WARM_UP_S = 1.5
@@ -51,7 +51,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     from farm.devices.finding import open_device
     from farm.operators.capture import capture
     from farm.operators.rebuild import rebuild
-    from farm.words.protocol import Protocol, Stopping, Subject
+    from farm.types.protocol import Protocol, Stopping, Subject
 
     cuda = card.kind == "cuda"
     bench = Bench(open_device(card), "cuda:0" if cuda else "cpu", canary_every=0)
@@ -88,9 +88,9 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
     """What a sum would take of the product's reading, given how the card ran the two together."""
+    from farm.types.reading import Details
     from farm.verdict.choice import choose
     from farm.verdict.figures import ReadingView
-    from farm.words.reading import Details
 
     def view(one: dict[str, Any], **more: Any) -> ReadingView:
         limited = ("throttled_power",) if {"throttled_power", "power_cap"} & set(one["flags"]) else ()

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from farm.words.label import label_of
-from farm.words.protocol import Protocol, Variant
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Variant
+from farm.types.validation import parse
 
 MODELS = [f"{name}:32:{dtype}" for dtype in ("float32", "bfloat16") for name in ("vit_b_16", "swin_t", "convnext_tiny")]
 
@@ -79,7 +79,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     """One variant: what its rebuilt tuples do otherwise, as texts. `operators`: aten operators, shapes or strides."""
     import torch
 
-    from farm.benchmark.in_model import kernels_of_calls
+    from farm.benchmark.in_model_timing import kernels_of_calls
     from farm.benchmark.passes import build_variant, numeric_flags
     from farm.operators.capture import verify_on_device
     from farm.operators.profiled import launched_kernels

@@ -21,9 +21,9 @@ from farm.benchmark import intervals
 from farm.devices.device import Card, Device
 from farm.devices.finding import discover, open_device
 from farm.settings import settings
-from farm.words.label import label_of
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.validation import parse
 
 
 class Silent(Device):

@@ -42,8 +42,8 @@ from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.content import reading_row
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Stopping
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Stopping
+from farm.types.request import Request, Sweep
 from tasks.servers import BrokerServer
 from tests.farms import running
 from tests.planned import READING, register

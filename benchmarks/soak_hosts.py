@@ -75,7 +75,7 @@ WEIGHTS = {
     "database frozen": 2,
 }
 COMMANDS = {
-    "benchmark": ("farm.benchmark.process",),
+    "benchmark": ("farm.benchmark.worker_process",),
     "worker": ("tasks.main", "card"),
     "card": ("tasks.main", "card"),
     "control": ("tasks.main", "control"),

@@ -17,8 +17,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from farm.models import catalog
-from farm.training.taking_apart import build_step, take_step_apart
-from farm.words.protocol import Variant
+from farm.training.extract import build_step, take_step_apart
+from farm.types.protocol import Variant
 
 CPU = torch.device("cpu")
 MODELS = (

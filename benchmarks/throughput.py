@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
-    from farm.asking.cards import by_model
     from farm.devices.finding import discover
+    from farm.requests.card_selection import by_model
     from farm.settings import settings
     from farm.store.database import Database
     from tasks.embedded import EmbeddedFarm
@@ -166,8 +166,8 @@ class Runs:
         return self._outcome(name, planned.job_id, card_ids)
 
     def _request(self, operator: str, batch: int, name: str = "") -> Any:
-        from farm.asking.defaults import Wish, complete
-        from farm.words.request import Sweep
+        from farm.requests.defaults import Wish, complete
+        from farm.types.request import Sweep
 
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
         return complete(Wish(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
@@ -233,7 +233,7 @@ def _of_card(items: Sequence[Any], began_s: float) -> dict[str, float]:
 
 
 def _share(rows: Sequence[dict[str, Any]], card_s: float) -> float | None:
-    from farm.words.reading import inside_s
+    from farm.types.reading import inside_s
 
     return sum(inside_s(row["cost_s"]) for row in rows) / card_s if card_s else None
 

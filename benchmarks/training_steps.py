@@ -31,7 +31,7 @@ LANGUAGE = {"bert-base": {}, "gpt2": {}, "t5-base": {"phase": "encode"}, "opt-12
 def steps(name: str) -> list[dict[str, Any]]:
     """What the rows of one model tell; in a process of its own, whose memory is told."""
     from farm.errors import FarmError
-    from farm.training.taking_apart import take_step_apart
+    from farm.training.extract import take_step_apart
 
     take_step_apart(catalog.variant("squeezenet1_1", 1, step="training"))  # imports are not counted
     rows = []

@@ -73,9 +73,9 @@ def _meant(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, An
     """Raises:
     NoSuchCard: none of the cards is meant.
     """
-    from farm.asking.cards import matching_cards
     from farm.devices.device import Card
     from farm.errors import NoSuchCard
+    from farm.requests.card_selection import matching_cards
 
     names = ("id", "kind", "model", "memory_bytes", "index", "host")
     found = matching_cards([Card(**{name: row[name] for name in names}) for row in rows.values()], word)

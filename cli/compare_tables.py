@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, row, ruled
-from farm.words.written import ENERGY, NOTHING, TIME, Units, gap, plural, quantity
+from farm.types.format import ENERGY, NOTHING, TIME, Units, gap, plural, quantity
 
 if TYPE_CHECKING:
     from farm.report.compare import Compared, Comparison, Difference

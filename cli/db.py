@@ -46,7 +46,7 @@ def prune(
     from cli import opening
     from farm.errors import UsageError
     from farm.store import pruning
-    from farm.words.written import count_of, plural
+    from farm.types.format import count_of, plural
 
     database = opening.open_database()
     found = pruning.prunable(database, older_than * 86400)

@@ -9,7 +9,7 @@ import typer
 
 from cli.options import AsJson
 from cli.output import console, emit_json, writing
-from farm.words.written import plural
+from farm.types.format import plural
 
 if TYPE_CHECKING:
     from farm.doctor import Check
@@ -23,7 +23,7 @@ def doctor(as_json: AsJson = False) -> None:
     current, wrong = settings_but_wrong_ones()
     checks = list(wrong_settings(wrong))
     if not wrong:
-        from tasks.diagnosis import broker_checks
+        from tasks.broker_checks import broker_checks
 
         checks += broker_checks(current)
     checks += examine(current)

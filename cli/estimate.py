@@ -34,10 +34,10 @@ from cli.output import emit_json, say, show
 if TYPE_CHECKING:
     from sqlmodel import Session
 
-    from farm.report.estimate import Estimate
-    from farm.report.generating import Generation
+    from farm.estimate.estimate import Estimate
+    from farm.estimate.generation import Generation
     from farm.store.database import Database
-    from farm.words.protocol import Protocol, Variant
+    from farm.types.protocol import Protocol, Variant
 
 
 def estimate(
@@ -101,11 +101,11 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate what a model costs on a card, from readings, and from predictions where there are none: runs nothing."""
-    from farm.asking.defaults import default_dtype
     from farm.errors import UsageError
+    from farm.estimate.predictor_choice import FILLS
     from farm.models import catalog
-    from farm.report.plot import check_path
-    from farm.report.predicting import FILLS
+    from farm.pages.plots import check_path
+    from farm.requests.defaults import default_dtype
 
     if fill not in FILLS:
         raise UsageError(f"There is no predictor '{fill}'.", f"Give --fill one of {', '.join(FILLS)}.")
@@ -163,7 +163,7 @@ def estimate(
         emit_json({**told, "before": before.to_json()} if before is not None else told)
         return
     from cli import estimate_table
-    from farm.report.estimate import Estimate
+    from farm.estimate.estimate import Estimate
 
     if before is not None:
         show(estimate_table.narrowed(before, _as_estimate(found)))
@@ -182,14 +182,14 @@ class _How:
     generate: int | None
 
     def ask(self, session: Session, variant: Variant) -> Estimate | Generation:
-        from farm.report import estimate as estimates
-        from farm.report.predicting import filling
+        from farm.estimate import estimate as estimates
+        from farm.estimate.predictor_choice import filling
 
         model = estimates.card_model_named(session, self.card)
         kind, roofline = estimates.peaks_of(session, model, variant.computes_in, self.tf32)
         protocol = self.protocol(kind)
         if self.generate is not None:
-            from farm.report.generating import generation
+            from farm.estimate.generation import generation
 
             return generation(session, variant, self.generate, model, protocol=protocol, torch=self.torch)
         from cli.predict import folders
@@ -206,7 +206,7 @@ class _How:
         )
 
     def protocol(self, kind: str) -> Protocol:
-        from farm.words.protocol import Protocol
+        from farm.types.protocol import Protocol
 
         return Protocol(launch=self.launch or ("eager" if kind == "cpu" else "graph"), tf32=self.tf32)  # type: ignore[arg-type]
 
@@ -227,7 +227,7 @@ def estimated(variant: Variant, card: str = "", torch: str = "") -> Estimate:
 
 
 def _as_estimate(found: Estimate | Generation) -> Estimate:
-    from farm.report.estimate import Estimate
+    from farm.estimate.estimate import Estimate
 
     assert isinstance(found, Estimate)
     return found
@@ -263,7 +263,7 @@ def _curve(found: list[Estimate], over_batches: bool, png: Path | None, as_json:
         show(estimate_table.curve(found))
     if png is None:
         return
-    from farm.report.plot_predictions import draw_curve
+    from farm.pages.prediction_plots import draw_curve
 
     totals = [one.total_time for one in found]
     values = [total.value if total else one.time.value for total, one in zip(totals, found, strict=True)]
@@ -290,9 +290,9 @@ def _read(found: Estimate, how: _How, measure: int | None, seconds: float | None
 
     What comes with the package goes into the same database, where the estimate rests on it: the next one rests on both.
     """
+    from farm.api.measure import measure_tuples
     from farm.errors import NoSuchCard, UsageError
-    from farm.interface.measuring import measure_tuples
-    from farm.report.estimate import SECONDS_A_TUPLE
+    from farm.estimate.estimate import SECONDS_A_TUPLE
     from farm.settings import settings
     from farm.store.database import Database
 
@@ -325,8 +325,8 @@ def _read(found: Estimate, how: _How, measure: int | None, seconds: float | None
 
 def _take_packaged(database: Database, found: Estimate, how: _How) -> None:
     """Import the readings that come with the package, if the database answers with less than an estimate had."""
-    from farm.report.importing import import_export
-    from farm.report.packaged import packaged_files
+    from farm.exchange.importer import import_export
+    from farm.exchange.packaged import packaged_files
 
     with database.read() as session:
         own = _as_estimate(dataclasses.replace(how, fill="none").ask(session, found.variant))

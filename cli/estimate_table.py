@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, grid, row, ruled
-from farm.report.tokens import PerToken
-from farm.words.written import ENERGY, NOTHING, TIME, Units, interval, percent, plural, quantity, span
+from farm.estimate.per_token import PerToken
+from farm.types.format import ENERGY, NOTHING, TIME, Units, interval, percent, plural, quantity, span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from farm.estimate.estimate import Estimate, Missing
+    from farm.estimate.generation import Generation
     from farm.prediction.predictor import Range
-    from farm.report.estimate import Estimate, Missing
-    from farm.report.generating import Generation
 
 SHOWN = 10
 _SHARES = {"measured": "measured", "predicted": "predicted", "unseen_types": "of types that nobody has read"}

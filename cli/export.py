@@ -32,9 +32,9 @@ def export(
 ) -> None:
     """Write readings, calls and verdicts as tidy tables, with a data dictionary beside them."""
     from farm.errors import UsageError, did_you_mean
-    from farm.report import export as exports
-    from farm.report.filters import parse
-    from farm.words.written import plural
+    from farm.exchange import export as exports
+    from farm.exchange.filters import parse
+    from farm.types.format import plural
 
     if form is not None and form not in exports.FORMATS:
         near = did_you_mean(form, exports.FORMATS)

@@ -27,7 +27,7 @@ def glossary(
 
     from cli import tables
     from farm.errors import UsageError, did_you_mean
-    from farm.words.data_classes import is_class
+    from farm.types.value_profiles import is_class
 
     known = entries()
     if not words:

@@ -25,11 +25,11 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take in what another farm exported: no duplicates, and each reading keeps where it came from."""
-    from farm.report.importing import import_export
-    from farm.report.packaged import packaged_named
+    from farm.exchange.importer import import_export
+    from farm.exchange.packaged import packaged_named
     from farm.settings import settings
     from farm.store.database import Database
-    from farm.words.written import plural
+    from farm.types.format import plural
 
     database = Database(settings().database)
     database.upgrade() if database.missing else database.check_schema()

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from cli import tables
 from cli.tables import Text
 from farm.report.layers import sizes_text
-from farm.words.written import ENERGY, NOTHING, TIME, count_of, part_of, percent, quantity
+from farm.types.format import ENERGY, NOTHING, TIME, count_of, part_of, percent, quantity
 
 if TYPE_CHECKING:
     from farm.report.layers import LayerRow, Layers

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Row, Text
-from farm.words.written import ENERGY, NOTHING, POWER, TIME, count_of, part_of, percent, plural, quantity, span
+from farm.types.format import ENERGY, NOTHING, POWER, TIME, count_of, part_of, percent, plural, quantity, span
 
 
 def jobs(rows: Sequence[Row]) -> RenderableType:

@@ -24,8 +24,8 @@ def lookup(
     as_json: AsJson = False,
 ) -> None:
     """Show what an operator costs: time, energy and power from readings, with where and when they were taken."""
+    from farm.exchange.filters import parse
     from farm.report import lookup as lookups
-    from farm.report.filters import parse
 
     filters = parse(words, card or ())
     found = opening.first_that_knows(

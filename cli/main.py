@@ -25,9 +25,9 @@ from cli import (
     export,
     flower,
     glossary,
-    helping,
     importing,
     jobs,
+    lazy_help,
     lookup,
     memory,
     models,
@@ -59,7 +59,7 @@ class FarmGroup(TyperGroup):
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
-            helping.load()
+            lazy_help.load()
         with _answered():  # options of `farm` itself are read here
             return super().make_context(info_name, args, *more, **options)
 
@@ -87,7 +87,7 @@ def _answered(ctx: Any = None) -> Iterator[None]:
         parsers = type(error).__module__.startswith(("typer", "click"))
         # What `farm` alone is answered with is help, and an exit is one: neither is a mistake.
         if parsers and hasattr(error, "ctx") and type(error).__name__ != "NoArgsIsHelpError":
-            from cli.refused import explained
+            from cli.usage_errors import explained
 
             _complain_of(explained(error, ctx), debug)
             raise typer.Exit(error.exit_code) from error  # type: ignore[attr-defined]

@@ -29,10 +29,10 @@ from farm.errors import FarmUnavailable, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from farm.asking.amounts import Amount
-    from farm.report.memory import Memory
-    from farm.training.moves import Wire
-    from farm.words.protocol import Variant
+    from farm.memory.transfers import Wire
+    from farm.memory_report.step_memory import Memory
+    from farm.requests.memory_sizes import Amount
+    from farm.types.protocol import Variant
 
 
 def memory(
@@ -114,10 +114,10 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """Show what memory a training step needs, when, and what only lies there. Runs nothing without --run."""
-    from farm.asking.amounts import amounts_of, bytes_of
+    from farm.memory_report import files
+    from farm.memory_report import step_memory as memories
     from farm.models import catalog
-    from farm.report import memory as memories
-    from farm.report import memory_files
+    from farm.requests.memory_sizes import amounts_of, bytes_of
 
     _refuse(fast, slow_bandwidth, moves, run, {"--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute})
     if what_if_recompute and recompute:
@@ -150,7 +150,7 @@ def memory(
     )
 
     if out is not None:
-        memory_files.check_drawing()
+        files.check_drawing()
 
     def placed(found: Memory, wire: Wire | None = None) -> Memory:
         return _placed(found, amounts, slow_bytes_per_s, moves, wire)
@@ -165,9 +165,9 @@ def memory(
     if what_if_recompute:
         say("The step is taken apart again for each block: a second or a few for each.")
         found = memories.with_recomputed(found)
-    for path in memory_files.write_config(found, config) if config else ():
+    for path in files.write_config(found, config) if config else ():
         say(f"Written to {path}")
-    for path in memory_files.write_all(found, out) if out else ():
+    for path in files.write_all(found, out) if out else ():
         say(f"Written to {path}")
     if as_json:
         emit_json(found.to_json())
@@ -215,8 +215,8 @@ def _run(variant: Variant, card: str | None, moves: bool, placed: Callable[[Memo
 def _placed(
     found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None, moves: bool, wire: Wire | None
 ) -> Memory:
-    from farm.report import memory as memories
-    from farm.training.placement import POINTS, TIME_LIMIT_S
+    from farm.memory.offload_plan import POINTS, TIME_LIMIT_S
+    from farm.memory_report import step_memory as memories
 
     if moves:
         say(f"{POINTS + len(amounts)} programs are solved, each in {TIME_LIMIT_S:g} s at most.")
@@ -231,7 +231,7 @@ def _placed(
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:
-    from farm.report import memory as memories
+    from farm.memory_report import step_memory as memories
 
     if job:
         if card is not None:
@@ -243,7 +243,7 @@ def _found(variant: Variant, card: str | None, job: str) -> Memory:
 
 def _with_readings(found: Memory) -> Memory:
     """What the farm's database has read, or the readings that come with the package."""
-    from farm.report import memory as memories
+    from farm.memory_report import step_memory as memories
 
     try:
         return opening.first_that_knows(

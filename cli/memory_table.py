@@ -11,14 +11,14 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from cli.trace import sparkline
-from farm.report.plans import plan_rows, sentences
-from farm.words.written import TIME, count_of, gap, interval, percent, quantity
+from farm.memory_report.plan_table import plan_rows, sentences
+from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:
-    from farm.report.memory import Memory
-    from farm.training.life import Interval
-    from farm.training.placement import Placing
+    from farm.memory.offload_plan import Placing
+    from farm.memory_report.step_memory import Memory
     from farm.training.recorded import TensorLife
+    from farm.training.tensor_lifetime import Interval
 
 _LONGEST_PATH = 48
 _MOST_SLOW = 20
@@ -127,7 +127,7 @@ def _named(tensor: TensorLife) -> str:
 
 
 def _periods(found: Memory) -> Table:
-    from farm.report.memory import LENGTHS_US, SIZES_BYTES
+    from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES
 
     both = tables.ruled("inactive periods", ">number", ">size", ">byte-seconds")
     _add(both, found.life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))

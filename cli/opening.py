@@ -59,9 +59,9 @@ def own_cards() -> list[Card]:
 
 def kind_of_cards() -> str:
     """The kind of card that a job would be measured on: of this host's or, where it has but a CPU, of its farm's."""
-    from farm.asking.cards import choose_cards
     from farm.errors import FarmUnavailable
     from farm.jobs import cards as registry
+    from farm.requests.card_selection import choose_cards
     from farm.settings import settings
 
     there = [card for card in all_own_cards() if not card.refusal]
@@ -77,8 +77,8 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     Raises:
         NoSuchCard: nothing matches, or what matches cannot be measured on; says why.
     """
-    from farm.asking.cards import choose_cards
     from farm.errors import NoSuchCard
+    from farm.requests.card_selection import choose_cards
 
     if not wanted:
         return choose_cards(own_cards(), [])
@@ -114,7 +114,7 @@ def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer],
         FarmError: where neither has an answer (see `_of_both`), or where one's own cannot be read.
     """
     from farm.errors import Ambiguous, NoDatabase, UsageError
-    from farm.report.packaged import database_of, packaged_files
+    from farm.exchange.packaged import database_of, packaged_files
     from farm.settings import settings
 
     files = packaged_files()

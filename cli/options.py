@@ -1,4 +1,4 @@
-"""Options that several verbs have alike, each declared once. `cli.asking` has those of `run` and `submit`."""
+"""Options that several verbs have alike, each declared once. `cli.run_options` has those of `run` and `submit`."""
 
 from __future__ import annotations
 

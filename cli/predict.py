@@ -13,7 +13,7 @@ from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
     from farm.prediction.dataset import Dataset
-    from farm.prediction.read_models import ReadModel
+    from farm.prediction.measured_models import ReadModel
 
 app = typer.Typer(
     help="Predict time, power and energy of operators that nobody has read, and say how well.", no_args_is_help=True
@@ -24,7 +24,7 @@ Torch = Annotated[str, typer.Option(help="Readings of this version, e.g. 2.11. D
 
 def chosen(card: str, torch: str) -> tuple[Dataset, list[ReadModel]]:
     """The readings and models of one's own database, or those that come with the package."""
-    from farm.report.learnt_from import learnt_from
+    from farm.estimate.training_set import learnt_from
 
     return opening.first_that_knows(lambda session: learnt_from(session, card, torch), lambda _: True)
 
@@ -37,7 +37,7 @@ def dataset(
     as_json: AsJson = False,
 ) -> None:
     """Write the readings as predictors learn from them: one row a tuple."""
-    from farm.report.learnt_from import write_dataset
+    from farm.estimate.training_set import write_dataset
 
     found, _ = chosen(card, torch)
     write_dataset(found, target)
@@ -49,7 +49,7 @@ def dataset(
 
 def folders() -> list[Path]:
     """Where predictors are kept: one's own first, then those that come with the package."""
-    from farm.prediction.kept import FOLDER
+    from farm.prediction.predictor_store import FOLDER
     from farm.settings import settings
 
     return [settings().state_dir / "predictors", FOLDER]
@@ -67,7 +67,7 @@ def fit(
 ) -> None:
     """Learn from the readings, and keep what was learnt as arrays: what `farm estimate` predicts with."""
     from farm.errors import UsageError
-    from farm.prediction import kept
+    from farm.prediction import predictor_store
     from farm.prediction.evaluation import fit as learn
     from farm.prediction.predictors import recipe
     from farm.prediction.regressor import needs_scikit_learn
@@ -78,8 +78,8 @@ def fit(
     needs_scikit_learn()
     data, models = chosen(card, torch)
     found = learn(made, data, models, say)
-    path = out or folders()[0] / kept.file_name(data.circumstances)
-    kept.save(found, path)
+    path = out or folders()[0] / predictor_store.file_name(data.circumstances)
+    predictor_store.save(found, path)
     if as_json:
         emit_json({"file": str(path), "rows": found.rows, "key": found.key, "calibration": found.calibration.to_json()})
     else:
@@ -113,14 +113,14 @@ def evaluate(
 ) -> None:
     """Say how well predictors predict: ten folds, and a whole family of models left out."""
     from cli import predict_table
+    from farm.pages import plots
     from farm.prediction.evaluation import evaluate as evaluated
     from farm.prediction.predictors import RECIPES, recipe
     from farm.prediction.regressor import needs_scikit_learn
-    from farm.report import plot
 
     recipes = [recipe(name) for name in predictors or RECIPES]
     if png is not None:
-        plot.check_path(png)
+        plots.check_path(png)
     if on or across:
         _held_against(card, torch, on, across, recipes[-1].name if predictors else "", as_json)
         return
@@ -140,7 +140,7 @@ def evaluate(
     else:
         show(predict_table.evaluations(found, about))
     if png is not None and drawn is not None:
-        from farm.report.plot_predictions import draw_evaluation
+        from farm.pages.prediction_plots import draw_evaluation
 
         draw_evaluation(data, drawn, png, f"{recipes[-1].name}: {about}")
         say(f"Drawn to {png}")
@@ -168,10 +168,10 @@ def plan(
     """Say which readings would lower the error of some models most, as a measurement file for `farm run -f`."""
     from cli import predict_table
     from cli.estimate import estimated
-    from farm.asking.defaults import default_dtype
     from farm.errors import UsageError
+    from farm.estimate import next_measurements
     from farm.models import catalog
-    from farm.report import what_to_read
+    from farm.requests.defaults import default_dtype
 
     estimates = []
     for name in models:
@@ -193,7 +193,7 @@ def plan(
             f"No predictor is kept for {estimates[0].card_model}, which would say what it is unsure of.",
             "Fit one: farm predict fit --card ...",
         )
-    found = what_to_read.plan(estimates, tuples)
+    found = next_measurements.plan(estimates, tuples)
     if out is not None:
         try:
             out.write_text(found.file)
@@ -212,10 +212,10 @@ def _held_against(card: str, torch: str, on: str, across: str, predictor: str, a
     """A predictor that has learnt, against readings that it has not learnt from."""
     from cli import predict_table
     from farm.errors import UsageError
-    from farm.prediction import kept
+    from farm.estimate.training_set import learnt_from, opened
+    from farm.prediction import predictor_store
     from farm.prediction.evaluation import across_cards, held_against
     from farm.prediction.predictors import recipe
-    from farm.report.learnt_from import learnt_from, opened
 
     if across:
         learnt, _ = chosen(card, torch)
@@ -228,7 +228,9 @@ def _held_against(card: str, torch: str, on: str, across: str, predictor: str, a
         with opened(on).read() as session:
             data, models = learnt_from(session, card, torch)
         protocol = data.circumstances.protocol
-        there = kept.find(folders(), data.card.model, data.circumstances.software.torch, protocol.launch, protocol.tf32)
+        there = predictor_store.find(
+            folders(), data.card.model, data.circumstances.software.torch, protocol.launch, protocol.tf32
+        )
         if there is None:
             raise UsageError(f"No predictor is kept for {data.card.model}.", "Fit one: farm predict fit --card ...")
         new = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from cli.tables import Text, row, ruled
-from farm.words.written import ENERGY, NOTHING, TIME, percent, plural, quantity, span
+from farm.types.format import ENERGY, NOTHING, TIME, percent, plural, quantity, span
 
 if TYPE_CHECKING:
+    from farm.estimate.next_measurements import ReadingPlan
     from farm.prediction.evaluation import Evaluation, Interval, Score
-    from farm.report.what_to_read import ReadingPlan
 
 SHOWN = 12
 

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 
 from cli import tables
 from cli.tables import Text
-from farm.words.written import span
+from farm.types.format import span
 
 if TYPE_CHECKING:
     from farm.jobs.jobs import Progress

@@ -15,7 +15,7 @@ def publish(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; an earlier site there is renewed.")],
 ) -> None:
     """Write the whole database as pages that need no server and no network: models, operators, cards."""
-    from farm.report import site
+    from farm.pages import site
 
     with opening.open_database().read() as session:
         number = site.publish(session, folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import following, opening
+from cli import opening, submit_and_watch
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Show jobs' figures: per operator type, sum against whole, coverage and verdict; or layer by layer."""
     from farm.jobs import jobs as rows_of
-    from farm.report import page
+    from farm.pages import page
     from farm.report import report as reports
 
     _check_together(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
@@ -70,7 +70,7 @@ def report(
     elif html is None or readings or by:
         _show(built, grouped, readings)
     if check:
-        following.check(built)
+        submit_and_watch.check(built)
 
 
 def _check_together(by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool) -> None:

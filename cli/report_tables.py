@@ -15,7 +15,7 @@ from cli import tables
 from cli.tables import Text
 from farm.report.owners import OF_OWNERS, grouped
 from farm.report.remarks import remarks
-from farm.words.written import (
+from farm.types.format import (
     ENERGY,
     NOTHING,
     POWER,

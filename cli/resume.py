@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cli import following, opening
+from cli import opening, submit_and_watch
 from cli.options import Follow, Job
 from cli.output import say
-from farm.words.written import plural
+from farm.types.format import plural
 
 
 def resume(
@@ -38,8 +38,8 @@ def resume(
         say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
         return
     check_broker(settings())
-    with following.doing() as told:
+    with submit_and_watch.doing() as told:
         resume_job(database, row.id, told=told)
     say(f"Job {row.id} goes on.")
     if wait:
-        following.follow(database, [row.id])
+        submit_and_watch.follow(database, [row.id])

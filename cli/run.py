@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cli import following, opening
-from cli.asking import Asked, asks
+from cli import opening, submit_and_watch
 from cli.output import Interrupted, say
+from cli.run_options import Asked, asks
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -113,24 +113,24 @@ def _run(asked: Asked, ending: _Ending) -> None:
 
     wishes = asked.wishes()
     cards: list[Card] = opening.chosen_own_cards(asked.card or [])
-    planned = following.plan(wishes, cards, target=settings().target)
+    planned = submit_and_watch.plan(wishes, cards, target=settings().target)
     _check_slow_memory(planned, cards)
     if asked.dry_run:
         there = is_there(settings().database)
-        following.rehearse(opening.open_database() if there else None, planned, asked, own=cards)
+        submit_and_watch.rehearse(opening.open_database() if there else None, planned, asked, own=cards)
         return
     database = Database(settings().database)
-    outcome = following.Outcome()
+    outcome = submit_and_watch.Outcome()
     try:
         database.upgrade()
-        if left := following.still_to_do(database, planned, outcome):
+        if left := submit_and_watch.still_to_do(database, planned, outcome):
             _measure(database, left, cards, outcome, ending)
-        following.conclude(database, outcome, asked)
+        submit_and_watch.conclude(database, outcome, asked)
     finally:
         database.close()
 
 
-def _check_slow_memory(planned: list[following.Planned], cards: list[Card]) -> None:
+def _check_slow_memory(planned: list[submit_and_watch.Planned], cards: list[Card]) -> None:
     """Raises:
     UsageError: tensors are to lie in slow memory, and a card has none.
     """
@@ -144,9 +144,9 @@ def _check_slow_memory(planned: list[following.Planned], cards: list[Card]) -> N
 
 def _measure(
     database: Database,
-    planned: list[following.Planned],
+    planned: list[submit_and_watch.Planned],
     cards: list[Card],
-    outcome: following.Outcome,
+    outcome: submit_and_watch.Outcome,
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
@@ -167,7 +167,7 @@ def _measure(
             ending.check()
             farm.tend()
 
-        following.submit_all(database, planned, outcome, farm=farm)
+        submit_and_watch.submit_all(database, planned, outcome, farm=farm)
         tend()
-        following.follow(database, outcome.job_ids, tend=tend)
+        submit_and_watch.follow(database, outcome.job_ids, tend=tend)
     ending.check()

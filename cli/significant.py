@@ -41,8 +41,8 @@ def significant(
 @app.command()
 def add(operators: Names) -> None:
     """Add operator types."""
-    from farm.asking.names import check_operator_names
     from farm.jobs.closing import remember_significant
+    from farm.requests.operator_names import check_operator_names
 
     check_operator_names(operators)
     with opening.open_database().write() as session:

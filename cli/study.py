@@ -56,13 +56,13 @@ def show_kept(
 ) -> None:
     """List the studies that were made on this host, or show one again."""
     from farm.errors import UsageError
-    from farm.report import plot
+    from farm.pages import plots
     from farm.study import performed
 
     if png is not None:
         if study is None:
             raise UsageError("There is no study to draw.", "Name one: `farm study show ID --png FILE`.")
-        plot.check_path(png)
+        plots.check_path(png)
     if study is not None:
         _give(performed.find_kept(study), png, as_json)
         return
@@ -88,9 +88,9 @@ def perform(
     as_json: bool,
 ) -> None:
     """Choose the card, measure, show."""
-    from farm.asking.defaults import Wish, complete
     from farm.models.catalog import find
-    from farm.report import plot
+    from farm.pages import plots
+    from farm.requests.defaults import Wish, complete
     from farm.settings import settings
     from farm.store.database import Database
     from farm.study import performing
@@ -98,7 +98,7 @@ def perform(
 
     find(model)
     if png is not None:
-        plot.check_path(png)
+        plots.check_path(png)
     chosen = opening.chosen_own_cards([card] if card else [])[0]
     request = complete(Wish(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
     assert request.variant is not None
@@ -126,10 +126,10 @@ def _give(made: Performed, png: Path | None, as_json: bool) -> None:
 
         show(study_table.table(made))
     if png is not None:
-        from farm.report import plot
+        from farm.pages import plots
 
         if charts := made.findings.drawable:
-            plot.draw_charts(charts, png, made.title)
+            plots.draw_charts(charts, png, made.title)
             say(f"Drawn to {png}")
         else:
             say(f"There is nothing to draw: {png} is not written.")

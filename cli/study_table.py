@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 
 from cli import tables
 from cli.tables import Text
-from farm.words.written import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
+from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity, span
 
 if TYPE_CHECKING:
     from farm.study.findings import Column

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import following, opening
-from cli.asking import Asked, asks
+from cli import opening, submit_and_watch
 from cli.output import Interrupted, emit_json, say
+from cli.run_options import Asked, asks
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -22,8 +22,8 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs and show their reports.")] = False,
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
-    from farm.asking.cards import choose_cards
     from farm.errors import UsageError
+    from farm.requests.card_selection import choose_cards
     from farm.settings import settings
     from tasks.app import check_broker
 
@@ -33,22 +33,22 @@ def submit(
     check_broker(settings())
     database = opening.open_database()
     cards = choose_cards(listening_cards(database, asked.card or []), asked.card or [])
-    planned = following.plan(wishes, cards, target=settings().target)
+    planned = submit_and_watch.plan(wishes, cards, target=settings().target)
     if asked.dry_run:
-        following.rehearse(database, planned, asked)
+        submit_and_watch.rehearse(database, planned, asked)
         return
-    outcome = following.Outcome()
+    outcome = submit_and_watch.Outcome()
     try:
-        left = following.still_to_do(database, planned, outcome)
-        following.submit_all(database, left, outcome, pinned=bool(asked.card))
+        left = submit_and_watch.still_to_do(database, planned, outcome)
+        submit_and_watch.submit_all(database, left, outcome, pinned=bool(asked.card))
         if wait:
-            following.follow(database, outcome.job_ids)
+            submit_and_watch.follow(database, outcome.job_ids)
     except KeyboardInterrupt as interruption:
         jobs = " ".join(outcome.job_ids)
         hint = f"The farm goes on measuring. `farm status {jobs} --watch` follows, `farm cancel {jobs}` ends it."
         raise Interrupted(hint if jobs else "No job was made.") from interruption
     if wait:
-        following.conclude(database, outcome, asked)
+        submit_and_watch.conclude(database, outcome, asked)
     elif asked.as_json:
         jobs_json = [one.to_json() for one in outcome.submitted]
         emit_json({"jobs": jobs_json, "skipped": outcome.skipped, "refused": outcome.refused})
@@ -64,9 +64,9 @@ def listening_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
     Raises:
         NoWorker: there are none, or a card that was asked for is known and nobody serves it; names those that are.
     """
-    from farm.asking.cards import matching_cards
     from farm.errors import NoWorker
     from farm.jobs import cards as registry
+    from farm.requests.card_selection import matching_cards
     from farm.settings import settings
 
     with database.read() as session:

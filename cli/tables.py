@@ -15,9 +15,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text as RichText
 
-from cli.fitted import FittedTable
+from cli.responsive_table import FittedTable
 from farm.masking import printable
-from farm.words.written import NOTHING
+from farm.types.format import NOTHING
 
 Row = Mapping[str, Any]
 

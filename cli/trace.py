@@ -22,14 +22,14 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature over one reading, its window marked."""
-    from farm.report import plot
+    from farm.pages import plots
     from farm.report.readings import find_traced
 
     with opening.open_database().read() as session:
         found = find_traced(session, reading)
     sampled = found.trace
     if png is not None:
-        plot.draw_trace(sampled, png, found.title, found.levels_w)
+        plots.draw_trace(sampled, png, found.title, found.levels_w)
         say(f"Drawn to {png}")
     begin_s, end_s = sampled.window_s
     if as_json:

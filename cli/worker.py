@@ -51,8 +51,8 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
             has just started. A service tries again.
         NoSuchCard: nothing matches.
     """
-    from farm.asking.cards import matching_cards
     from farm.errors import CardUnavailable, NoSuchCard
+    from farm.requests.card_selection import matching_cards
 
     if wanted:
         try:

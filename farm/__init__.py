@@ -33,39 +33,39 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from farm.api.capture import CapturedModel, capture_model
+    from farm.api.connect import open_database
+    from farm.api.frames import calls, readings
+    from farm.api.measure import TupleReading, measure_model, measure_tuples
+    from farm.api.memory import step_memory
+    from farm.api.notebook import JobReport, job_report
     from farm.errors import FarmError
-    from farm.interface.capturing import CapturedModel, capture_model
-    from farm.interface.frames import calls, readings
-    from farm.interface.measuring import TupleReading, measure_model, measure_tuples
-    from farm.interface.memory import step_memory
-    from farm.interface.opening import open_database
-    from farm.interface.showing import JobReport, job_report
     from farm.models.catalog import variant
     from farm.store.database import Database
-    from farm.words.protocol import Protocol, Stopping, Variant
-    from farm.words.request import Request, Sweep
-    from farm.words.tuple import OperatorTuple
+    from farm.types.protocol import Protocol, Stopping, Variant
+    from farm.types.request import Request, Sweep
+    from farm.types.tuple import OperatorTuple
 else:
     _HOMES = {
-        "CapturedModel": "farm.interface.capturing",
+        "CapturedModel": "farm.api.capture",
         "Database": "farm.store.database",
         "FarmError": "farm.errors",
-        "JobReport": "farm.interface.showing",
-        "OperatorTuple": "farm.words.tuple",
-        "Protocol": "farm.words.protocol",
-        "Request": "farm.words.request",
-        "Stopping": "farm.words.protocol",
-        "Sweep": "farm.words.request",
-        "TupleReading": "farm.interface.measuring",
-        "Variant": "farm.words.protocol",
-        "calls": "farm.interface.frames",
-        "capture_model": "farm.interface.capturing",
-        "job_report": "farm.interface.showing",
-        "measure_model": "farm.interface.measuring",
-        "measure_tuples": "farm.interface.measuring",
-        "open_database": "farm.interface.opening",
-        "readings": "farm.interface.frames",
-        "step_memory": "farm.interface.memory",
+        "JobReport": "farm.api.notebook",
+        "OperatorTuple": "farm.types.tuple",
+        "Protocol": "farm.types.protocol",
+        "Request": "farm.types.request",
+        "Stopping": "farm.types.protocol",
+        "Sweep": "farm.types.request",
+        "TupleReading": "farm.api.measure",
+        "Variant": "farm.types.protocol",
+        "calls": "farm.api.frames",
+        "capture_model": "farm.api.capture",
+        "job_report": "farm.api.notebook",
+        "measure_model": "farm.api.measure",
+        "measure_tuples": "farm.api.measure",
+        "open_database": "farm.api.connect",
+        "readings": "farm.api.frames",
+        "step_memory": "farm.api.memory",
         "variant": "farm.models.catalog",
     }
 

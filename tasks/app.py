@@ -21,7 +21,7 @@ from kombu.utils.url import parse_url
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.masking import masked
 from farm.settings import Settings, settings
-from tasks import screening
+from tasks import message_filter
 
 #: How these reach a worker process: in its environment, before Python starts. Not settings: the supervisor's own.
 CARD_VARIABLE = "FARM_WORKER_CARD"
@@ -41,20 +41,20 @@ CHORD_EXPIRES_S = 24 * 3600
 logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("flower.inspector").setLevel(logging.ERROR)
 
-screening.install()
+message_filter.install()
 
 
 class Loader(AppLoader):  # type: ignore[misc]
     """Imports what is installed. Celery's own puts the current folder first while it imports."""
 
-    override_backends = dict.fromkeys(("redis", "rediss"), "tasks.results:StoredResults")
+    override_backends = dict.fromkeys(("redis", "rediss"), "tasks.result_backend:StoredResults")
 
     def import_from_cwd(self, module: str, imp: Any = None, package: str | None = None) -> Any:
         return self.import_module(module, package=package)
 
 
 app = Celery(
-    "farm", loader="tasks.app:Loader", amqp="tasks.screening:Amqp", include=["tasks.measure", "tasks.aggregate"]
+    "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.aggregate"]
 )
 
 

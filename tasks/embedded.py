@@ -24,7 +24,7 @@ from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import CardState, JobState
-from farm.words.protocol import Software
+from farm.types.protocol import Software
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer
 from tasks.worker import Supervisor

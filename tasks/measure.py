@@ -33,12 +33,12 @@ from farm.store import tables
 from farm.store.calls import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState
-from farm.words.protocol import Software
+from farm.types.protocol import Software
 from tasks import logs  # noqa: F401 - a pool process logs in its worker's form
 from tasks.app import CARD_VARIABLE, HOLDER_VARIABLE, app
-from tasks.process import STOPPING, die_with_parent
+from tasks.events import ItemRequest, tell_retry
+from tasks.parent_death import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
-from tasks.telling import ItemRequest, tell_retry
 
 log = logging.getLogger("farm.worker")
 

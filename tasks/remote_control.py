@@ -10,7 +10,7 @@ from typing import Any
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.installed import program_versions
-from tasks.diagnosis import QUESTION
+from tasks.broker_checks import QUESTION
 
 #: All that a worker does for others. Not among them, of what Celery knows:
 #:   add_consumer, cancel_consumer           a card has its one queue; without it, it is deaf until a restart

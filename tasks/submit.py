@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from farm.errors import BrokerUnreachable, NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.opening import Opened, Tuples, open_job, plan_rest, take_all_layers_apart
+from farm.jobs.create import Opened, Tuples, open_job, plan_rest, take_all_layers_apart
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
-from farm.words.request import Request
+from farm.types.request import Request
 from tasks.queues import own_farm, publish_aggregate, publish_round
 from tasks.recovery import put_right
 
@@ -32,7 +32,7 @@ def submit(
     """Open a job for the request and publish what is not yet measured. What is known already is concluded at once.
 
     Args:
-        tuples: see `farm.jobs.opening.open_job`.
+        tuples: see `farm.jobs.create.open_job`.
         pinned: the cards were named by a person: no other takes a part of the job over.
         ready: has an embedded farm's workers registered and listening when it returns; called before anything is
             published, and before planning unless the cards are known.

@@ -20,7 +20,7 @@ import pytest
 import typer.testing
 from sqlalchemy import make_url
 
-from farm.report.packaged import database_of as _database_of
+from farm.exchange.packaged import database_of as _database_of
 from farm.settings import settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
@@ -142,7 +142,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
 
     But the readings that come with the package, which nobody changes, become a database once.
     """
-    from farm.report import packaged
+    from farm.exchange import packaged
 
     monkeypatch.setattr(packaged, "database_of", functools.partial(_database_made_once, _packaged_readings))
     for name in [name for name in os.environ if name.startswith("FARM_")]:

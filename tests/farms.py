@@ -25,8 +25,8 @@ from farm.jobs import cards, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Stopping
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Stopping
+from farm.types.request import Request, Sweep
 from tasks.app import configure
 from tasks.queues import _rows, _send_single, publish_round
 from tasks.servers import BrokerServer

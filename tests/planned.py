@@ -11,13 +11,13 @@ from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.devices.installed import torch_version
 from farm.jobs import cards, items, jobs
-from farm.jobs.opening import capture_for
+from farm.jobs.create import capture_for
 from farm.models import catalog
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Stopping, Variant
-from farm.words.reading import METHOD, Details, Reading
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Stopping, Variant
+from farm.types.reading import METHOD, Details, Reading
+from farm.types.request import Request, Sweep
 from tests.farms import store_operators
 
 READING = Reading(

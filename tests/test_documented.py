@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 import farm
 from cli.main import app
-from farm.asking.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
 from farm.operators.recipes import RECIPES
+from farm.requests.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
 from farm.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -84,8 +84,8 @@ def test_every_key_of_a_measurement_file_is_documented():
 
 
 def test_the_example_of_a_measurement_file_is_one():
-    from farm.asking.measurement_file import parse
     from farm.models.catalog import find
+    from farm.requests.measurement_file import parse
 
     (example,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "measurement-files.md").read_text(), re.DOTALL)
     wishes = parse(example, "example.yml", check_model=find)
@@ -95,8 +95,8 @@ def test_the_example_of_a_measurement_file_is_one():
 
 @pytest.mark.parametrize("path", sorted((DOCS.parent / "examples").glob("*.yml")), ids=lambda path: path.name)
 def test_the_examples_are_measurement_files(path):
-    from farm.asking.measurement_file import load
     from farm.models.catalog import find
+    from farm.requests.measurement_file import load
 
     assert load([path], check_model=find)
 

@@ -17,26 +17,31 @@ FORBIDDEN = {
 }
 #: The rooms of `farm`, top to bottom: each imports only from those below it.
 ORDER = (
-    "interface",
+    "api",
     "study",
     "doctor",
+    "memory_report",
+    "pages",
     "report",
+    "estimate",
+    "exchange",
     "jobs",
     "verdict",
     "prediction",
-    "asking",
+    "requests",
     "store",
     "benchmark",
+    "memory",
     "training",
     "operators",
     "models",
     "devices",
-    "words",
+    "types",
     "settings",
     "masking",
     "errors",
 )
-MOST_AT_THE_ROOT = 20
+MOST_AT_THE_ROOT = 26
 MOST_LOOSE_FILES = 4
 #: The only files that may import torch when they themselves are imported.
 TORCH_ROOMS = (
@@ -44,23 +49,23 @@ TORCH_ROOMS = (
     "farm/training/capture.py",
     "farm/training/losses.py",
     "farm/training/step.py",
-    "farm/training/taking_apart.py",
+    "farm/training/extract.py",
     "farm/benchmark/bursts.py",
     "farm/benchmark/cache.py",
     "farm/benchmark/canary.py",
     "farm/benchmark/clock.py",
     "farm/benchmark/copies.py",
     "farm/benchmark/cuda_graph.py",
-    "farm/benchmark/in_model.py",
-    "farm/benchmark/in_place.py",
+    "farm/benchmark/in_model_timing.py",
+    "farm/benchmark/in_situ.py",
     "farm/benchmark/levels.py",
     "farm/benchmark/measure.py",
-    "farm/benchmark/neighbours.py",
+    "farm/benchmark/cache_context.py",
     "farm/benchmark/passes.py",
     "farm/benchmark/placed.py",
-    "farm/benchmark/places.py",
+    "farm/benchmark/call_context.py",
     "farm/benchmark/planned_step.py",
-    "farm/benchmark/process.py",
+    "farm/benchmark/worker_process.py",
     "farm/benchmark/slow_memory.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",
@@ -70,17 +75,17 @@ TORCH_ROOMS = (
 TORCH_FREE_AT_IMPORT = (
     "cli.main",
     "farm.verdict.aggregate",
-    "farm.words.protocol",
+    "farm.types.protocol",
     "farm.benchmark.intervals",
     "farm.models.catalog",
     "farm.models.texts.given",
     "farm.devices.finding",
-    "farm.interface.capturing",
-    "farm.interface.measuring",
+    "farm.api.capture",
+    "farm.api.measure",
     "farm.jobs.jobs",
     "farm.jobs.listing",
-    "farm.asking.measurement_file",
-    "farm.words.tuple",
+    "farm.requests.measurement_file",
+    "farm.types.tuple",
     "farm.report.report",
     "farm.store.database",
     "farm.operators.sweep",
@@ -212,7 +217,7 @@ def test_farm_loads_a_name_when_it_is_asked_for_and_nothing_before():
         "import sys, farm\n"
         "assert not [name for name in sys.modules if name.startswith('farm.')]\n"
         "homes = {name: getattr(farm, name).__module__ for name in farm.__all__ if name != '__version__'}\n"
-        "assert homes['Variant'] == 'farm.words.protocol' and set(homes) <= set(dir(farm)), homes\n"
+        "assert homes['Variant'] == 'farm.types.protocol' and set(homes) <= set(dir(farm)), homes\n"
         "assert all(home.startswith('farm.') for home in homes.values()), homes\n"
         "assert not hasattr(farm, 'Anything')"
     )
@@ -251,7 +256,7 @@ def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
 
 
 def test_the_help_loads_no_parsers_of_what_it_never_shows():
-    code = "import sys; from cli import helping; helping.load(); sys.exit('markdown_it' in sys.modules or 'pygments' in sys.modules)"
+    code = "import sys; from cli import lazy_help; lazy_help.load(); sys.exit('markdown_it' in sys.modules or 'pygments' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

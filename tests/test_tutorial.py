@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from farm.report.packaged import FOLDER
+from farm.exchange.packaged import FOLDER
 
 PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```console\nfarm (.+)\n```\n\n```text\n((?:.*\n)*?)```$", re.MULTILINE)

@@ -18,7 +18,7 @@ from farm.benchmark.power import power_of_ticks
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.workload import Workload
 from farm.devices.device import Device
-from farm.words.reading import Burst
+from farm.types.reading import Burst
 
 BURST_S = 0.004  # of work between two pauses
 DUTIES = (0.6, 0.3)  # shares of the time that are work

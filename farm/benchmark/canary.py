@@ -16,8 +16,8 @@ import torch
 
 from farm.benchmark.passes import numeric_flags
 from farm.benchmark.workload import Workload, prepare_canary
-from farm.words.protocol import OnPhase, Protocol, Stopping
-from farm.words.reading import REPEATED, CanaryNote, Reading
+from farm.types.protocol import OnPhase, Protocol, Stopping
+from farm.types.reading import REPEATED, CanaryNote, Reading
 
 _log = logging.getLogger(__name__)
 

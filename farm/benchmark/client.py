@@ -25,12 +25,12 @@ from farm.devices.device import Card
 from farm.devices.lock import CardLock, turn
 from farm.errors import CardBusy, SettingsError, UnhealthyCard, Unmeasurable
 from farm.settings import environment_of_children, settings
-from farm.words.protocol import OnPhase, Protocol, Software, Stopping, Subject
-from farm.words.reading import Reading
-from farm.words.verification import Verification
+from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
+from farm.types.reading import Reading
+from farm.types.verification import Verification
 
 if TYPE_CHECKING:
-    from farm.training.moves import Move
+    from farm.memory.transfers import Move
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
@@ -112,7 +112,7 @@ class BenchmarkProcess:
             [
                 sys.executable,
                 "-m",
-                "farm.benchmark.process",
+                "farm.benchmark.worker_process",
                 "--card",
                 self.card_id,
                 "--parent",
@@ -242,7 +242,7 @@ class BenchmarkProcess:
     def in_place(
         self, subject: Subject, protocol: Protocol, *, most: int | None = None, timeout_s: float = 300.0
     ) -> dict[str, Any]:
-        """What calls of a variant take with tensors in slow memory: `farm.benchmark.in_place.compare`.
+        """What calls of a variant take with tensors in slow memory: `farm.benchmark.in_situ.compare`.
 
         Args:
             most: at most so many configurations.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from farm.benchmark.slow_memory import SlowMemory
-from farm.training.moves import Copied, Move, Wire
+from farm.memory.transfers import Copied, Move, Wire
 
 OUT, BACK = 0, 1
 PIECE_BYTES = 64 * 2**20

@@ -1,6 +1,6 @@
 """What a card is like, taken once when a worker first sees it with a driver: rates, idle levels, its power sensors.
 
-The rates feed the roofline (`farm.prediction.roofline`): what the card reaches, not what its data sheet says. The sensors' lag and
+The rates feed the roofline (`farm.operators.roofline`): what the card reaches, not what its data sheet says. The sensors' lag and
 averaging explain what a window can and cannot tell. Short: some twelve seconds on a GPU, one on a CPU.
 """
 
@@ -17,7 +17,7 @@ from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.levels import next_to_nothing
 from farm.benchmark.power import power_by_step
 from farm.benchmark.sampler import Sampler
-from farm.words.fingerprint import VERSION
+from farm.types.fingerprint import VERSION
 
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench

@@ -21,21 +21,21 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.bursts import read_bursts
+from farm.benchmark.cache_context import Others, read_context
+from farm.benchmark.call_context import read_places
 from farm.benchmark.canary import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, pass_times_us
 from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.levels import Levels
-from farm.benchmark.neighbours import Others, read_context
 from farm.benchmark.passes import grad_mode, numeric_flags
-from farm.benchmark.places import read_places
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
-from farm.words.protocol import OnPhase, Protocol, Stopping, Subject
-from farm.words.reading import REPEATED, Reading
+from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
+from farm.types.reading import REPEATED, Reading
 
 CHECK_S = 0.02  # how often the stopping rule is asked
 REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved

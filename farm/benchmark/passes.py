@@ -18,12 +18,12 @@ from farm.benchmark.cache import found_again
 from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.errors import Unmeasurable
-from farm.words.data_classes import HeldFilling, fillings, held_fillings
-from farm.words.placement import Placement
-from farm.words.protocol import Protocol, Subject, Variant
-from farm.words.reading import Details
-from farm.words.tuple import OperatorTuple
-from farm.words.validation import parse
+from farm.types.memory_tiers import Placement
+from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.reading import Details
+from farm.types.tuple import OperatorTuple
+from farm.types.validation import parse
+from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
     from farm.benchmark.placed import Outputs
@@ -180,7 +180,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     """A training step of a model, from zero_grad to the optimizer, whose weights stay where they are."""
     from farm.operators.encoding import tensors_in
     from farm.training.capture import capture_step
-    from farm.training.taking_apart import build_step
+    from farm.training.extract import build_step
 
     elsewhere_bytes = _allocated_without_workspaces(device)
     with torch.enable_grad():

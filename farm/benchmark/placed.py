@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farm.benchmark.slow_memory import SlowMemory
 from farm.errors import Unmeasurable
 from farm.operators.encoding import tensors_in
-from farm.operators.placing import made, storage_key
+from farm.operators.offloadable import made, storage_key
 from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]

@@ -1,6 +1,6 @@
 """A training step run with chosen tensors in slow memory for their whole lives, and the same with all of them fast.
 
-The calls of the step are played from its tuples, as for `farm.benchmark.places`. What no call makes (parameters, states,
+The calls of the step are played from its tuples, as for `farm.benchmark.call_context`. What no call makes (parameters, states,
 inputs) is copied to slow memory, and what calls make they are told to write there (`farm.benchmark.placed`), each to memory of its own.
 What nobody can be told to write elsewhere stays fast, and is told.
 
@@ -28,21 +28,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from farm.benchmark import intervals
+from farm.benchmark.call_context import Player
 from farm.benchmark.copies import Mover, wire_beside
 from farm.benchmark.cuda_graph import capturing, one_stream
 from farm.benchmark.placed import Outputs, placed_outputs
-from farm.benchmark.places import Player
 from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
-from farm.training.moves import Move, Wire
-from farm.training.placement import AsRun, Run
+from farm.memory.offload_plan import AsRun, Run
+from farm.memory.transfers import Move, Wire
 
 if TYPE_CHECKING:
     from farm.operators.capture import Call, Capture
     from farm.operators.rebuild import Rebuilt
     from farm.training.recorded import StepCapture
-    from farm.words.protocol import Protocol, Subject
+    from farm.types.protocol import Protocol, Subject
 
 WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all that are
@@ -56,12 +56,12 @@ def take_apart(subject: Subject, protocol: Protocol, device: torch.device) -> St
 
     Raises:
         Unmeasurable: not_available: the card has no slow memory; rejected: a call of it is no tuple; out_of_memory.
-        FarmError: see `farm.training.taking_apart.take_step_apart`.
+        FarmError: see `farm.training.extract.take_step_apart`.
     """
     from farm.benchmark.passes import as_launched, numeric_flags
     from farm.training.capture import capture_step
-    from farm.training.taking_apart import build_step
-    from farm.words.protocol import Variant
+    from farm.training.extract import build_step
+    from farm.types.protocol import Variant
 
     slow_memory_of(device)
     if device.type == "cuda":

@@ -19,7 +19,7 @@ from typing import Self
 
 from farm.benchmark.intervals import slope, time_average
 from farm.devices.device import Device
-from farm.words.reading import Trace
+from farm.types.reading import Trace
 
 BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001

@@ -14,9 +14,9 @@ from typing import Any
 
 from farm.devices.simulated import SimulatedDevice, item_s
 from farm.errors import Unmeasurable
-from farm.words.placement import Placement
-from farm.words.protocol import Protocol, Software, Stopping, Subject
-from farm.words.reading import Reading
+from farm.types.memory_tiers import Placement
+from farm.types.protocol import Protocol, Software, Stopping, Subject
+from farm.types.reading import Reading
 
 SLOW_TIMES = 4  # its time that each tensor in slow memory adds
 SOFTWARE = Software(torch="simulated", driver="simulated")

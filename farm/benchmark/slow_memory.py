@@ -20,7 +20,7 @@ import torch
 
 from farm.devices.reach import NODES, ONE_NODE, farthest_node
 from farm.errors import Unmeasurable
-from farm.words.written import count_of
+from farm.types.format import count_of
 
 SHARE = 0.8  # of the host memory that is available, for all that is slow together
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute

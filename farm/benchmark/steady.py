@@ -16,7 +16,7 @@ from farm.benchmark.clock import TimedRound, pass_times_us, starved_share
 from farm.benchmark.power import Power
 from farm.benchmark.sampler import Window
 from farm.benchmark.workload import Workload
-from farm.words.reading import METHOD, Details
+from farm.types.reading import METHOD, Details
 
 THROTTLED_SHARE = 0.05  # of the samples
 STARVED = 0.005  # of a window's time

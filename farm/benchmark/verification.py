@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.cuda_graph import capture_graph, one_stream
-from farm.benchmark.in_model import InModel, time_in_model
+from farm.benchmark.in_model_timing import InModel, time_in_model
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
-from farm.words.label import label_of
-from farm.words.protocol import Protocol, Subject, Variant
-from farm.words.verification import Eagerly, Launches, OtherCalls, Verification
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Subject, Variant
+from farm.types.verification import Eagerly, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture, Observed, Record
@@ -141,7 +141,7 @@ def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) ->
 def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
     from farm.operators.capture import held_against
     from farm.training.capture import capture_step
-    from farm.training.taking_apart import build_step
+    from farm.training.extract import build_step
 
     with torch.enable_grad():
         step = build_step(variant, device, launch=protocol.launch)

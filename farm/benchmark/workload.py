@@ -24,8 +24,8 @@ from farm.benchmark.cache import cache_bytes
 from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import CHAIN_LAYERS, MEMORY_SHARE, Pass, Passes, free_bytes, operator_passes, variant_passes
 from farm.errors import TupleRejected, Unmeasurable
-from farm.words.protocol import Launch, Protocol, Subject
-from farm.words.reading import Details
+from farm.types.protocol import Launch, Protocol, Subject
+from farm.types.reading import Details
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture

@@ -13,7 +13,7 @@ from typing import Any
 
 from farm import __version__
 from farm.devices.device import Card
-from farm.words.protocol import Software
+from farm.types.protocol import Software
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What an operator would look at first when a farm misbehaves, as data: each check says ok, or what to do.
 
 Nothing here changes anything, and nothing raises for what it finds: a part that does not answer is a finding. One
-file for each place that is looked at; the broker is asked by `tasks.diagnosis`.
+file for each place that is looked at; the broker is asked by `tasks.broker_checks`.
 """
 
 from __future__ import annotations

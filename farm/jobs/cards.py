@@ -9,16 +9,16 @@ from typing import Any
 from sqlalchemy import case, update
 from sqlmodel import Session, col, func, select
 
-from farm.asking.cards import matching_cards
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
+from farm.requests.card_selection import matching_cards
 from farm.store import tables
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.locks import locked
 from farm.store.tables import CardState, ItemState
-from farm.words.fingerprint import VERSION
-from farm.words.protocol import Software
+from farm.types.fingerprint import VERSION
+from farm.types.protocol import Software
 
 #: A card is lost when its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
@@ -210,7 +210,7 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> tables.Card:
-    """The one registered card that a word means (`farm.asking.cards.matching_cards`).
+    """The one registered card that a word means (`farm.requests.card_selection.matching_cards`).
 
     Raises:
         NoSuchCard: none, or several.

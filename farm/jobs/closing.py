@@ -21,11 +21,11 @@ from farm.store.content import find_capture
 from farm.store.database import Database, database_now
 from farm.store.locks import locked
 from farm.store.tables import JobState
+from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.composing import compose, evidence_of
 from farm.verdict.figures import Part
 from farm.verdict.verdict import Verdict
-from farm.words.request import Request
 
 
 class Closing(StrEnum):

@@ -1,6 +1,6 @@
 """The life of one item: claimed, then done, failed or handed back, each in one transaction.
 
-From which state to which stands in `farm.jobs.life`; here is who goes that way, and when.
+From which state to which stands in `farm.jobs.item_state`; here is who goes that way, and when.
 
 The rules that make "measured once, accepted once" hold whatever dies:
 
@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
-from farm.jobs import life
+from farm.jobs import item_state
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.content import find_tokens, reading_row
@@ -34,9 +34,9 @@ from farm.store.database import Database, database_now
 from farm.store.locks import lock_items
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.tables import OPEN, CardState, Item, ItemState
-from farm.words.protocol import Protocol, Stopping, Subject
-from farm.words.reading import Reading
-from farm.words.request import Request
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Reading
+from farm.types.request import Request
 
 
 class Declined(StrEnum):
@@ -114,7 +114,7 @@ def _refuse(database: Database, item_id: int, card_id: str, holder: str, message
     """Close an item of which nobody can say any more what it is."""
     with database.write() as session:
         its_own = (col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
-        closing = life.REFUSE.update(*its_own, **life.why("rejected", message))
+        closing = item_state.REFUSE.update(*its_own, **item_state.why("rejected", message))
         rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
     return Refused(Declined.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
 
@@ -126,7 +126,7 @@ def _free_key(database: Database, item_id: int, software_id: str) -> bool:
         job = session.get(tables.Job, item.job_id) if item else None
         if item is None or job is None:
             return False
-        freed = life.FREE_KEY.update(
+        freed = item_state.FREE_KEY.update(
             col(Item.claim_key) == subject_key(item, job.asked.get("reuse", "none"), software_id),
             col(Item.id) != item_id,
             col(Item.lease_until_s) < database_now(),
@@ -141,7 +141,7 @@ def _defer(database: Database, item_id: int, software_id: str) -> Refused:
         if item is None or job is None:
             return Refused(Declined.GONE)
         key = subject_key(item, job.asked.get("reuse", "none"), software_id)
-        if not session.exec(life.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
+        if not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
             return Refused(Declined.GONE)
     # The other may have closed in between, without seeing this one: then it wakes at once.
     return Refused(Declined.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
@@ -167,15 +167,15 @@ def _claim(
     its_round = ((item.job_id, item.round),)
     (reading,) = find_readings(session, [item], request, software_id, {card_id})
     if reading is not None:
-        served = session.exec(life.SERVE.update(claimable, reading_id=reading.id)).rowcount
+        served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
         return Refused(Declined.REUSED, Closed(True, its_round)) if served else gone
     if item.attempts >= max_attempts:
-        if not session.exec(life.EXHAUST.update(claimable, **_last_words(item))).rowcount:
+        if not session.exec(item_state.EXHAUST.update(claimable, **_last_words(item))).rowcount:
             return gone
         return Refused(Declined.EXHAUSTED, Closed(True, its_round, _wake(session, _of(item.subject_key))))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
-    taken = life.CLAIM.update(
+    taken = item_state.CLAIM.update(
         claimable,
         token=token,
         holder=holder,
@@ -243,7 +243,7 @@ def _protocol(session: Session, protocol_id: str) -> Protocol | None:
 def _last_words(item: Item) -> dict[str, str]:
     """Why an item failed whose attempts all ended without an answer: what the last of them said, if it said anything."""
     message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
-    return life.why(item.reason or "attempts_exhausted", message)
+    return item_state.why(item.reason or "attempts_exhausted", message)
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
@@ -275,14 +275,14 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         session.flush()
         if packed is not None:
             session.add(tables.Trace(reading_id=reading_id, packed=packed))
-        accept = life.KEEP if item.state == ItemState.CANCELLED else life.READ
+        accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
         affected.add((item.job_id, item.round))
         behind = (col(Item.id).in_(_served(session, item, row)), col(Item.state) == ItemState.DEFERRED)
-        served = life.SERVE.update(*behind, reading_id=reading_id).returning(col(Item.job_id), col(Item.round))
+        served = item_state.SERVE.update(*behind, reading_id=reading_id).returning(col(Item.job_id), col(Item.round))
         affected.update((job_id, number) for job_id, number in session.exec(served))
         woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, affected), woken)
@@ -314,7 +314,9 @@ def fail(database: Database, claimed: Claim, reason: str, message: str) -> Close
         its_own = col(Item.id) == item.id
         cancelled = item.state == ItemState.CANCELLED
         session.exec(
-            life.LET_GO.update(its_own) if cancelled else life.FAIL.update(its_own, **life.why(reason, message))
+            item_state.LET_GO.update(its_own)
+            if cancelled
+            else item_state.FAIL.update(its_own, **item_state.why(reason, message))
         )
         woken = _wake(session, _of(item.subject_key))
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
@@ -330,7 +332,7 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:
         lock_items(session, *its)
-        return session.exec(life.DROP.update(*its)).rowcount
+        return session.exec(item_state.DROP.update(*its)).rowcount
 
 
 def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
@@ -341,9 +343,9 @@ def note_attempt(database: Database, claimed: Claim, reason: str, message: str) 
             return Closed(False)
         its_own = col(Item.id) == item.id
         if item.state != ItemState.CANCELLED:
-            session.exec(life.NOTE.update(its_own, **life.why(reason, message)))
+            session.exec(item_state.NOTE.update(its_own, **item_state.why(reason, message)))
             return Closed(False)
-        session.exec(life.LET_GO.update(its_own))  # nobody tries it again: what waits for it need not wait longer
+        session.exec(item_state.LET_GO.update(its_own))  # nobody tries it again: what waits for it need not wait longer
         return Closed(True, (), _wake(session, _of(item.subject_key)))
 
 
@@ -360,7 +362,7 @@ def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemStat
     if item is not None and item.token == claimed.token and item.state in states:
         return item
     if item is not None:
-        session.exec(life.REPEAT.update(col(Item.id) == item.id))
+        session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
         session.commit()
     return None
 
@@ -372,7 +374,9 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
         item_ids: what the holder is at work on; a claim on anything else ran out of its work (its process was killed
             and its message is gone) and must be allowed to end. None: all of them.
     """
-    held = life.RENEW.update(col(Item.holder) == holder, life.in_work(), lease_until_s=database_now() + lease_s)
+    held = item_state.RENEW.update(
+        col(Item.holder) == holder, item_state.in_work(), lease_until_s=database_now() + lease_s
+    )
     if item_ids is not None:
         held = held.where(col(Item.id).in_(sorted(item_ids)))
     with database.write() as session:
@@ -382,7 +386,7 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 def release_card(database: Database, card_id: str) -> int:
     """End all leases on a card. Only for who holds the card's lock: nobody else can be measuring on it."""
     with database.write() as session:
-        return session.exec(life.END_LEASE.update(col(Item.card_id) == card_id, life.in_work())).rowcount
+        return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
@@ -396,8 +400,8 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
     """
     with database.write() as session:
         its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
-        session.exec(life.LET_GO.update(*its))
-        return session.exec(life.HAND_BACK.update(*its)).rowcount
+        session.exec(item_state.LET_GO.update(*its))
+        return session.exec(item_state.HAND_BACK.update(*its)).rowcount
 
 
 def close_exhausted(
@@ -432,7 +436,7 @@ def close_exhausted(
     with database.write() as session:
         for item in found:
             its_own = (col(Item.id) == item.id, col(Item.token) == item.token)
-            if session.exec(life.EXHAUST.update(*its_own, *ended, **_last_words(item))).rowcount:
+            if session.exec(item_state.EXHAUST.update(*its_own, *ended, **_last_words(item))).rowcount:
                 rounds.add((item.job_id, item.round))
                 woken += _wake(session, _of(item.subject_key))
     return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
@@ -448,7 +452,7 @@ def wake_orphans(
         farm: of this farm's jobs only, whose messages go to its own broker; of all if None.
         job_id: of this job only.
     """
-    measuring = select(col(Item.subject_key)).where(life.in_work(), col(Item.lease_until_s) >= database_now())
+    measuring = select(col(Item.subject_key)).where(item_state.in_work(), col(Item.lease_until_s) >= database_now())
     orphans = (
         select(col(Item.id))
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
@@ -471,7 +475,7 @@ def wake_orphans(
 
 def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
     """Set those of the items waiting that are deferred at this moment: another may have closed or taken one just now."""
-    return tuple(sorted(session.exec(life.WAKE.update(which).returning(col(Item.id))).scalars()))
+    return tuple(sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars()))
 
 
 def _of(key: str) -> ColumnElement[bool]:

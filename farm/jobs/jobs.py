@@ -14,7 +14,7 @@ import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchJob, did_you_mean
-from farm.jobs import life
+from farm.jobs import item_state
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of
 from farm.jobs.cards import views as card_views
 from farm.jobs.owner import is_gone
@@ -26,7 +26,7 @@ from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.locks import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
-from farm.words.request import Request
+from farm.types.request import Request
 
 ABANDONED = "its `farm run` has ended unasked: the same command goes on where it stopped"
 
@@ -204,7 +204,7 @@ def cancel(database: Database, job_id: str) -> int:
         session.add(job)
         its_open = (col(Item.job_id) == job_id, col(Item.state).in_(OPEN))
         lock_items(session, *its_open)
-        return session.exec(life.CANCEL.update(*its_open)).rowcount
+        return session.exec(item_state.CANCEL.update(*its_open)).rowcount
 
 
 def retry_failed(database: Database, job_id: str) -> int:
@@ -219,11 +219,13 @@ def retry_failed(database: Database, job_id: str) -> int:
         its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
         lock_items(session, *its_closed)
         its = col(Item.job_id) == job_id
-        kept = session.exec(life.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
+        kept = session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
         lasts = col(Item.lease_until_s) >= database_now()
-        going_on = session.exec(life.GO_ON.update(its, life.in_work(), lasts)).rowcount
+        going_on = session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
         # All in the newest round: that is the one whose verdict is made anew.
-        begun = session.exec(life.AGAIN.update(its, col(Item.reason) != life.NOT_RUN, round=job.round)).rowcount
+        begun = session.exec(
+            item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
+        ).rowcount
         newest = session.get(tables.Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
@@ -292,7 +294,7 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
     wanted = [request.id for request in requests]
     asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
     not_whole = select(Item.job_id).where(
-        col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != life.NOT_RUN
+        col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
     )
     of_several_softwares = (
         select(Item.job_id)

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlmodel import Session, col, func, or_, select
 
-from farm.jobs import life
+from farm.jobs import item_state
 from farm.jobs.balance import Waiting, balance_groups
 from farm.jobs.planning import bound_to, card_for_each
 from farm.store import tables
@@ -78,7 +78,7 @@ def move_items(
         for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
             to = card_for_each(session, items, [card for card in peers if card.id in takers])
             for item, peer_id in zip(items, to, strict=True):
-                life.MOVE.apply(item, card_id=peer_id)
+                item_state.MOVE.apply(item, card_id=peer_id)
             session.flush()
         wholes = _whole_where_it_lacks(session, movable)
         return [item.id for item in [*wholes, *movable] if item.id is not None]
@@ -146,11 +146,11 @@ def _give_up(
     if not peers:
         return ()
     for item in items:
-        life.GIVE_UP.apply(item)
+        item_state.GIVE_UP.apply(item)
     session.flush()
     wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
     # One that was tried and failed says that there is none to be had.
-    if not wholes or any(item.reason != life.CARD_LEFT for item in wholes):
+    if not wholes or any(item.reason != item_state.CARD_LEFT for item in wholes):
         return ()
     gave = _gave(session, job.id)
     stand_in = min(peers, key=lambda card: (card.id not in gave, card.id))
@@ -253,7 +253,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[W
             for batch in in_batches(ids):
                 # Only what still waits there: the card goes on working meanwhile, and another host may have moved the same.
                 its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
-                moving = life.MOVE.update(*its, card_id=taker).returning(col(Item.id))
+                moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
                 moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
         items: list[Item] = []
         for batch in in_batches(moved):

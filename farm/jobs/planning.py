@@ -15,9 +15,9 @@ from sqlalchemy import update
 from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchCard, TupleRejected, UsageError
-from farm.jobs import life
+from farm.jobs import item_state
 from farm.jobs.balance import Work, place
-from farm.prediction.roofline import Roofline, roofline_of
+from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.calls import classes
@@ -25,9 +25,9 @@ from farm.store.content import store_protocol
 from farm.store.database import database_now, read_clock_s
 from farm.store.reuse import find_readings
 from farm.store.tables import OPEN, Item, ItemState
-from farm.words.request import Request
-from farm.words.tuple import OperatorTuple
-from farm.words.validation import parse
+from farm.types.request import Request
+from farm.types.tuple import OperatorTuple
+from farm.types.validation import parse
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3
@@ -234,8 +234,8 @@ def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     """A job's whole on a card, new where the card has none, and what of the card was given up: all that now waits."""
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # A second row would have the same unique key.
-    given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == life.CARD_LEFT)
-    again = session.exec(life.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
+    given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == item_state.CARD_LEFT)
+    again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
     bound = session.exec(
         select(Item).where(*its).order_by(col(Item.id)).execution_options(populate_existing=True)
     ).all()
@@ -289,7 +289,7 @@ def new_item(
         expected_s=expected_s,
         created_at_s=database_now() if now_s is None else now_s,  # type: ignore[arg-type]
     )
-    life.PLAN.apply(item)
+    item_state.PLAN.apply(item)
     return item
 
 
@@ -325,7 +325,7 @@ def _placed(
 ) -> list[tuple[Any, str]]:
     """The tuples again under each placement that is asked for, in the class of data that they first meet: what crosses the
     wire costs the same whatever it is."""
-    from farm.operators.placing import placements_of
+    from farm.operators.offloadable import placements_of
 
     first = dict(reversed(pairs))
     specs = tuples_with_ids(session, first)
@@ -364,7 +364,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
     now_s = read_clock_s(session)
     for item, reading in zip(items, readings, strict=True):
         if reading is not None:
-            life.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
+            item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> list[str]:

@@ -19,8 +19,8 @@ from farm.errors import DatabaseUnreachable
 from farm.jobs.items import Claim, Closed, complete
 from farm.store.database import Database
 from farm.store.json_file import write_whole
-from farm.words.protocol import Protocol, Stopping, Subject
-from farm.words.reading import Reading
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Reading
 
 log = logging.getLogger("farm.worker")
 

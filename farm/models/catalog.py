@@ -18,7 +18,7 @@ from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageErro
 from farm.models import own, timm, torchvision, transformers
 from farm.models.entry import ModelEntry, Source, check_installed
 from farm.models.texts.known import know
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     import torch

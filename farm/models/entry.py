@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.words.protocol import Variant
+    from farm.types.protocol import Variant
 
 SMALLEST_OF_ALL = 32
 LARGEST_OF_ALL = 4096

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 
 class EmptyOnMeta(TorchFunctionMode):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.words.protocol import Variant
+    from farm.types.protocol import Variant
 
 NAME = PACKAGE = EXTRA = "timm"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.words.protocol import Variant
+    from farm.types.protocol import Variant
 
 NAME = PACKAGE = "torchvision"
 EXTRA = ""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.words.protocol import Variant
-    from farm.words.tokens import Tokens
+    from farm.types.protocol import Variant
+    from farm.types.tokens import Tokens
 
 NAME = PACKAGE = "transformers"
 EXTRA = "language"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from farm.errors import TupleRejected
-from farm.words.tuple import OperatorTuple, tensor_references
+from farm.types.tuple import OperatorTuple, tensor_references
 
 # Without a dot: the overload called `default`.
 _NAMES = """

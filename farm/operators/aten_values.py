@@ -21,7 +21,7 @@ from typing import Any
 from farm.errors import TupleRejected
 from farm.operators.aten import given, places, written
 from farm.operators.filling import MANTISSA_BITS, Fill, adding_nothing, beyond, settled
-from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
+from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
 
 def _words(text: str) -> frozenset[str]:

@@ -26,7 +26,7 @@ from farm.operators.encoding import decode, tensors_in
 from farm.operators.fakes import holds_others
 from farm.operators.known import nothing_computed
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.words.tuple import OperatorTuple, TensorSpec, plain, tensor_references
+from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from farm.errors import TupleRejected
-from farm.words.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
+from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
 
 # Kernels pick their vector width by the alignment of the first element; beyond that an offset changes nothing.
 _ALIGNMENT_BYTES = 64

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from farm.words.tuple import TensorSpec
+from farm.types.tuple import TensorSpec
 
 # Bits behind the point of each format.
 MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}

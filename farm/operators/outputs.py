@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from farm.errors import FarmError
 from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import rebuild
-from farm.words.tuple import OperatorTuple
+from farm.types.tuple import OperatorTuple
 
 
 def output_sizes(spec: OperatorTuple) -> list[list[int]] | None:

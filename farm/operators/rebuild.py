@@ -24,8 +24,8 @@ from farm.operators.encoding import decode, dtype_of
 from farm.operators.filling import fill
 from farm.operators.leaves import build_leaf
 from farm.operators.values import fill_of
-from farm.words.label import label_of
-from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.types.label import label_of
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 __all__ = ["ALLOWED_OPERATORS", "Rebuilt", "rebuild", "written_inputs"]
 

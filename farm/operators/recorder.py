@@ -27,7 +27,7 @@ from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES, READS_BACK
 from farm.operators.encoding import Given, Layout, NotEncodable, TensorTable, encode, tensors_in, written_tensors
 from farm.operators.leaves import describe_leaf
 from farm.operators.repeats import Repeats, repeatable
-from farm.words.tuple import OperatorTuple, TensorSpec, canonical_stride
+from farm.types.tuple import OperatorTuple, TensorSpec, canonical_stride
 
 #: Called with a call's module path, its operator, its activations, each with whether the call wrote to it, and in the same
 #: way the buffers and parameters that it was given as arguments: no leaf module's own, such as caches.

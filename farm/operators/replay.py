@@ -19,9 +19,9 @@ from farm.errors import FarmError
 from farm.operators.allowed import READS_BACK
 from farm.operators.capture import Capture, Trace, capture
 from farm.operators.rebuild import rebuild
-from farm.words.label import label_of
-from farm.words.tuple import OperatorTuple
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.tuple import OperatorTuple
+from farm.types.validation import parse
 
 
 class _Once(nn.Module):

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import FarmError
 from farm.models import catalog
 from farm.operators.capture import capture, predict
+from farm.operators.extract import example_inputs
 from farm.operators.filling import channel_dimension
-from farm.operators.taking_apart import example_inputs
-from farm.words.data_classes import NORMAL, class_of
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
+from farm.types.value_profiles import NORMAL, class_of
 
 MOST_PARAMETERS = 250_000_000  # 1 GB in single precision
 MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
@@ -144,7 +144,7 @@ def _between_channels(tensor: torch.Tensor, spread: float) -> float:
 
 
 def describe(tensor: torch.Tensor) -> dict[str, float] | None:
-    """What `farm.words.data_classes.class_of` goes by; None for integers, nothing, and what is not finite."""
+    """What `farm.types.value_profiles.class_of` goes by; None for integers, nothing, and what is not finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     flat = tensor.detach().reshape(-1)

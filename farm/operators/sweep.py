@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.operators.recipes import DTYPES, RECIPES, REQUIRED
-from farm.words.request import Sweep
+from farm.types.request import Sweep
 
 if TYPE_CHECKING:
     from farm.operators.cost import Cost
-    from farm.words.tuple import OperatorTuple
+    from farm.types.tuple import OperatorTuple
 
 _PAIRS = frozenset({"kernel_size", "stride", "padding", "dilation", "output_padding", "image_size", "output_size"})
 

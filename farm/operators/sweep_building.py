@@ -23,7 +23,7 @@ from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.encoding import NotEncodable, TensorTable
 from farm.operators.leaves import leaf_parameters
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
-from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 if TYPE_CHECKING:
     from farm.operators.recipes import Recipe

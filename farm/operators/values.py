@@ -15,7 +15,7 @@ import math
 
 from farm.operators import aten_values
 from farm.operators.filling import Fill, adding_nothing, beyond, settled
-from farm.words.tuple import OperatorTuple, plain, tensor_references
+from farm.types.tuple import OperatorTuple, plain, tensor_references
 
 _ADDING = frozenset({"add_", "__iadd__", "sub_", "__isub__", "subtract_"})
 _SCALING = frozenset({"mul_", "__imul__", "multiply_", "div_", "__itruediv__", "__idiv__", "divide_", "true_divide_"})

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farm.prediction.roofline import Roofline, roofline_of
+from farm.operators.roofline import Roofline, roofline_of
 
 
 @dataclass(frozen=True)

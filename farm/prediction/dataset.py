@@ -24,8 +24,8 @@ from farm.prediction.described import Described, describe
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
-from farm.words.protocol import Protocol, Software
-from farm.words.reading import Details
+from farm.types.protocol import Protocol, Software
+from farm.types.reading import Details
 
 if TYPE_CHECKING:
     import pandas

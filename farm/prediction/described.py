@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.prediction.card import CardModel
-from farm.prediction.course import course_of, drops, is_causal, mask_of
 from farm.prediction.families import operator_family, operator_type
+from farm.prediction.kernel_rules import course_of, drops, is_causal, mask_of
 from farm.prediction.products import products_of
 from farm.prediction.tiles import tile_roofline
-from farm.words.data_classes import Filling, fillings
-from farm.words.sizes import Sizes, sizes_of
-from farm.words.tuple import DTYPES, contiguous_stride, plain
+from farm.types.sizes import Sizes, sizes_of
+from farm.types.tuple import DTYPES, contiguous_stride, plain
+from farm.types.value_profiles import Filling, fillings
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def describe(
 ) -> Described:
     """
     Args:
-        spec: the tuple's description (`farm.words.tuple.OperatorTuple.to_json`).
+        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
         data_class: what stands in its inputs; "" where that is not known.
     """
     sizes = sizes_of(short_name, spec)

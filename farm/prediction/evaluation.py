@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UsageError
-from farm.prediction import kept
+from farm.prediction import predictor_store
 from farm.prediction.calibration import SUM_FLOOR, SUM_LEAST, WIDENED, Calibration, Errors, quantile, unseen
 from farm.prediction.dataset import Dataset
-from farm.prediction.kept import Kept
+from farm.prediction.measured_models import ReadModel, Summed, blind, families_of
+from farm.prediction.predictor_store import Kept
 from farm.prediction.predictors import Answers, Fitted, Recipe
-from farm.prediction.read_models import ReadModel, Summed, blind, families_of
 from farm.prediction.regressor import Floats
 
 FOLDS = 10
@@ -294,7 +294,7 @@ def fit(recipe: Recipe, data: Dataset, models: Sequence[ReadModel], say: Say = l
     """
     held = leave_families_out(recipe, data, models, say)
     say(f"{recipe.name}: all {len(data)} tuples")
-    return kept.of(data, recipe.fit(data), calibration(data, held))
+    return predictor_store.of(data, recipe.fit(data), calibration(data, held))
 
 
 def learning_curve(recipe: Recipe, data: Dataset, say: Say = lambda _: None) -> Iterator[tuple[int, float]]:

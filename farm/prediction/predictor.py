@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from farm.operators.roofline import Roofline
 from farm.prediction.calibration import SUM_FLOOR
 from farm.prediction.described import Described, describe
-from farm.prediction.kept import Kept
-from farm.prediction.read_models import in_cache, summed
-from farm.prediction.roofline import Roofline
-from farm.words.protocol import Software
+from farm.prediction.measured_models import in_cache, summed
+from farm.prediction.predictor_store import Kept
+from farm.types.protocol import Software
 
 
 @dataclass(frozen=True)

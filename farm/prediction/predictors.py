@@ -21,9 +21,9 @@ from farm.prediction.braun import OnPortable, OnPortableOf
 from farm.prediction.dataset import Dataset
 from farm.prediction.described import Described
 from farm.prediction.factors import Factors, FactorsOf
-from farm.prediction.neighbours import Neighbours, NeighboursOf
+from farm.prediction.gaussian_process import Process, ProcessOf
+from farm.prediction.knn import Neighbours, NeighboursOf
 from farm.prediction.neural_power import Polynomials, PolynomialsOf
-from farm.prediction.process import Process, ProcessOf
 from farm.prediction.regressor import Arrays, Floats, Inputs, Learnt, Regressor, named, part, with_times
 from farm.prediction.trees import Forest, ForestOf
 

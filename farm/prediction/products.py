@@ -1,6 +1,6 @@
 """The matrix products that an operator comes down to: m x k by k x n, so many of them. A convolution is one per group.
 
-From the stored description alone. `farm.words.sizes` knows what people ask for by name; here also convolutions, attention and
+From the stored description alone. `farm.types.sizes` knows what people ask for by name; here also convolutions, attention and
 what training steps call, in aten's order of arguments. None for what makes no product.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.prediction.families import operator_type
-from farm.words.sizes import Sizes, sizes_of
-from farm.words.tuple import plain, tensor_references
+from farm.types.sizes import Sizes, sizes_of
+from farm.types.tuple import plain, tensor_references
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
 
     Args:
         short_name: such as ``Conv2d``.
-        spec: its description (`farm.words.tuple.OperatorTuple.to_json`).
-        sizes: as `farm.words.sizes.sizes_of` tells them, where they are at hand.
+        spec: its description (`farm.types.tuple.OperatorTuple.to_json`).
+        sizes: as `farm.types.sizes.sizes_of` tells them, where they are at hand.
     """
     sizes = sizes or sizes_of(short_name, spec)
     if (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farm.prediction.card import CardModel
-from farm.prediction.course import Course
+from farm.prediction.kernel_rules import Course
 from farm.prediction.products import Products
 
 #: Rows and columns of what one multiprocessor works on at a time, as libraries have them, and the share of its peak that

@@ -15,17 +15,17 @@ from typing import Any
 from sqlmodel import Session
 
 from farm.errors import FarmError
+from farm.estimate.estimate import Wanted, stored_tuples
+from farm.estimate.per_token import PerToken, per_token
 from farm.models import catalog
-from farm.prediction.roofline import Roofline
-from farm.report.estimate import Wanted, stored_tuples
-from farm.report.tokens import PerToken, per_token
+from farm.operators.roofline import Roofline
 from farm.store import tables
+from farm.types.protocol import Variant
+from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.composing import Evidence
 from farm.verdict.figures import Figure, Part
 from farm.verdict.parts import canaries_of, roofline_for
-from farm.words.protocol import Variant
-from farm.words.request import Request
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
-from farm.report.filters import Filters, parse, select_readings
+from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.verdict.figures import Figure
@@ -152,7 +152,7 @@ class _Side:
 def compare(session: Session, first: str, second: str) -> Comparison:
     """
     Args:
-        first, second: a job's id or its beginning, or filters (``card=H200 torch=2.11``, see `farm.report.filters`).
+        first, second: a job's id or its beginning, or filters (``card=H200 torch=2.11``, see `farm.exchange.filters`).
 
     Raises:
         NoSuchJob, UsageError: a side means nothing, or readings that are not to be summed.

@@ -28,9 +28,9 @@ from farm.store import tables
 from farm.store.batches import fetch_values
 from farm.store.calls import PlacedCall, placed_calls
 from farm.store.json_file import write_whole
-from farm.words.label import call_of
-from farm.words.tuple import OperatorTuple
-from farm.words.validation import parse
+from farm.types.label import call_of
+from farm.types.tuple import OperatorTuple
+from farm.types.validation import parse
 
 By = Literal["type", "tuple", "call", "module"]
 BY: tuple[By, ...] = ("type", "tuple", "call", "module")

@@ -11,10 +11,10 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import UsageError, did_you_mean
-from farm.report.filters import Filters, Selection, select_readings
+from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
 from farm.store.database import read_clock_s
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 Sort = Literal["time", "energy", "power", "age"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -74,7 +74,7 @@ def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: in
     Of operators, unless a filter is about a model. What has no energy comes last by energy, and so on.
 
     Raises:
-        UnknownOperator, UsageError: see `farm.report.filters.select_readings`; there is no such order.
+        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; there is no such order.
     """
     if sort not in SORTS:
         raise UsageError(

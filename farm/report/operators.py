@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.errors import FarmError
-from farm.prediction.roofline import Roofline, roofline_of
-from farm.words.label import label_of, told_apart
-from farm.words.protocol import Variant
+from farm.operators.roofline import Roofline, roofline_of
+from farm.types.label import label_of, told_apart
+from farm.types.protocol import Variant
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
         CaptureError: the model could not be taken apart.
     """
-    from farm.training.taking_apart import taken_apart
+    from farm.training.extract import taken_apart
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
     apart = taken_apart(variant)

@@ -9,8 +9,8 @@ from sqlmodel import Session, col, select
 
 from farm.errors import UsageError
 from farm.store import tables
-from farm.words.protocol import Variant
-from farm.words.reading import Trace
+from farm.types.protocol import Variant
+from farm.types.reading import Trace
 
 
 @dataclass(frozen=True)

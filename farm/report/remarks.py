@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from farm.words.data_classes import holds_nothing
-from farm.words.written import ENERGY, TIME, interval, percent, plural, quantity, span
+from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity, span
+from farm.types.value_profiles import holds_nothing
 
 if TYPE_CHECKING:
     from farm.report.all_layers import AllLayers
     from farm.report.report import Report
+    from farm.types.verification import InModelTimes
     from farm.verdict.audit import KernelAudit
     from farm.verdict.verdict import Adjustment, Verdict
-    from farm.words.verification import InModelTimes
 
 _MOST_EAGERLY = 4
 

@@ -18,23 +18,23 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
-from farm.jobs import life
+from farm.estimate.per_token import PerToken, per_token
+from farm.jobs import item_state
 from farm.report.all_layers import AllLayers, all_layers
+from farm.report.memory_tiers import PlacementRow, placements
 from farm.report.owners import OwnerRow, owners
-from farm.report.placements import PlacementRow, placements
-from farm.report.tokens import PerToken, per_token
 from farm.store import tables
 from farm.store.batches import fetch
 from farm.store.tables import ItemState, JobState
+from farm.types.protocol import Protocol
+from farm.types.reading import inside_s
+from farm.types.request import Request
+from farm.types.verification import Verification
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
 from farm.verdict.composing import Evidence, compose, evidence_of
 from farm.verdict.figures import Chosen, Part, ReadingView, Whole
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
-from farm.words.protocol import Protocol
-from farm.words.reading import inside_s
-from farm.words.request import Request
-from farm.words.verification import Verification
 
 SCHEMA = 1
 
@@ -474,7 +474,7 @@ def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Any]) -> 
 
 def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
     states = Counter(item.state for item in items)
-    not_run = sum(item.reason == life.NOT_RUN for item in items)
+    not_run = sum(item.reason == item_state.NOT_RUN for item in items)
     own = [item.reading_id for item in items if item.state == ItemState.DONE and not item.reused]
     costs = [rows[reading_id].cost_s for reading_id in dict.fromkeys(own) if reading_id in rows]
     totals = [cost["total"] if "total" in cost else sum(cost.values()) for cost in costs]

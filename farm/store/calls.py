@@ -14,9 +14,9 @@ from sqlmodel import Session, col, func, select
 from farm.store import tables
 from farm.store.content import StoredCall, store_capture, store_operators
 from farm.store.database import Database, read_clock_s
-from farm.words.data_classes import class_of
-from farm.words.validation import parse
-from farm.words.verification import Verification
+from farm.types.validation import parse
+from farm.types.value_profiles import class_of
+from farm.types.verification import Verification
 
 
 def store_values(

@@ -19,14 +19,14 @@ from farm.models.texts.known import is_known, know, known
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.database import database_now
-from farm.words import protocol as protocols
-from farm.words.label import label_of
-from farm.words.reading import Reading
-from farm.words.tokens import Tokens, TokensRejected
-from farm.words.verification import Verification
+from farm.types import protocol as protocols
+from farm.types.label import label_of
+from farm.types.reading import Reading
+from farm.types.tokens import Tokens, TokensRejected
+from farm.types.verification import Verification
 
 if TYPE_CHECKING:
-    from farm.words.tuple import OperatorTuple
+    from farm.types.tuple import OperatorTuple
 
 
 class CostLike(Protocol):

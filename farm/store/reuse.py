@@ -14,9 +14,9 @@ from sqlmodel import Session, col, select
 from farm.store import tables
 from farm.store.batches import in_batches
 from farm.store.tables import Item
-from farm.words.protocol import Stopping
-from farm.words.reading import METHOD, Details
-from farm.words.request import Request
+from farm.types.protocol import Stopping
+from farm.types.reading import METHOD, Details
+from farm.types.request import Request
 
 
 def subject_key(item: Item, reuse: str, software_id: str) -> str:

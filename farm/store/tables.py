@@ -68,7 +68,7 @@ class Row(SQLModel):
 
 
 class Software(Row, table=True):
-    """The software readings were taken with. ``id`` is `farm.words.protocol.Software.id`."""
+    """The software readings were taken with. ``id`` is `farm.types.protocol.Software.id`."""
 
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
@@ -123,7 +123,7 @@ class Operator(Row, table=True):
 
 
 class ModelVariant(Row, table=True):
-    """A variant's fields, as of `farm.words.protocol.Variant`."""
+    """A variant's fields, as of `farm.types.protocol.Variant`."""
 
     __tablename__ = "model_variant"
     id: str = Field(primary_key=True, max_length=32)
@@ -151,7 +151,7 @@ class ModelVariant(Row, table=True):
 
 
 class TokenInput(Row, table=True):
-    """The ids that a language model reads; ``id`` is `farm.words.tokens.Tokens.id`."""
+    """The ids that a language model reads; ``id`` is `farm.types.tokens.Tokens.id`."""
 
     __tablename__ = "token_input"
     id: str = Field(primary_key=True, max_length=32)
@@ -202,7 +202,7 @@ class Call(Row, table=True):
 
 
 class Protocol(Row, table=True):
-    """How readings were taken; ``id`` is `farm.words.protocol.Protocol.id`."""
+    """How readings were taken; ``id`` is `farm.types.protocol.Protocol.id`."""
 
     __tablename__ = "protocol"
     id: str = Field(primary_key=True, max_length=32)
@@ -311,7 +311,7 @@ CIRCUMSTANCES = [
 
 
 class Reading(Row, table=True):
-    """One accepted result; fields as in `farm.words.reading.Reading`."""
+    """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
     # Both hold all that deciding on readings takes: the rows are long, and what is only counted, sorted or averaged of a
@@ -383,7 +383,7 @@ class ImportedVerdict(Row, table=True):
 
 
 class Trace(Row, table=True):
-    """The compressed time series of a reading (`farm.words.reading.Trace.pack`)."""
+    """The compressed time series of a reading (`farm.types.reading.Trace.pack`)."""
 
     __tablename__ = "trace"
     reading_id: str = Field(primary_key=True, foreign_key="reading.id", ondelete="CASCADE")

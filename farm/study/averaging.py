@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from farm.report.plot import Chart
+from farm.pages.plots import Chart
 from farm.store import tables
 from farm.study.findings import Column, Findings
 from farm.study.laboratory import Laboratory, Plan, Sample, require
-from farm.words.reading import Details
+from farm.types.reading import Details
 
 FIGURES = ("mean", "median", "trimmed mean")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from farm.report.plot import Chart, Line
-from farm.words.protocol import Variant
+from farm.pages.plots import Chart, Line
+from farm.types.protocol import Variant
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
 

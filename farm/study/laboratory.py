@@ -18,23 +18,23 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session
 
-from farm.asking.defaults import defaults_for
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import write_down
-from farm.jobs.opening import capture_for
-from farm.prediction.roofline import roofline_of
+from farm.jobs.create import capture_for
+from farm.operators.roofline import roofline_of
+from farm.requests.defaults import defaults_for
 from farm.settings import settings
 from farm.store import tables
 from farm.store.calls import classes
 from farm.store.content import add_reading
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Software, Stopping, Subject, Variant
-from farm.words.reading import Reading
-from farm.words.request import Request
+from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
+from farm.types.reading import Reading
+from farm.types.request import Request
 
 STUDY = "study"  # the flag of every reading taken here
 
@@ -175,7 +175,7 @@ class Laboratory:
         return self._keep(sample, protocol, answer.reading, circumstances)
 
     def in_place(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_place.compare`.
+        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_situ.compare`.
 
         Raises:
             FarmError: that cannot be had of this card, or of this model.

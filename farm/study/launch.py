@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from farm.report.plot import Chart
+from farm.pages.plots import Chart
 from farm.store import tables
 from farm.study.findings import Column, Findings, change
 from farm.study.laboratory import Laboratory, Plan, require

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.devices.lock import CardLock
-from farm.report.plot import Chart, Line
+from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
-from farm.words.validation import parse
-from farm.words.written import percent
+from farm.types.format import percent
+from farm.types.validation import parse
 
 QUICK = 4  # tuples, a dozen configurations
 FAST = ""  # nothing is slow
@@ -34,7 +34,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Unmeasurable: the card does not reach its memory.
         FarmError: nothing could be read.
     """
-    from farm.operators.placing import placements_of
+    from farm.operators.offloadable import placements_of
 
     require_neighbours(laboratory, plan)
     peer = plan.neighbours[0]

@@ -19,7 +19,7 @@ from farm.settings import settings
 from farm.store.json_file import write_whole
 from farm.study import Study
 from farm.study.findings import Findings
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 
 @dataclass(frozen=True)

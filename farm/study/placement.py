@@ -11,10 +11,10 @@ import statistics
 from typing import Any
 
 from farm.errors import FarmError
-from farm.report.plot import Chart, Line
+from farm.pages.plots import Chart, Line
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan
-from farm.words.written import percent
+from farm.types.format import percent
 
 MOST, QUICK = 160, 12  # configurations
 

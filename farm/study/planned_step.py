@@ -11,12 +11,12 @@ from farm.benchmark.client import BenchmarkProcess, held
 from farm.devices.device import Card
 from farm.devices.reach import no_slow_memory
 from farm.errors import UsageError
-from farm.report.memory import Memory, memory
+from farm.memory.offload_plan import AsRun
+from farm.memory.transfers import Wire, moves_of
+from farm.memory_report.step_memory import Memory, memory
 from farm.settings import settings
-from farm.training.moves import Wire, moves_of
-from farm.training.placement import AsRun
 from farm.training.recorded import StepCapture
-from farm.words.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol, Subject, Variant
 
 
 @dataclass(frozen=True)

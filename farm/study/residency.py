@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from farm.report.plot import Chart
+from farm.pages.plots import Chart
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, require
 from farm.study.summing import against_whole
-from farm.words.reading import Details
+from farm.types.reading import Details
 
 POLICIES = ("resident", "reuse", "stream", "chain")
 

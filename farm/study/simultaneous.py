@@ -13,12 +13,12 @@ from farm.benchmark.client import START_TIMEOUT_S, BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable
-from farm.report.plot import Chart
+from farm.pages.plots import Chart
 from farm.settings import settings
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
-from farm.words.protocol import Protocol, Stopping
+from farm.types.protocol import Protocol, Stopping
 
 
 def run(laboratory: Laboratory, plan: Plan) -> Findings:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 
-from farm.report.plot import Chart, Line
+from farm.pages.plots import Chart, Line
 from farm.store import tables
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require

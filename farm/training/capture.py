@@ -32,7 +32,7 @@ from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_i
 from farm.operators.recorder import costs_something
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
 from farm.training.step import TrainingStep
-from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
 

@@ -104,7 +104,7 @@ class TrainingStep:
 def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:
     """
     Args:
-        name: one of `farm.words.protocol.OPTIMIZERS`.
+        name: one of `farm.types.protocol.OPTIMIZERS`.
 
     Raises:
         UsageError: the model has nothing to train.

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from farm.types.verification import Verification
 from farm.verdict.figures import Part
-from farm.words.verification import Verification
 
 KEPT = 30
 

@@ -11,8 +11,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from farm.types.reading import Burst
 from farm.verdict.figures import Chosen, Figure, ReadingView
-from farm.words.reading import Burst
 
 PLACE_UNSURE_US = 0.05  # of what a place adds, to each call: an event keeps the kernel behind it from starting early
 PLACE_UNSURE = 0.1  # of what it adds

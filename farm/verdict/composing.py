@@ -11,14 +11,14 @@ from sqlmodel import Session
 
 from farm.store import tables
 from farm.store.batches import values
+from farm.types.protocol import Protocol
+from farm.types.request import named
+from farm.types.verification import Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, Whole
 from farm.verdict.one_software import of_one_software
 from farm.verdict.parts import canaries_of, parts_of, seen_on_card, wholes_of
 from farm.verdict.verdict import Verdict
-from farm.words.protocol import Protocol
-from farm.words.request import named
-from farm.words.verification import Verification
 
 #: The columns that verdicts and reports go by: the others of tens of thousands of rows take as long as these.
 ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"

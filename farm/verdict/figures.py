@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from farm.words.reading import Details
+from farm.types.reading import Details
 
 Used = Literal["steady", "burst", "interpolated"]
 

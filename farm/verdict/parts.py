@@ -13,17 +13,17 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from farm.prediction.roofline import Roofline, roofline_of
+from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.batches import values
 from farm.store.calls import classes, counts
 from farm.store.reuse import sound
 from farm.store.tables import ItemState
+from farm.types.label import told_apart
+from farm.types.protocol import Protocol
+from farm.types.reading import canary_of
+from farm.types.verification import Verification
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
-from farm.words.label import told_apart
-from farm.words.protocol import Protocol
-from farm.words.reading import canary_of
-from farm.words.verification import Verification
 
 
 def parts_of(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farm.words.protocol import Subject
-from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.types.protocol import Subject
+from farm.types.tuple import OperatorTuple, TensorSpec
 
 
 def subject(spec: OperatorTuple) -> Subject:

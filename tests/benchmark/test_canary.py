@@ -10,8 +10,8 @@ import torch
 from farm.benchmark import canary
 from farm.benchmark.measure import Bench
 from farm.benchmark.workload import Workload
-from farm.words.protocol import Protocol, Stopping
-from farm.words.reading import CanaryNote, Reading
+from farm.types.protocol import Protocol, Stopping
+from farm.types.reading import CanaryNote, Reading
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
 

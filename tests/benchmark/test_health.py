@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from farm.benchmark import health, process
+from farm.benchmark import health, worker_process
 
 
 def test_this_cpu_is_healthy():
@@ -57,7 +57,7 @@ def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatc
 def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
     asked = []
 
-    class Watched(process.Runner):
+    class Watched(worker_process.Runner):
         def unhealthy(self):
             asked.append(1)
             return ""
@@ -66,8 +66,8 @@ def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
     assert runner.check_due
     assert runner.check() == ""
     assert not runner.check_due
-    later = process.time.monotonic() + health.AGAIN_AFTER_S
-    monkeypatch.setattr(process.time, "monotonic", lambda: later)
+    later = worker_process.time.monotonic() + health.AGAIN_AFTER_S
+    monkeypatch.setattr(worker_process.time, "monotonic", lambda: later)
     assert runner.check_due
     assert asked == [1]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.in_place import Changed, changes_of, read_in_place, together
+from farm.benchmark.in_situ import Changed, changes_of, read_in_place, together
 from farm.benchmark.slow_memory import SlowMemory
 from farm.operators.capture import capture
 

@@ -13,9 +13,9 @@ from farm.benchmark.bursts import DUTIES
 from farm.benchmark.measure import Bench, own_processes
 from farm.benchmark.power import FLOOR_TICKS
 from farm.errors import Unmeasurable
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
-from farm.words.reading import Reading
-from farm.words.tuple import OperatorTuple, TensorSpec
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.reading import Reading
+from farm.types.tuple import OperatorTuple, TensorSpec
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import (
     linear,

@@ -14,7 +14,7 @@ from farm.devices.device import Card
 from farm.devices.reach import farthest_node, no_slow_memory
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
-from farm.words.protocol import Protocol, Subject
+from farm.types.protocol import Protocol, Subject
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.places import Player
+from farm.benchmark.call_context import Player
 from farm.models import catalog
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from farm.benchmark import planned_step
+from farm.benchmark.call_context import Player
 from farm.benchmark.copies import Mover
-from farm.benchmark.places import Player
 from farm.benchmark.planned_step import PlannedStep, run_planned
 from farm.benchmark.slow_memory import cannot_pin
 from farm.errors import Unmeasurable
+from farm.memory.offload_plan import AsRun, Run
+from farm.memory.transfers import Wire, moves_of
 from farm.models import catalog
-from farm.training.life import Life
-from farm.training.moves import Wire, moves_of
-from farm.training.placement import AsRun, Run
+from farm.training.extract import take_step_apart
 from farm.training.recorded import StepCapture
-from farm.training.taking_apart import take_step_apart
-from farm.words.protocol import Protocol, Subject
+from farm.training.tensor_lifetime import Life
+from farm.types.protocol import Protocol, Subject
 from tests.benchmark.test_placed import Fake
 
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from farm.benchmark.client import BenchmarkProcess
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.words.protocol import Protocol, Stopping, Subject, content_id
-from farm.words.verification import Verification
+from farm.types.protocol import Protocol, Stopping, Subject, content_id
+from farm.types.verification import Verification
 
 CARD = "SIM-here-0"
 PROTOCOL, STOPPING = Protocol(), Stopping()
@@ -230,7 +230,7 @@ def test_a_card_that_is_not_there_is_said_so() -> None:
 
 def start_bare() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "farm.benchmark.process", "--card", CARD],
+        [sys.executable, "-m", "farm.benchmark.worker_process", "--card", CARD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

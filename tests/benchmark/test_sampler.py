@@ -8,7 +8,7 @@ import pytest
 
 from farm.benchmark.intervals import slope
 from farm.benchmark.sampler import Sampler
-from farm.words.reading import Trace
+from farm.types.reading import Trace
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.virtual_time import VirtualTime
 

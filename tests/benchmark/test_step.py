@@ -9,9 +9,9 @@ from farm.benchmark.passes import step_passes
 from farm.benchmark.verification import verify
 from farm.models import catalog
 from farm.training.capture import capture_step
-from farm.training.life import allocated_peak_bytes
-from farm.training.taking_apart import build_step, taken_apart
-from farm.words.protocol import Protocol, Subject
+from farm.training.extract import build_step, taken_apart
+from farm.training.tensor_lifetime import allocated_peak_bytes
+from farm.types.protocol import Protocol, Subject
 
 CPU = torch.device("cpu")
 EAGERLY = Protocol(launch="eager")

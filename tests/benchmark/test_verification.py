@@ -9,7 +9,7 @@ import torch
 
 from farm.benchmark.verification import verify
 from farm.settings import settings
-from farm.words.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol, Subject, Variant
 from tests.benchmark.asking import capturing, record
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from farm.report import memory
+from farm.memory_report import step_memory
 
-_taken_apart_once = functools.cache(memory._captured)
+_taken_apart_once = functools.cache(step_memory._captured)
 
 
 @dataclass
@@ -34,4 +34,4 @@ def farm():
 @pytest.fixture
 def steps_taken_apart_once(monkeypatch):
     """Commands that ask for the same step of a model of the catalog share what was taken apart."""
-    monkeypatch.setattr(memory, "_captured", _taken_apart_once)
+    monkeypatch.setattr(step_memory, "_captured", _taken_apart_once)

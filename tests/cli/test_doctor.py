@@ -22,8 +22,8 @@ from farm.doctor.hardware import torch_against_driver
 from farm.jobs import cards, owner
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.words.protocol import Software
-from tasks import diagnosis, embedded
+from farm.types.protocol import Software
+from tasks import broker_checks, embedded
 from tests.devices.fake_nvml import OTHER_UUID, UUID, behind_pynvml
 from tests.planned import plan, register
 
@@ -185,7 +185,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
     ],
 )
 def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
-    check = diagnosis._transport(url)
+    check = broker_checks._transport(url)
     assert check.level == level, check.message
     assert ("without a checked certificate" in check.message) == (level == "warning")
 
@@ -193,10 +193,10 @@ def test_a_far_broker_is_reached_with_a_checked_certificate(url, level):
 def test_versions_that_the_database_does_not_tell_are_compared_between_the_workers():
     here = {"farm": "0.1.0", "Python": "3.11.2", "torch": "2.11.0", "torchvision": "0.26.0"}
     without_torch = {"farm": "0.1.0", "Python": "3.11.2"}
-    same = diagnosis.programs({"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here})
+    same = broker_checks.programs({"this host": without_torch, "control@gpu1": here, "card-GPU-1@gpu1": here})
     assert same.level == "ok"
     other = {**here, "torchvision": "0.25.0", "farm": "0.2.0"}
-    found = diagnosis.programs({"this host": without_torch, "control@gpu1": here, "control@gpu2": other})
+    found = broker_checks.programs({"this host": without_torch, "control@gpu1": here, "control@gpu2": other})
     assert found.level == "warning"
     assert "gpu1: farm 0.1.0 torchvision 0.26.0" in found.message
     assert "gpu2: farm 0.2.0 torchvision 0.25.0" in found.message

@@ -25,7 +25,7 @@ from markdown_it.token import Token
 from cli.main import app
 from farm.settings import settings
 from farm.store.database import Database
-from farm.words.protocol import Software, Variant
+from farm.types.protocol import Software, Variant
 from tests.report import filled, rows
 from tests.report.measured import measured
 

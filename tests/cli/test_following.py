@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cli.following import Outcome, Planned, still_to_do
-from farm.asking.defaults import Wish
+from cli.submit_and_watch import Outcome, Planned, still_to_do
 from farm.jobs.closing import close_known_rounds
+from farm.requests.defaults import Wish
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
 

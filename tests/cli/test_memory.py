@@ -11,11 +11,11 @@ import torch
 from sqlmodel import select
 
 from farm.benchmark import planned_step as benchmarked
+from farm.memory import offload_plan
 from farm.models import catalog
 from farm.settings import settings
 from farm.store import tables
 from farm.study import planned_step
-from farm.training import placement
 from tests.benchmark.test_placed import Fake
 from tests.report import filled, measured
 
@@ -268,7 +268,7 @@ class Here:
 def a_cpu_with_slow_memory(monkeypatch):
     monkeypatch.setattr(benchmarked, "slow_memory_of", lambda device: Fake())
     monkeypatch.setattr(benchmarked, "WINDOW_S", 0.01)
-    monkeypatch.setattr(placement, "POINTS", 3)
+    monkeypatch.setattr(offload_plan, "POINTS", 3)
     monkeypatch.setattr(planned_step, "no_slow_memory", lambda card: "")
     monkeypatch.setattr(planned_step, "held", lambda card: contextlib.nullcontext(Here()))
 
@@ -306,7 +306,7 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
 
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")
 def test_a_step_is_run_with_moves_that_are_planned_by_what_copies_get_beside_it(farm, tmp_path, monkeypatch):
-    monkeypatch.setattr(placement, "POINTS", 2)
+    monkeypatch.setattr(offload_plan, "POINTS", 2)
     small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
     asked = (*small, "--fast", "90%", "--moves", "--run", "--card", "cpu")
     found = json.loads(farm(*asked, "--out", tmp_path, "--json").stdout)

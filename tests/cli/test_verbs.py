@@ -9,15 +9,15 @@ import sys
 import pytest
 from sqlmodel import select
 
-from cli import following, opening, submit
-from cli.asking import Asked
+from cli import opening, submit, submit_and_watch
+from cli.run_options import Asked
 from cli.trace import sparkline
 from farm.devices.device import Card
 from farm.jobs import jobs, owner
-from farm.jobs.opening import Opened
+from farm.jobs.create import Opened
 from farm.settings import settings
 from farm.store import tables
-from farm.words.reading import Trace
+from farm.types.reading import Trace
 from tasks import app
 from tests.planned import register
 from tests.report import rows
@@ -287,7 +287,7 @@ def test_to_leave_what_one_watches_is_no_error(farm, database, monkeypatch):
     rows.model_job(database)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
-    monkeypatch.setattr(following, "follow", interrupted)
+    monkeypatch.setattr(submit_and_watch, "follow", interrupted)
     said = farm("status", "job1", "--watch")
     assert (said.code, said.stderr) == (130, "")
 
@@ -296,7 +296,7 @@ def test_the_end_of_watching_names_every_job(farm, database, monkeypatch):
     rows.model_job(database)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
-    monkeypatch.setattr(following, "follow", lambda *_, **__: None)
+    monkeypatch.setattr(submit_and_watch, "follow", lambda *_, **__: None)
     assert "`farm report job1` shows the result." in farm("status", "job1", "--watch").stderr
     assert "`farm report job1`, `farm report job1` show the results." in farm("status", "job1", "job1", "-w").stderr
 
@@ -328,8 +328,8 @@ def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeyp
         (app, "check_broker", lambda _: None),
         (opening, "open_database", lambda: None),
         (submit, "listening_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
-        (following, "still_to_do", lambda *_: []),
-        (following, "submit_all", made),
+        (submit_and_watch, "still_to_do", lambda *_: []),
+        (submit_and_watch, "submit_all", made),
     ):
         monkeypatch.setattr(module, name, instead)
     said = farm("submit", "resnet18", "squeezenet1_1")

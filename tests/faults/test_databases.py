@@ -13,7 +13,7 @@ from farm.errors import DatabaseUnreachable
 from farm.jobs import items
 from farm.jobs.spool import Spool
 from farm.store.database import Database
-from farm.words.reading import Details
+from farm.types.reading import Details
 from tests.disks import SmallDisk, why_not
 from tests.farms import SharedFarm
 from tests.faults.conftest import Hurt

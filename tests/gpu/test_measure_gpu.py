@@ -15,7 +15,7 @@ from farm.benchmark.measure import Bench
 from farm.devices.finding import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from tests.benchmark.operators import linear, relu_in_place
 from tests.gpu import NEEDS_A_CARD
 

@@ -16,7 +16,7 @@ from torch import nn
 from farm.benchmark import slow_memory
 from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.in_place import changes_of, read_in_place, together
+from farm.benchmark.in_situ import changes_of, read_in_place, together
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
 from farm.benchmark.slow_memory import PeerMemory, PinnedMemory, SlowMemory
 from farm.devices.device import Card
@@ -27,7 +27,7 @@ from farm.operators.encoding import tensors_in
 from farm.settings import settings
 from farm.study import find, performing
 from farm.study.laboratory import Plan
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 pytestmark = [
     pytest.mark.gpu,

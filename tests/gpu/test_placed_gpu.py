@@ -13,7 +13,7 @@ from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
-from farm.words.protocol import Protocol, Subject
+from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD

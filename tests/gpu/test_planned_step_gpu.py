@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from farm.benchmark import planned_step
+from farm.benchmark.call_context import Player
 from farm.benchmark.passes import numeric_flags
-from farm.benchmark.places import Player
 from farm.benchmark.planned_step import PlannedStep, compare, measure_wire, run_planned, take_apart
 from farm.benchmark.slow_memory import PinnedMemory
+from farm.memory.offload_plan import Run
 from farm.models import catalog
-from farm.training.placement import Run
 from farm.training.recorded import StepCapture
-from farm.words.protocol import Protocol, Subject
+from farm.types.protocol import Protocol, Subject
 from tests.benchmark.test_planned_step import Wiping, every_long_wait, gradients_of
 from tests.gpu import NEEDS_A_CARD
 

@@ -12,9 +12,9 @@ from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.measure import Bench
 from farm.devices.finding import discover, open_device
 from farm.settings import settings
+from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part
-from farm.words.protocol import Protocol, Stopping, Subject, Variant
 from tests.gpu import NEEDS_A_CARD
 
 pytestmark = NEEDS_A_CARD

@@ -10,7 +10,7 @@ from farm.errors import NoSuchCard
 from farm.jobs import cards, listing
 from farm.jobs.items import Declined
 from farm.store import tables
-from farm.words.protocol import Software
+from farm.types.protocol import Software
 from tests import planned
 from tests.farms import store_operators
 from tests.statements import meanwhile

@@ -13,7 +13,7 @@ from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum, significant
 from farm.report import report
 from farm.store import calls, content, tables
-from farm.words.verification import Verification
+from farm.types.verification import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 

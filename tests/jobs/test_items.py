@@ -16,8 +16,8 @@ from farm.jobs.cards import holder_name, holder_of_process
 from farm.jobs.items import Claim, Declined
 from farm.store import tables
 from farm.store.tables import ItemState
-from farm.words.protocol import Stopping
-from farm.words.reading import Details
+from farm.types.protocol import Stopping
+from farm.types.reading import Details
 from tests.farms import store_operators
 from tests.planned import READING, claim, complete, items_of, plan, readings, register, sweep
 from tests.statements import meanwhile, values_at_once

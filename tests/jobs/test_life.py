@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlmodel import select
 
 from farm.benchmark.simulated import SOFTWARE
-from farm.jobs import items, jobs, life
+from farm.jobs import item_state, items, jobs
 from farm.jobs.closing import close_round
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.store import tables
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 CLAIM = ("token", "holder", "claim_key", "lease_until_s")
 
 
-def row(way: life.Transition) -> str:
+def row(way: item_state.Transition) -> str:
     """A transition as a row of the table in docs/architecture.md."""
     written = list(way.written)
     if set(CLAIM) <= set(written):
@@ -42,17 +42,24 @@ def row(way: life.Transition) -> str:
 def test_the_documentation_shows_the_table():
     shown = [line for line in (ROOT / "docs" / "architecture.md").read_text().splitlines() if line.startswith("| ")]
     begin = shown.index("| event | from | to | written | when |")
-    wanted = [row(way) for way in life.TABLE]
+    wanted = [row(way) for way in item_state.TABLE]
     assert shown[begin + 2 : begin + 2 + len(wanted)] == wanted, "write the table anew:\n" + "\n".join(wanted)
     assert not shown[begin + 2 + len(wanted) :], "the page shows an event that the code does not have"
 
 
 def test_every_event_of_the_table_happens_and_nothing_else_sets_a_state():
     sources = {path: path.read_text() for room in ("farm", "tasks", "cli") for path in (ROOT / room).rglob("*.py")}
-    table = sources.pop(Path(life.__file__))
-    names = [name for name, way in vars(life).items() if isinstance(way, life.Transition)]
-    assert len({way.event for way in life.TABLE}) == len(names) == len(life.TABLE) == table.count(" = Transition(")
-    assert [name for name in names if not any(re.search(rf"\blife\.{name}\b", code) for code in sources.values())] == []
+    table = sources.pop(Path(item_state.__file__))
+    names = [name for name, way in vars(item_state).items() if isinstance(way, item_state.Transition)]
+    assert (
+        len({way.event for way in item_state.TABLE})
+        == len(names)
+        == len(item_state.TABLE)
+        == table.count(" = Transition(")
+    )
+    assert [
+        name for name in names if not any(re.search(rf"\bitem_state\.{name}\b", code) for code in sources.values())
+    ] == []
     sets = re.compile(r"\bstate=ItemState|\.state(, .*)? = .*ItemState|\"state\": ItemState")
     around = [
         f"{path}: {line}" for path, source in sources.items() for line in source.splitlines() if sets.search(line)
@@ -63,9 +70,9 @@ def test_every_event_of_the_table_happens_and_nothing_else_sets_a_state():
 def test_a_way_that_does_not_begin_in_an_items_state_is_refused():
     item = Item(state=ItemState.DONE)
     with pytest.raises(ValueError, match="is done; 'give up' begins in waiting, claimed"):
-        life.GIVE_UP.apply(item)
+        item_state.GIVE_UP.apply(item)
     with pytest.raises(TypeError, match="'move' is to be given"):
-        life.MOVE.update(token="")
+        item_state.MOVE.update(token="")
 
 
 def watched(database):
@@ -89,7 +96,7 @@ def went(database):
 
 #: From and to which state a row may go. A reading that is there closes an item before it is first written down.
 ALLOWED = {("", ItemState.DONE)} | {
-    (before, way.next or before) for way in life.TABLE for before in (way.found or ("",))
+    (before, way.next or before) for way in item_state.TABLE for before in (way.found or ("",))
 }
 
 

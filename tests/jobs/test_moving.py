@@ -17,7 +17,7 @@ from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.planning import add_round
 from farm.store import content, tables
 from farm.store.tables import ItemState
-from farm.words.request import Request
+from farm.types.request import Request
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 

@@ -9,13 +9,13 @@ from sqlmodel import select
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
 from farm.jobs.closing import Closing, close_round
-from farm.jobs.opening import open_job, plan_rest, tuples_of
+from farm.jobs.create import open_job, plan_rest, tuples_of
 from farm.models import catalog
 from farm.operators import sweep as sweeps
 from farm.store.calls import counts
 from farm.store.tables import Card, Item, Job, Round
-from farm.words.protocol import Protocol, Variant
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Variant
+from farm.types.request import Request, Sweep
 from tasks import recovery
 from tests.planned import claim, complete, items_of, register
 

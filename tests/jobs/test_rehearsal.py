@@ -6,11 +6,11 @@ import sqlalchemy
 from sqlmodel import SQLModel, select
 
 from farm.devices.device import Card
-from farm.jobs.opening import open_job
-from farm.jobs.rehearsal import rehearsing
+from farm.jobs.create import open_job
+from farm.jobs.dry_run import rehearsing
 from farm.store import tables
-from farm.words.protocol import Protocol, Variant
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Variant
+from farm.types.request import Request, Sweep
 from tests.planned import claim, complete, items_of, register
 
 MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager"))

@@ -6,9 +6,9 @@ from farm.jobs import items, jobs
 from farm.store import content, tables
 from farm.store.calls import classes, store_values, stored_values
 from farm.store.database import Database
+from farm.types.protocol import Protocol, Variant
+from farm.types.request import Request
 from farm.verdict.composing import evidence_of
-from farm.words.protocol import Protocol, Variant
-from farm.words.request import Request
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, register
 

@@ -7,8 +7,8 @@ import pytest
 
 from farm.errors import UnknownModel, UnsupportedModel, UsageError
 from farm.models import catalog, torchvision
-from farm.words.protocol import Variant
-from farm.words.request import Request
+from farm.types.protocol import Variant
+from farm.types.request import Request
 
 
 def test_the_written_list_is_torchvisions():
@@ -93,7 +93,7 @@ def test_dtype_and_memory_format_reach_weights_and_input():
 
 
 def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does():
-    from farm.operators.taking_apart import take_apart
+    from farm.operators.extract import take_apart
 
     entries = [catalog.find(name) for name in catalog.names(source="torchvision")]
     assert [entry.name for entry in entries if not entry.parameters or not entry.flops] == []

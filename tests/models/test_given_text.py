@@ -7,7 +7,7 @@ import pytest
 from farm.errors import UsageError
 from farm.models import catalog
 from farm.models.texts import known
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests.own_text import WORDS, write_own_text
 
 
@@ -57,7 +57,7 @@ def test_with_another_batch_it_begins_again(own):
 
 
 def test_it_is_taken_apart_as_any_other(own):
-    from farm.operators.taking_apart import take_apart
+    from farm.operators.extract import take_apart
 
     said = {"length": 6, "layers": 1, "padded": True}
     tuples = [take_apart(catalog.variant("bert-base", 2, **said, **more)).capture.tuples for more in ({}, own)]

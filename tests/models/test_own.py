@@ -9,10 +9,10 @@ import torch
 
 from farm.errors import CaptureError, SettingsError, UsageError
 from farm.models import catalog
-from farm.operators import taking_apart
-from farm.operators.taking_apart import take_apart
+from farm.operators import extract
+from farm.operators.extract import take_apart
 from farm.settings import settings
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 
 TEXT = """
 import torch
@@ -80,7 +80,7 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text
     apart = take_apart(Variant("gate", batch=2, input_size=224))
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
-    monkeypatch.setattr(taking_apart, "MOST_RUN_BYTES", 79)
+    monkeypatch.setattr(extract, "MOST_RUN_BYTES", 79)
     with pytest.raises(CaptureError, match="With values its parameters and buffers take"):
         take_apart(Variant("gate", batch=2, input_size=224))
 

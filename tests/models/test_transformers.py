@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farm.asking.measurement_file import load
 from farm.errors import UnsupportedModel, UsageError
 from farm.models import catalog, transformers
+from farm.requests.measurement_file import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -135,7 +135,7 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
 
 
 def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
-    from farm.operators.taking_apart import take_apart
+    from farm.operators.extract import take_apart
 
     two, all_of_them = (
         take_apart(catalog.variant("gpt2", 1, phase="decode", cache=16, layers=layers)).capture.counts
@@ -146,7 +146,7 @@ def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
 
 
 def test_the_file_of_the_data_set_names_every_architecture_in_each_of_its_phases():
-    from farm.asking.defaults import complete
+    from farm.requests.defaults import complete
 
     requests = [complete(wish, "cuda", target=0.95) for wish in load([EXAMPLES / "transformers.yml"])]
     asked = {(transformers.class_name(one.variant.model), one.variant.phase) for one in requests if one.variant}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from farm.models import catalog
-from farm.operators.taking_apart import take_apart
-from farm.words.protocol import Variant
+from farm.operators.extract import take_apart
+from farm.types.protocol import Variant
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "architectures.jsonl"
 #: A model of each kind that the catalog knows, cut where that is possible.

@@ -8,7 +8,7 @@ from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches
-from farm.words.label import LENGTH, label_of
+from farm.types.label import LENGTH, label_of
 
 
 def _one_of_each_family_and_the_others_if_there_is_time() -> list[object]:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from farm.operators.capture import capture
-from farm.operators.placing import placeable, placements_of
+from farm.operators.offloadable import placeable, placements_of
 
 
 def tuple_of(module, *inputs):

@@ -15,8 +15,8 @@ from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
 from farm.operators.seen import describe, seen_values, watch
 from farm.settings import settings
-from farm.words.data_classes import class_of
-from farm.words.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Variant
+from farm.types.value_profiles import class_of
 from tests.benchmark.operators import linear
 
 

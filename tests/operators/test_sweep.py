@@ -13,8 +13,8 @@ from farm.operators.rebuild import rebuild
 from farm.operators.recipes import RECIPES, REQUIRED
 from farm.operators.sweep import Expansion, check_names
 from farm.operators.sweep_building import Builder, Impossible, with_zeros
-from farm.words.label import label_of
-from farm.words.request import Sweep
+from farm.types.label import label_of
+from farm.types.request import Sweep
 
 
 def sweep(operator, **grid):

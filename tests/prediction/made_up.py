@@ -9,8 +9,8 @@ import numpy as np
 from farm.prediction.card import card_model
 from farm.prediction.dataset import Circumstances, Dataset, Row
 from farm.prediction.described import describe
-from farm.prediction.read_models import ReadModel, blind
-from farm.words.protocol import Protocol, Software, Variant
+from farm.prediction.measured_models import ReadModel, blind
+from farm.types.protocol import Protocol, Software, Variant
 
 H200 = card_model("cuda", "NVIDIA H200")
 ABOUT = Circumstances("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())

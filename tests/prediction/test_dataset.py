@@ -8,16 +8,16 @@ import json
 import pytest
 
 from farm.errors import UsageError
+from farm.estimate.training_set import dataset_of, write_dataset
+from farm.exchange.columns import LEARNT_FROM
 from farm.prediction.card import card_model
-from farm.prediction.course import Course, drops
 from farm.prediction.described import describe
 from farm.prediction.families import model_family, operator_family, operator_type
 from farm.prediction.features import NAMES, numbers_of
+from farm.prediction.kernel_rules import Course, drops
 from farm.prediction.products import Products, products_of
 from farm.prediction.tiles import tile_roofline
-from farm.report.dictionary import LEARNT_FROM
-from farm.report.learnt_from import dataset_of, write_dataset
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests.report import filled
 
 H200 = card_model("cuda", "NVIDIA H200")

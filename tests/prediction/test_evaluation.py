@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from farm.errors import UsageError
-from farm.prediction import features, kept
+from farm.estimate.training_set import learnt_from
+from farm.prediction import features, predictor_store
 from farm.prediction.calibration import Calibration, Errors, quantile
 from farm.prediction.card import card_model
 from farm.prediction.evaluation import (
@@ -26,10 +27,9 @@ from farm.prediction.evaluation import (
     learning_curve,
     leave_families_out,
 )
+from farm.prediction.measured_models import in_cache, read_models
 from farm.prediction.predictors import RECIPES
-from farm.prediction.read_models import in_cache, read_models
-from farm.report.learnt_from import learnt_from
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests.prediction.made_up import dataset, models
 from tests.report import filled
 
@@ -116,39 +116,41 @@ def test_an_interval_that_was_calibrated_covers_what_comes_later():
 def test_a_kept_predictor_is_what_was_saved(tmp_path):
     data = dataset()
     learnt = fit(RECIPES["best"], data, models(data))
-    path = tmp_path / kept.file_name(data.circumstances)
+    path = tmp_path / predictor_store.file_name(data.circumstances)
     assert path.name == "nvidia-h200-torch-2.11.0.npz"
-    kept.save(learnt, path)
-    again = kept.load(path)
+    predictor_store.save(learnt, path)
+    again = predictor_store.load(path)
     assert (again.key, again.calibration, again.circumstances) == (data.key, learnt.calibration, data.circumstances)
     assert again.fitted.answer(data.calls).time_us == pytest.approx(learnt.fitted.answer(data.calls).time_us, rel=1e-4)
     assert again.has_learnt([data.calls[0].operator_id, "another"]).tolist() == [True, False]
-    assert kept.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key == data.key
-    assert kept.find([tmp_path], "NVIDIA H200", "9.9").key == data.key  # of another software, and says of which
-    assert kept.find([tmp_path], "NVIDIA A100") is None
+    assert predictor_store.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key == data.key
+    assert (
+        predictor_store.find([tmp_path], "NVIDIA H200", "9.9").key == data.key
+    )  # of another software, and says of which
+    assert predictor_store.find([tmp_path], "NVIDIA A100") is None
 
 
 def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monkeypatch):
     data = dataset()
     path = tmp_path / "h200.npz"
-    kept.save(kept.of(data, RECIPES["family"].fit(data), Calibration.none()), path)
+    predictor_store.save(predictor_store.of(data, RECIPES["family"].fit(data), Calibration.none()), path)
     monkeypatch.setattr(features, "VERSION", features.VERSION + 1)
     with pytest.raises(UsageError, match="is of features of version"):
-        kept.load(path)
+        predictor_store.load(path)
     monkeypatch.undo()
     with zipfile.ZipFile(path) as packed:
         names = packed.namelist()
     np.savez(path, **{name.removesuffix(".npy"): np.array([print], dtype=object) for name in names})
     with pytest.raises(UsageError, match="is no predictor"):
-        kept.load(path)
+        predictor_store.load(path)
     path.write_bytes(b"no archive")
     with pytest.raises(UsageError, match="is no predictor"):
-        kept.load(path)
+        predictor_store.load(path)
     path.with_suffix(".json").write_text("[]")
     with pytest.raises(UsageError, match="is no JSON object"):
-        kept.load(path)
+        predictor_store.load(path)
     with pytest.raises(UsageError, match="There is no predictor"):
-        kept.load(tmp_path / "other.npz")
+        predictor_store.load(tmp_path / "other.npz")
 
 
 def test_too_few_families_are_said():

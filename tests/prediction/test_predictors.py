@@ -14,9 +14,9 @@ import pytest
 from farm.errors import UsageError
 from farm.prediction.described import Described
 from farm.prediction.factors import FactorsOf
+from farm.prediction.gaussian_process import ProcessOf
 from farm.prediction.neural_power import PolynomialsOf
 from farm.prediction.predictors import RECIPES, Fitted, recipe
-from farm.prediction.process import ProcessOf
 from farm.prediction.regressor import Inputs
 from farm.prediction.trees import ForestOf
 from tests.prediction.made_up import dataset

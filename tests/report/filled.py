@@ -7,13 +7,13 @@ import itertools
 import math
 from typing import Any
 
-from farm.operators.taking_apart import TakenApart
+from farm.operators.extract import TakenApart
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.training.taking_apart import taken_apart
-from farm.words.protocol import Protocol, Software, Variant
-from farm.words.reading import METHOD, Trace
-from farm.words.verification import Verification
+from farm.training.extract import taken_apart
+from farm.types.protocol import Protocol, Software, Variant
+from farm.types.reading import METHOD, Trace
+from farm.types.verification import Verification
 
 VARIANT = Variant("resnet18", 2, 64)
 SOFTWARE = Software(

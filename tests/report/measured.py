@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from farm.prediction.roofline import roofline_of
+from farm.operators.roofline import roofline_of
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.training.taking_apart import taken_apart
+from farm.training.extract import taken_apart
+from farm.types.protocol import Variant
+from farm.types.request import Request
 from farm.verdict.composing import compose, evidence_of
-from farm.words.protocol import Variant
-from farm.words.request import Request
 from tests.report import rows
 
 POWER_W = 500.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from farm.store import tables
 from farm.store.database import Database
-from farm.words.protocol import Protocol, Variant
-from farm.words.reading import METHOD
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Variant
+from farm.types.reading import METHOD
+from farm.types.request import Request, Sweep
 
 CARD, OTHER_CARD = "GPU-aaaa0000-1111-2222-3333-444455556666", "GPU-bbbb0000-1111-2222-3333-444455556666"
 VARIANT = Variant("resnet18", 32, 224)

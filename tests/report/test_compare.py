@@ -10,8 +10,8 @@ import pytest
 from farm.errors import UsageError
 from farm.report.compare import Difference, compare
 from farm.settings import settings
+from farm.types.protocol import Protocol
 from farm.verdict.figures import Figure
-from farm.words.protocol import Protocol
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled, rows
 

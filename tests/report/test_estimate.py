@@ -9,11 +9,11 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
+from farm.estimate.estimate import estimate
+from farm.estimate.generation import generation
 from farm.models import catalog
+from farm.operators.roofline import roofline_of
 from farm.prediction.predictor import RooflinePredictor
-from farm.prediction.roofline import roofline_of
-from farm.report.estimate import estimate
-from farm.report.generating import generation
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UnknownOperator, UsageError
-from farm.report.dictionary import FORMAT, TABLES, as_markdown
-from farm.report.export import METADATA, export
-from farm.report.filters import parse
+from farm.exchange.columns import FORMAT, TABLES, as_markdown
+from farm.exchange.export import METADATA, export
+from farm.exchange.filters import parse
 from farm.store import tables
-from farm.words.protocol import Protocol, Variant
+from farm.types.protocol import Protocol, Variant
 from tests.report import filled, rows
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -91,7 +91,7 @@ def test_the_file_says_what_it_is_and_what_its_columns_mean(database, tmp_path):
 def test_the_documented_dictionary_is_the_code_s():
     written = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
     assert written.read_text() == as_markdown(), (
-        "write it anew: python -m farm.report.dictionary > docs/data-dictionary.md"
+        "write it anew: python -m farm.exchange.columns > docs/data-dictionary.md"
     )
     for table, columns in TABLES.items():
         names = [entry.name for entry in columns]

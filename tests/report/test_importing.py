@@ -9,19 +9,19 @@ import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
+from farm.exchange.columns import ADDED, FORMAT, TABLES
+from farm.exchange.export import METADATA, export
+from farm.exchange.filters import parse
+from farm.exchange.importer import Refused, import_export
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
 from farm.models import catalog
-from farm.report import site
-from farm.report.dictionary import ADDED, FORMAT, TABLES
-from farm.report.export import METADATA, export
-from farm.report.filters import parse
-from farm.report.importing import Refused, import_export
+from farm.pages import site
 from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
-from farm.words.request import Request
+from farm.types.request import Request
 from tests.report import filled
 from tests.report.measured import measured
 

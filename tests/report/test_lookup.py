@@ -7,10 +7,10 @@ import json
 import pytest
 
 from farm.errors import UnknownOperator, UsageError
-from farm.report.export import export
-from farm.report.filters import parse
+from farm.exchange.export import export
+from farm.exchange.filters import parse
+from farm.exchange.packaged import database_of
 from farm.report.lookup import lookup
-from farm.report.packaged import database_of
 from farm.settings import settings
 from farm.store.database import Database
 from tests.cli.conftest import farm  # noqa: F401
@@ -68,7 +68,7 @@ def test_readings_of_a_file_answer_as_a_database_does(database, tmp_path, monkey
     packaged.close()
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".db"]
 
-    monkeypatch.setattr("farm.report.packaged.packaged_files", lambda: [tmp_path / "data" / "h200.parquet"])
+    monkeypatch.setattr("farm.exchange.packaged.packaged_files", lambda: [tmp_path / "data" / "h200.parquet"])
     said = farm("lookup", "Conv2d", "--card", "H200", "-n", "2", "--json")  # no database of one's own
     assert said.code == 0, said.stderr
     assert len(json.loads(said.stdout)["readings"]) == 2

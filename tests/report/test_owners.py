@@ -1,8 +1,8 @@
 """Forward and backward of a module beside each other, from the calls of a stored training step."""
 
-from farm.asking.defaults import Wish, complete
-from farm.jobs.opening import capture_for
+from farm.jobs.create import capture_for
 from farm.report.owners import owners
+from farm.requests.defaults import Wish, complete
 from farm.store import calls
 from farm.verdict.figures import Chosen, Figure
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from farm.asking.measurement_file import load
 from farm.errors import FarmError
+from farm.exchange.packaged import FOLDER, packaged_files, packaged_named
 from farm.models import catalog
-from farm.prediction import kept
-from farm.report.packaged import FOLDER, packaged_files, packaged_named
+from farm.prediction import predictor_store
+from farm.requests.measurement_file import load
 from farm.store import tables
 from farm.store.database import Database
-from farm.words.protocol import Variant
-from farm.words.reading import METHOD
+from farm.types.protocol import Variant
+from farm.types.reading import METHOD
 from tests.report.measured import measured
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -72,14 +72,14 @@ def test_the_file_that_fills_them_names_every_classification_model():
 
 
 def test_the_predictor_of_the_h200_comes_with_the_package_and_needs_numpy_alone():
-    assert sum(file.stat().st_size for file in kept.FOLDER.iterdir()) <= 4_500_000
+    assert sum(file.stat().st_size for file in predictor_store.FOLDER.iterdir()) <= 4_500_000
     code = """
 import sys
-from farm.prediction import kept
+from farm.prediction import predictor_store
 from farm.prediction.predictor import Asked, KeptPredictor
 
 sys.modules["sklearn"] = sys.modules["scipy"] = None
-found = KeptPredictor(kept.find([kept.FOLDER], "NVIDIA H200", "2.11"))
+found = KeptPredictor(predictor_store.find([predictor_store.FOLDER], "NVIDIA H200", "2.11"))
 tensor = {"role": "activation", "shape": [32, 64, 56, 56], "dtype": "float32", "storage": 0}
 asked = [Asked("x", "ReLU", 0, 51380224, {"kind": "module", "arguments": [{"tensor": 0}], "tensors": [tensor]})]
 told = found.predict(asked, asked)

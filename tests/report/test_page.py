@@ -12,11 +12,11 @@ from sqlalchemy import update
 
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.report import charts, page
+from farm.pages import charts, page
 from farm.store import tables
 from farm.store.database import Database
-from farm.words.flags import FLAGS
-from farm.words.protocol import Variant
+from farm.types.flags import FLAGS
+from farm.types.protocol import Variant
 from tests import browser
 from tests.report import rows
 from tests.report.measured import measured

@@ -9,14 +9,14 @@ from sqlmodel import select
 
 from cli import report_tables
 from farm import report
-from farm.jobs.opening import open_job
-from farm.report.export import as_table
-from farm.report.filters import parse
+from farm.exchange.export import as_table
+from farm.exchange.filters import parse
+from farm.jobs.create import open_job
+from farm.pages.page import job_page, write_page
 from farm.report.lookup import lookup
-from farm.report.page import job_page, write_page
 from farm.store.tables import Protocol
-from farm.words.protocol import Protocol as Method
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol as Method
+from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
 
 PLACED = Request(

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from farm.errors import UsageError
-from farm.report import plot
+from farm.pages import plots
 from farm.report.readings import find_traced
 from farm.store import tables
-from farm.words.reading import Trace
+from farm.types.reading import Trace
 from tests.report import rows
 
 
@@ -30,17 +30,17 @@ def sampled() -> Trace:
 
 def test_power_is_the_slope_of_the_counter_between_its_ticks():
     trace = sampled()
-    ends_s, powers = plot.counter_power(trace)
+    ends_s, powers = plots.counter_power(trace)
     assert ends_s == pytest.approx(trace.series["energy_mj"][0][1:])
     assert powers == pytest.approx([300.0] * 13)
-    assert plot.window_power_w(trace) == pytest.approx(300.0)
-    assert plot.window_power_w(Trace((0.0, 0.1), {})) is None
+    assert plots.window_power_w(trace) == pytest.approx(300.0)
+    assert plots.window_power_w(Trace((0.0, 0.1), {})) is None
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_trace_is_drawn(tmp_path, suffix):
     path = tmp_path / f"trace.{suffix}"
-    plot.draw_trace(sampled(), path, "Conv2d 64->64", {"idle": 80.0})
+    plots.draw_trace(sampled(), path, "Conv2d 64->64", {"idle": 80.0})
     assert path.stat().st_size > 5_000
 
 
@@ -49,7 +49,7 @@ def test_a_trace_shows_when_the_card_was_throttled_and_who_else_was_on_it(tmp_pa
     times = trace.series["sm_clock_mhz"][0]
     trace.series["throttle_reasons"] = trace.series["throttle_power_cap"] = (times, [int(5 < t < 9) for t in range(15)])
     trace.series["foreign_processes"] = (times, [int(t == 11) for t in range(15)])
-    plot.draw_trace(trace, tmp_path / "trace.svg", "")
+    plots.draw_trace(trace, tmp_path / "trace.svg", "")
     drawn = (tmp_path / "trace.svg").read_text()
     assert "power cap" in drawn
     assert "foreign processes" in drawn
@@ -58,20 +58,20 @@ def test_a_trace_shows_when_the_card_was_throttled_and_who_else_was_on_it(tmp_pa
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as raised:
-        plot.draw_trace(sampled(), tmp_path / "trace.png", "")
+        plots.draw_trace(sampled(), tmp_path / "trace.png", "")
     assert "operator-farm[plot]" in raised.value.next_step
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
-        plot.check_path(tmp_path / "nowhere" / "trace.png")
+        plots.check_path(tmp_path / "nowhere" / "trace.png")
 
 
 @pytest.mark.parametrize("name", ["trace.xyz", "folder.png", "x" * 300 + ".png", "a\0b.png"])
 def test_what_cannot_become_a_drawing_is_said_at_once(tmp_path, name):
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(UsageError) as raised:
-        plot.check_path(tmp_path / name)
+        plots.check_path(tmp_path / name)
     assert raised.value.next_step
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
@@ -80,14 +80,14 @@ def test_what_cannot_become_a_drawing_is_said_at_once(tmp_path, name):
 def test_a_folder_that_may_not_be_written_to_is_named(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match="cannot be written"):
-        plot.check_path(tmp_path / "trace.png")
+        plots.check_path(tmp_path / "trace.png")
 
 
 def test_looking_at_a_path_leaves_everything_as_it_was(tmp_path):
     (tmp_path / "kept.svg").write_text("kept")
     (tmp_path / "link.png").symlink_to(tmp_path / "later.png")
     for name in ("kept.svg", "link.png", "new.PNG", "no suffix"):
-        plot.check_path(tmp_path / name)
+        plots.check_path(tmp_path / name)
     assert (tmp_path / "kept.svg").read_text() == "kept"
     assert {path.name for path in tmp_path.iterdir()} == {"kept.svg", "link.png"}
 

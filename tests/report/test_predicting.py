@@ -7,20 +7,20 @@ import json
 
 import pytest
 
-from farm.asking import measurement_file
 from farm.errors import UsageError
+from farm.estimate.estimate import estimate
+from farm.estimate.next_measurements import plan
+from farm.estimate.training_set import dataset_of
+from farm.exchange.export import export
 from farm.operators.sweep import Expansion
-from farm.prediction import kept
+from farm.prediction import predictor_store
 from farm.prediction.calibration import Calibration
 from farm.prediction.predictor import Asked, KeptPredictor
 from farm.prediction.predictors import RECIPES
-from farm.report.estimate import estimate
-from farm.report.export import export
-from farm.report.learnt_from import dataset_of
-from farm.report.what_to_read import plan
+from farm.requests import measurement_file
 from farm.settings import settings
 from farm.store.database import Database
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests.cli.conftest import farm  # noqa: F401
 from tests.report import filled
 
@@ -31,7 +31,7 @@ def learnt(database, name="family"):
     """A predictor of what the database holds; `family` needs no scikit-learn."""
     with database.read() as session:
         data = dataset_of(session, "H200")
-    return kept.of(data, RECIPES[name].fit(data), WIDE)
+    return predictor_store.of(data, RECIPES[name].fit(data), WIDE)
 
 
 def without_linear(database):
@@ -96,7 +96,9 @@ def own(database, farm, monkeypatch):  # noqa: F811
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     predictor = without_linear(database)
-    kept.save(predictor, settings().state_dir / "predictors" / kept.file_name(predictor.circumstances))
+    predictor_store.save(
+        predictor, settings().state_dir / "predictors" / predictor_store.file_name(predictor.circumstances)
+    )
     return farm
 
 
@@ -133,7 +135,7 @@ def test_what_is_measured_joins_the_package_s_readings_in_one_database(database,
         before = estimate(session, filled.VARIANT, "H200")
         export(session, tmp_path / "h200")
     theirs.close()
-    monkeypatch.setattr("farm.report.packaged.packaged_files", lambda: [tmp_path / "h200"])
+    monkeypatch.setattr("farm.exchange.packaged.packaged_files", lambda: [tmp_path / "h200"])
     filled.fill(database, leave_out=lambda spec: spec.short_name != "Linear", whole=False, prefix="own")
     how = _How("H200", None, False, "", "auto", None)
     for _ in range(2):  # the second finds all there

@@ -14,12 +14,12 @@ from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
 from farm.models import catalog
-from farm.operators.taking_apart import take_apart
+from farm.operators.extract import take_apart
 from farm.report.remarks import remarks
 from farm.store import tables
+from farm.types.protocol import Protocol
+from farm.types.request import Request
 from farm.verdict.composing import compose, evidence_of
-from farm.words.protocol import Protocol
-from farm.words.request import Request
 from tasks.submit import submit
 from tests.report import measured, rows
 

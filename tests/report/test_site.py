@@ -8,11 +8,11 @@ import re
 import pytest
 
 from farm.errors import UsageError
-from farm.report import charts, site
+from farm.pages import charts, site
 from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests import browser
 from tests.report import rows
 from tests.report.measured import measured

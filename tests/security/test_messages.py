@@ -8,7 +8,7 @@ import random
 import pytest
 import redis
 
-from tasks.screening import Transport, command_refusal, refusal
+from tasks.message_filter import Transport, command_refusal, refusal
 from tests.security import mangled
 
 MESSAGES, GARBAGE = 10_000, 1_000

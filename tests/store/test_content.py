@@ -13,8 +13,8 @@ from sqlmodel import select
 from farm.errors import Unreadable
 from farm.store.content import find_tokens, store_operators, store_tokens
 from farm.store.tables import Operator, TokenInput
-from farm.words.tokens import Tokens
-from farm.words.tuple import OperatorTuple
+from farm.types.tokens import Tokens
+from farm.types.tuple import OperatorTuple
 from tests.statements import values_at_once
 
 

@@ -8,7 +8,7 @@ from sqlmodel import func, select
 from farm.jobs import jobs
 from farm.store import tables
 from farm.store.pruning import prunable, prune
-from farm.words.reading import Trace
+from farm.types.reading import Trace
 from tests.planned import claim, complete, items_of, plan, register
 
 TRACE = Trace((0.0, 1.0), {"power_w": ([0.0, 1.0], [100.0, 101.0])}).pack()

@@ -7,8 +7,8 @@ from sqlmodel import select
 
 from farm.store import content, tables
 from farm.store.reuse import find_readings, satisfies
-from farm.words.protocol import Stopping
-from farm.words.reading import METHOD
+from farm.types.protocol import Stopping
+from farm.types.reading import METHOD
 from tests.planned import READING, items_of, plan, register, sweep
 
 QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6.0))

@@ -11,12 +11,12 @@ from farm.benchmark import slow_memory
 from farm.benchmark.client import BenchmarkProcess
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
-from farm.report.slow_costs import read_slow
+from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
 from farm.store import tables
 from farm.study import find, peer, performing
 from farm.study.laboratory import Laboratory, Plan
-from farm.words.protocol import Variant
+from farm.types.protocol import Variant
 from tests.benchmark.test_placed import Fake
 from tests.report import filled
 

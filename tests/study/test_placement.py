@@ -2,11 +2,11 @@
 
 import pytest
 
-from farm.benchmark import in_place
+from farm.benchmark import in_situ
 from farm.errors import FarmError
 from farm.study import placement
 from farm.study.laboratory import Plan
-from farm.words.protocol import Protocol, Subject, Variant
+from farm.types.protocol import Protocol, Subject, Variant
 from tests.benchmark.test_in_place import CPU, Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 32)
@@ -17,11 +17,11 @@ class Bench:
 
     def in_place(self, variant, most):
         subject = Subject("variant", variant.id, variant.to_json())
-        return in_place.compare(subject, Protocol(launch="eager"), CPU, most)
+        return in_situ.compare(subject, Protocol(launch="eager"), CPU, most)
 
 
 def test_both_ways_are_held_against_each_other_and_the_runs_counted(monkeypatch):
-    monkeypatch.setattr(in_place, "slow_memory_of", lambda device: Fake())
+    monkeypatch.setattr(in_situ, "slow_memory_of", lambda device: Fake())
     found = placement.run(Bench(), Plan(VARIANT, quick=True, tuples=8))
     assert 1 <= len(found.rows) <= 8
     for row in found.rows:
@@ -34,4 +34,4 @@ def test_both_ways_are_held_against_each_other_and_the_runs_counted(monkeypatch)
 
 def test_a_card_without_slow_memory_is_refused_in_a_line():
     with pytest.raises(FarmError, match="NUMA node"):
-        in_place.compare(Subject("variant", VARIANT.id, VARIANT.to_json()), Protocol(launch="eager"), CPU, 1)
+        in_situ.compare(Subject("variant", VARIANT.id, VARIANT.to_json()), Protocol(launch="eager"), CPU, 1)

@@ -17,7 +17,7 @@ from farm.store.reuse import satisfies
 from farm.study import STUDIES, data, find, performing, simultaneous, windows
 from farm.study.laboratory import Laboratory, Plan, Sample
 from farm.study.summing import against_whole
-from farm.words.protocol import Stopping, Subject, Variant
+from farm.types.protocol import Stopping, Subject, Variant
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 

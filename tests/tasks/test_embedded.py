@@ -10,12 +10,12 @@ from farm.devices.finding import discover
 from farm.devices.installed import installed_torch
 from farm.errors import NoWorker
 from farm.jobs import cards, closing, jobs
+from farm.jobs.create import open_job
 from farm.jobs.items import Claim
-from farm.jobs.opening import open_job
 from farm.settings import settings
 from farm.store.tables import Verdict
-from farm.words.protocol import Protocol, Software
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Software
+from farm.types.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
 from tasks.submit import submit
 from tests.planned import claim, complete, items_of, register

@@ -13,8 +13,8 @@ import psutil
 from flower.options import options
 from packaging.requirements import Requirement
 
+from tasks.events import failure
 from tasks.servers import BrokerServer
-from tasks.telling import failure
 from tests.farms import ROOT
 from tests.flowers import AUTH, flower_of
 

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from farm.jobs import cards, listing
 from farm.store import tables
-from tasks.hearing import Hearing
+from tasks.stall_watchdog import Hearing
 from tests.planned import plan, register
 
 HEARTBEAT_S = 5.0

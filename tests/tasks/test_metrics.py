@@ -18,7 +18,7 @@ from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
 from farm.store.database import database_now
-from farm.words.protocol import Software
+from farm.types.protocol import Software
 from tasks import metrics
 from tasks.metrics import FarmCollector, serve
 from tests import planned

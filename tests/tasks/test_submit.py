@@ -12,8 +12,8 @@ from farm.jobs.items import Claim, Closed, Declined
 from farm.operators import sweep as sweeps
 from farm.settings import settings
 from farm.store.tables import Card, Item, Job, Round
-from farm.words.protocol import Protocol, Stopping
-from farm.words.request import Request, Sweep
+from farm.types.protocol import Protocol, Stopping
+from farm.types.request import Request, Sweep
 from tasks import submit
 from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import follow_up, publish_items, queue_depths

@@ -13,11 +13,11 @@ from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageErro
 from farm.models import catalog
 from farm.operators.profiled import Profiled
 from farm.settings import settings
-from farm.training import taking_apart
+from farm.training import extract
 from farm.training.capture import capture_step
+from farm.training.extract import take_step_apart
 from farm.training.losses import loss_of
 from farm.training.step import TrainingStep, blocks_of
-from farm.training.taking_apart import take_step_apart
 
 CPU = torch.device("cpu")
 
@@ -168,7 +168,7 @@ def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model,
 
 @pytest.mark.parametrize("said", [{}, {"amp": "bfloat16", "recompute": "layer1.0", "accumulate": 2}])
 def test_the_parts_of_a_step_have_the_arithmetic_that_pytorch_counts_over_the_whole(said):
-    apart = taking_apart.taken_apart(catalog.variant("resnet18", 2, input_size=32, step="training", **said))
+    apart = extract.taken_apart(catalog.variant("resnet18", 2, input_size=32, step="training", **said))
     assert apart.flops == apart.model_flops > 0
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
-from farm.training.life import Life, allocated_peak_bytes, least_peak_bytes
-from farm.training.planning import largest_batch, offload
+from farm.memory.options import largest_batch, offload
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
+from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 
 
 def tensor(number, size_bytes, born, released, uses, role="activation"):

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from farm.errors import UsageError
-from farm.report.plans import _of_all, _of_wire
-from farm.training import placement
-from farm.training.life import Life
-from farm.training.moves import Copied, Move, Wire, moves_of
-from farm.training.placement import SlowCosts, placing
+from farm.memory import offload_plan
+from farm.memory.offload_plan import SlowCosts, placing
+from farm.memory.transfers import Copied, Move, Wire, moves_of
+from farm.memory_report.plan_table import _of_all, _of_wire
+from farm.training.tensor_lifetime import Life
 from tests.training.test_life import step, tensor
 
 KB = 512
@@ -80,13 +80,13 @@ def test_each_amount_has_a_plan():
 
 
 def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monkeypatch):
-    solve, asked = placement._solved, []
+    solve, asked = offload_plan._solved, []
 
     def solved(*about):
         asked.append(about)
         return solve(*about) if len(asked) != 2 else SimpleNamespace(x=None)
 
-    monkeypatch.setattr(placement, "_solved", solved)
+    monkeypatch.setattr(offload_plan, "_solved", solved)
     found = planned([WEIGHT, FIRST, SECOND], COSTS, 8)
     assert found.unsolved == (7 * KB,)
     assert found.curve[0].fast_bytes > 7 * KB
@@ -95,13 +95,13 @@ def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monk
 
 def test_a_gap_is_that_of_the_plan_as_it_was_repaired(monkeypatch):
     """Rounded to a plan with too much fast memory; the cheapest tensor there leaves first."""
-    solve = placement._solved
+    solve = offload_plan._solved
 
     def solved(*about):
         found = solve(*about)
         return SimpleNamespace(x=[0.4] * len(found.x), mip_dual_bound=found.mip_dual_bound, status=0)
 
-    monkeypatch.setattr(placement, "_solved", solved)
+    monkeypatch.setattr(offload_plan, "_solved", solved)
     small, large = tensor(0, KB, 0, 1, (0, 1)), tensor(1, 2 * KB, 0, 1, (0, 1))
     kept = tensor(2, 2 * KB, -1, None, (2,), "parameter")
     found = planned([small, large, kept], {0: 5.0, 1: 6.0, 2: 50.0}, 3).plan
@@ -134,7 +134,7 @@ def test_what_nobody_needs_is_not_moved():
         Life(step(small, large, LARGE, calls=6), times), SlowCosts(WAITS, {}, 1e9, ""), 12 * KB, moves_bytes_per_s=1e9
     )
     assert (found.plan.moved, found.plan.slow, found.plan.peak_bytes) == (((1, 0),), frozenset(), 12 * KB)
-    program = placement._Program(Life(step(small, large, LARGE, calls=6), times), found.costs, 1e9)
+    program = offload_plan._Program(Life(step(small, large, LARGE, calls=6), times), found.costs, 1e9)
     moved = [True, True]
     program._leave_in_place(12, [False] * 3, moved)
     assert moved == [False, True]

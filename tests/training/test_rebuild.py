@@ -16,14 +16,14 @@ from farm.operators.cost import cost
 from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import needed_bytes, rebuild, written_inputs
 from farm.training import capture as capturing
+from farm.training.extract import loss_for
 from farm.training.losses import loss_of
 from farm.training.step import TrainingStep
-from farm.training.taking_apart import loss_for
-from farm.words.label import label_of
-from farm.words.protocol import Protocol
-from farm.words.request import Request
-from farm.words.tuple import OperatorTuple, TensorSpec
-from farm.words.validation import parse
+from farm.types.label import label_of
+from farm.types.protocol import Protocol
+from farm.types.request import Request
+from farm.types.tuple import OperatorTuple, TensorSpec
+from farm.types.validation import parse
 from tests.training.test_capture import taken_apart
 
 TOKENS = {"length": 16, "layers": 2}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farm.types.reading import Burst, Details
 from farm.verdict.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, coverage_of, next_operators
 from farm.verdict.choice import choose
-from farm.words.reading import Burst, Details
 
 
 def reading(time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more) -> ReadingView:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from farm.types.verification import Launches, Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part, ReadingView, Whole
 from farm.verdict.verdict import Verdict
-from farm.words.verification import Launches, Verification
 
 
 def part(name, count):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farm.errors import UsageError, did_you_mean
-from farm.words.tokens import SIDES, Tokens, check_size
+from farm.types.tokens import SIDES, Tokens, check_size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import SettingsError, UsageError
 from farm.models.texts import Specials, in_rows, paragraph_rows, room_for_text
-from farm.words.tokens import Tokens, check_size
+from farm.types.tokens import Tokens, check_size
 
 if TYPE_CHECKING:
     import numpy as np

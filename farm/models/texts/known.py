@@ -7,7 +7,7 @@ from a request to measure) puts them here before a model is asked for its inputs
 from __future__ import annotations
 
 from farm.errors import UsageError
-from farm.words.tokens import Tokens
+from farm.types.tokens import Tokens
 
 _known: dict[str, Tokens] = {}
 

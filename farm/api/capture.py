@@ -1,0 +1,152 @@
+"""A model in hand, taken apart: no name, no setting, nothing registered. What it is called is the hash of its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from farm.api.notebook import counted, table
+from farm.errors import CaptureError, UsageError
+from farm.models.catalog import titled_by
+from farm.types.label import label_of
+from farm.types.protocol import Variant, content_id
+from farm.types.tuple import OperatorTuple
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from farm.operators.extract import TakenApart
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedModel:
+    """A model in hand with its example inputs, and the operator tuples that one pass of it is made of.
+
+    `variant` is its identity: two captures of equal calls, in the same order at the same places, are one variant, whatever
+    the weights. It shows itself in a notebook as a table of its tuples.
+    """
+
+    variant: Variant
+    apart: TakenApart = field(repr=False)
+    model: nn.Module = field(repr=False)
+    args: tuple[Any, ...] = field(repr=False)
+    kwargs: Mapping[str, Any] = field(repr=False)
+    grad: bool = False
+
+    @property
+    def title(self) -> str:
+        """What it is called, by the sizes of its inputs."""
+        return titled_by(self.variant, (*self.args, *self.kwargs.values()))
+
+    @property
+    def tuples(self) -> tuple[OperatorTuple, ...]:
+        """The different operator tuples, in the order of their first call."""
+        return tuple(self.apart.capture.tuples.values())
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tuple id -> calls of it in one pass."""
+        return self.apart.capture.counts
+
+    @property
+    def flops(self) -> int:
+        """Of one pass; 2 per multiply-add, of matrix products, convolutions and attention."""
+        return self.apart.flops
+
+    @property
+    def bytes_moved(self) -> int:
+        """Of one pass: what all its calls must read and write at least. Unit: bytes."""
+        return self.apart.bytes_moved
+
+    def _repr_html_(self) -> str:
+        costs = self.apart.costs
+        rows = [
+            (
+                label_of(spec),
+                self.counts[spec.id],
+                counted(costs[spec.id].flops, "FLOP"),
+                counted(costs[spec.id].bytes, "B"),
+            )
+            for spec in self.tuples
+        ]
+        return table(self.title, ("operator tuple", "calls", "FLOPs of one", "moved by one"), rows)
+
+
+def capture_model(
+    model: nn.Module, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, grad: bool = False
+) -> CapturedModel:
+    """Take a model of one's own apart into operator tuples. Measures nothing and changes nothing.
+
+    It is run without values but small integers, if it can be: no memory, no arithmetic. A model that reads others
+    is run once for real, as a copy, where it is.
+
+    Args:
+        model: the module, in the mode (``eval()`` or ``train()``) that is meant.
+        args: its positional arguments; a tensor by itself is the only one.
+        kwargs: its keyword arguments.
+        grad: keep what a backward pass needs, as in training.
+
+    Raises:
+        UsageError: it has lazy modules, or is of a dtype that the farm does not measure.
+        CaptureError: it does not run on these inputs, is compiled or scripted, or has parts that no tuple describes.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"A value of type {type(model).__name__} is no model.", "Give a torch.nn.Module.")
+    if any(nn.parameter.is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",
+            "Call it once on an input first.",
+        )
+    args = tuple(args) if isinstance(args, tuple | list) else (args,)
+    named = dict(kwargs or {})
+    apart = _take_apart(model, args, named, grad)
+    if (refusal := apart.refusal(type(model).__name__)) is not None:
+        raise refusal
+    return CapturedModel(_variant(model, (*args, *named.values()), apart), apart, model, args, named, grad)
+
+
+def _take_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> TakenApart:
+    from farm.operators.capture import capture, predict
+    from farm.operators.cost import cost
+    from farm.operators.extract import TakenApart
+
+    about: Any = {"device_type": _device(model, (*args, *kwargs.values())), "grad_enabled": grad}
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
+        try:
+            taken = predict(model, args, kwargs, **about)
+        except CaptureError:
+            if about["device_type"] == "meta":
+                raise
+            taken = capture(copy.deepcopy(model), args, kwargs, **about)
+    return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, model_flops=0)
+
+
+def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
+    import torch
+
+    there = [*model.parameters(), *model.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
+    return there[0].device.type if there else "cpu"
+
+
+def _variant(model: nn.Module, values: tuple[Any, ...], apart: TakenApart) -> Variant:
+    """Named by its class and the hash of its capture; batch and size are told by its first input."""
+    import torch
+
+    taken = apart.capture
+    calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    shape = tuple(tensors[0].shape) if tensors else ()
+    floating = [entry.dtype for entry in (*model.parameters(), *tensors) if entry.is_floating_point()]
+    return Variant(
+        model=f"{type(model).__name__}-{content_id(calls)[:12]}",
+        batch=max(1, shape[0]) if shape else 1,
+        input_size=max(1, shape[-1]) if len(shape) > 1 else 1,
+        dtype=str(floating[0]).removeprefix("torch.") if floating else "float32",
+        mode="train" if taken.training else "eval",
+    )

@@ -1,0 +1,194 @@
+"""What each tuple of a model takes where it stands: between the calls that really surround it, in the order of the model.
+
+How much of an operator's code and data is still in the caches when it is called depends on what ran since the last
+time: a net of few kernels finds most of their code again, one of many finds nothing. So beside the window of a whole
+its calls are played again from the tuples, each rebuilt, in one graph: in the order of the model, with weights of their
+own where the model has weights of its own, and each on the memory that the calls before it wrote, which lives as long as
+it does in the model. Each call runs twice there, between events of the graph: the first finds what its neighbours left,
+the second what it left itself. The difference is what the place adds to the tuple looped with everything warm; what an
+event adds is in both.
+
+Nothing of the model but the order of its calls, the lives of its storages and its own integers (token ids, positions, masks:
+what is computed from them says where others read) goes in.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import torch
+
+from farm.benchmark import intervals
+from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.passes import MEMORY_SHARE, free_bytes
+from farm.operators.encoding import tensors_in
+from farm.types.reading import Place
+
+if TYPE_CHECKING:
+    from farm.operators.capture import Call, Capture
+    from farm.operators.rebuild import Rebuilt
+
+BUDGET_S = 0.25  # of all replays together
+REPLAYS = (6, 24)  # least and most, each after one that is not counted
+
+#: Runs a call's operator once or more and returns what the first run returned.
+Step = Callable[["Call", "Rebuilt"], object]
+#: Is told before each call its index, and behind the last their number, and the memory that is held by storage.
+Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
+
+
+def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
+    """Time the tuples of a capture in the order of its calls: tuple id -> what its place adds.
+
+    Args:
+        pass_s: about what one pass of the model takes.
+
+    Raises:
+        FarmError: a tuple cannot be built.
+        torch.OutOfMemoryError: the tuples do not fit beside the model.
+    """
+    player = Player(capture, device)
+    player.play(lambda _, operator: operator.run())  # libraries load, and choose what they run
+    torch.cuda.synchronize(device)
+    events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
+
+    def timed(call: Call, operator: Rebuilt) -> object:
+        first, second, third = events[call.index]
+        first.record()
+        out = operator.run()
+        second.record()
+        operator.run()
+        third.record()
+        return out
+
+    graph = capture_graph([lambda: player.play(timed)], device)
+    least, most = REPLAYS
+    samples: dict[str, list[float]] = defaultdict(list)
+    for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
+        graph.replay()
+        graph.replay()  # this one is read: it finds the caches as a pass leaves them to the next
+        torch.cuda.synchronize(device)
+        for call, (first, second, third) in zip(capture.calls, events, strict=True):
+            added_ms = first.elapsed_time(second) - second.elapsed_time(third)
+            samples[call.tuple_id].append(added_ms * 1e3)
+    counts = capture.counts
+    return {
+        tuple_id: Place(
+            round(intervals.midmean(values), 4),
+            round(intervals.batch_half_width(values, intervals.midmean), 4),
+            counts[tuple_id],
+        )
+        for tuple_id, values in samples.items()
+    }
+
+
+class Player:
+    """Plays the calls of a capture from its tuples: what one returns is what others are given, as in the model."""
+
+    def __init__(self, capture: Capture, device: torch.device) -> None:
+        from farm.operators.rebuild import rebuild
+
+        self._capture, self._device = capture, device
+        self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
+        self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
+        self.given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
+        made: set[int] = set()
+        outside: set[int] = set()
+        wanted: dict[str, list[Call]] = defaultdict(list)
+        for call in capture.calls:
+            if new := {storage for storage in call.reads if storage not in made}:
+                wanted[call.tuple_id].append(call)
+            outside |= new
+            made.update(new, call.writes)
+        size_bytes = sum(capture.storages[storage].size_bytes for storage in outside)
+        if size_bytes > MEMORY_SHARE * free_bytes(device):
+            raise torch.OutOfMemoryError("The tuples do not fit beside the model.")
+        for tuple_id, calls in wanted.items():
+            pristine = rebuild(capture.tuples[tuple_id], device)
+            for call in calls:
+                for base, storage in zip(pristine.storages, self._numbers(call), strict=True):
+                    if storage in outside and storage not in self.given:
+                        self.given[storage] = self._held(storage, base)
+
+    def _held(self, storage: int, base: torch.Tensor) -> torch.UntypedStorage:
+        """A copy of what memory holds that no call makes: the model's own integers, else what the tuple has there."""
+        integers = self._capture.integers.get(storage)
+        if integers is None or integers.device.type == "meta":
+            return base.clone().untyped_storage()
+        return _bytes_of(integers).to(self._device, copy=True).untyped_storage()
+
+    def placed(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
+        """The same calls, with these of the storages that no call makes where ``copied`` puts them.
+
+        What lies on the host all the same stays there.
+        """
+        other = copy.copy(self)
+        other.given = {
+            number: copied(_bytes_of(memory)).untyped_storage()
+            if number in storages and memory.device.type == self._device.type
+            else memory
+            for number, memory in self.given.items()
+        }
+        return other
+
+    def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
+        """Go through all calls. Memory that a call makes is let go of behind the last that reads it.
+
+        Args:
+            once: a step runs its operator a single time, so that what it counts stands where one run leaves it.
+        """
+        from farm.operators.rebuild import Rebuilt
+
+        memory = dict(self.given)
+        for call in self._capture.calls:
+            before(call.index, memory)
+            shapes = self._shapes[call.tuple_id]
+            storages = [
+                _on(memory.get(storage), base, self._device)
+                for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
+            ]
+            operator = Rebuilt(shapes.spec, self._device, storages)
+            counters = [
+                (base, base.clone())
+                for number, base in zip(self._numbers(call), storages, strict=True)
+                if not once and number in call.writes and not base.is_floating_point()
+            ]
+            out = step(call, operator)
+            if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
+                for counter, kept in counters:
+                    counter.copy_(kept)
+                operator.run()
+            held = {tensor.untyped_storage()._cdata for tensor in storages}
+            fresh = {
+                one._cdata: one for one in map(torch.Tensor.untyped_storage, tensors_in(out)) if one._cdata not in held
+            }
+            new = [storage for storage in call.writes if storage not in call.reads]
+            memory.update(zip(new, fresh.values(), strict=False))
+            for storage in (*call.reads, *call.writes):
+                if self._last[storage] == call.index and storage not in self.given:
+                    memory.pop(storage, None)
+        before(len(self._capture.calls), memory)
+
+    def _numbers(self, call: Call) -> list[int]:
+        """The capture's storages behind those of a call's tuple, in the tuple's order."""
+        spec = self._capture.tuples[call.tuple_id]
+        behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
+        return [behind[number] for number in range(len(behind))]
+
+
+def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
+
+
+def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the shape of one on meta, on memory that is there, or else on new memory.
+
+    Memory that is there may be the host's: attention on a card hands the seed of what it drops from call to call there.
+    """
+    if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
+        return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)
+    return torch.empty(0, dtype=base.dtype, device=memory.device).set_(memory, 0, base.shape, base.stride())

@@ -1,0 +1,233 @@
+"""Writing what the database holds as tidy tables: Parquet, CSV or JSON Lines, batch by batch.
+
+What the columns are is declared in `farm.exchange.columns`; `farm.exchange.tidy` gives them their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlmodel import Session
+
+from farm import __version__
+from farm.errors import UsageError
+from farm.exchange import tidy
+from farm.exchange.columns import FORMAT, TABLES, Column, as_markdown
+from farm.exchange.filters import Filters, Selection, select_readings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["parquet", "csv", "jsonl"]
+FORMATS: tuple[Format, ...] = ("parquet", "csv", "jsonl")
+METADATA = b"operator_farm"  # the key under which a Parquet file says that it is an export
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: table -> (file, rows)."""
+
+    files: Mapping[str, tuple[Path, int]]
+    dictionary: Path
+
+
+def export(
+    session: Session,
+    target: Path,
+    *,
+    form: Format | None = None,
+    filters: Filters | None = None,
+    traces: bool = False,
+) -> Exported:
+    """Write readings, and into a folder also the calls, captures and verdicts that belong to them.
+
+    A file is there whole or not at all; others of the folder stay as they are.
+
+    Args:
+        target: a file, whose suffix says its format and which gets the readings alone, or a folder, which is made.
+        form: of the files of a folder; Parquet if None.
+        filters: which readings; all if None.
+        traces: also the sampled time series, which are many times as large as all the rest.
+
+    Raises:
+        UsageError: the target cannot be written, or says another format than `form`; see also `select_readings`.
+    """
+    alone = _format_of(target)
+    if alone and form not in (None, alone):
+        raise UsageError(f"{target} is no {form} by its name.", f"Name it {target.with_suffix('.' + str(form))}.")
+    form = alone or form or "parquet"
+    selection = select_readings(session, filters) if filters else Selection((), None)
+    makers: dict[str, Callable[[], tidy.Batches]] = {"readings": lambda: tidy.readings(session, selection)}
+    if not alone:
+        makers["calls"] = lambda: tidy.calls(session, selection)
+        makers["captures"] = lambda: tidy.captures(session, selection)
+        makers["verdicts"] = lambda: tidy.verdicts(session, selection)
+    if traces:
+        if alone:
+            raise UsageError(
+                "Traces go into a folder, beside the readings.", "Name a folder: farm export FOLDER --traces."
+            )
+        makers["traces"] = lambda: tidy.traces(session, selection)
+    try:
+        folder = target.parent if alone else target
+        folder.mkdir(parents=True, exist_ok=True)
+        told = {"format": FORMAT, "farm_version": __version__, "exported_at_s": round(time.time(), 3)}
+        files = {}
+        for table, make in makers.items():
+            path = target if alone else folder / f"{table}.{form}"
+            files[table] = (path, _write(path, form, table, make(), told))
+        dictionary = target.with_suffix(".dictionary.md") if alone else folder / "dictionary.md"
+        dictionary.write_text(as_markdown())
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
+        ) from error
+    return Exported(files, dictionary)
+
+
+def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
+    """A table of an export, in memory.
+
+    Raises:
+        UsageError, UnknownOperator: see `select_readings`.
+    """
+    import pyarrow as pa
+
+    selection = select_readings(session, filters) if filters else Selection((), None)
+    rows = tidy.readings(session, selection) if table == "readings" else tidy.calls(session, selection)
+    schema = schema_of(table)
+    return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
+
+
+def _format_of(target: Path) -> Format | None:
+    """By the suffix; None for a folder."""
+    if target.is_dir() or target.suffix[1:].lower() not in FORMATS:
+        if target.suffix and not target.is_dir() and target.suffix.lower() in (".parq", ".json", ".gz", ".xlsx", ".db"):
+            raise UsageError(f"{target.suffix} is no format of an export.", "Choose .parquet, .csv or .jsonl.")
+        return None
+    return target.suffix[1:].lower()  # type: ignore[return-value]
+
+
+# -------------------------------------------------------------------------------------------- writing
+
+
+def _write(path: Path, form: Format, table: str, batches: tidy.Batches, told: Mapping[str, Any]) -> int:
+    """The number of rows."""
+    schema = schema_of(table, told)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    rows = 0
+    try:
+        with _writer(unfinished, form, schema, TABLES[table]) as write:
+            for batch in _gathered(_batch(schema, columns) for columns in batches):
+                rows += batch.num_rows
+                write(batch)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return rows
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small ones put together: each becomes a row group of a Parquet file."""
+    import pyarrow as pa
+
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        pending.append(batch)
+        if sum(one.num_rows for one in pending) >= tidy.BATCH:
+            yield pa.concat_batches(pending)
+            pending = []
+    if pending:
+        yield pa.concat_batches(pending)
+
+
+@contextlib.contextmanager
+def _writer(path: Path, form: Format, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        # Descriptions and details repeat: as dictionaries, however large, and compressed they are small.
+        with pq.ParquetWriter(
+            path, schema, compression="zstd", dictionary_pagesize_limit=1 << 26, write_page_checksum=True
+        ) as writer:
+            yield lambda batch: writer.write_batch(batch)
+    elif form == "csv":
+        import pyarrow.csv
+
+        lists = {entry.name: "x" if entry.kind != "texts" else ";" for entry in columns if entry.kind in _LISTS}
+        flat = _flat_schema(schema, lists)
+        with pyarrow.csv.CSVWriter(path, flat) as writer:
+            yield lambda batch: writer.write_batch(_flattened(batch, flat, lists))
+    else:
+        documents = [entry.name for entry in columns if entry.kind == "json"]
+        with path.open("w", encoding="utf-8") as lines:
+
+            def write(batch: pa.RecordBatch) -> None:
+                for row in batch.to_pylist():
+                    for name in documents:
+                        row[name] = None if row[name] is None else json.loads(row[name])
+                    lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+            yield write
+
+
+_LISTS = ("integers", "numbers", "texts")
+
+
+def schema_of(table: str, told: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
+    """The Arrow schema of a table, with unit and meaning of each field and what the file says of itself.
+
+    Args:
+        columns: of a table that is no part of an export.
+    """
+    import pyarrow as pa
+
+    kinds = {
+        "text": pa.string(),
+        "json": pa.string(),
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "boolean": pa.bool_(),
+        "integers": pa.list_(pa.int64()),
+        "numbers": pa.list_(pa.float64()),
+        "texts": pa.list_(pa.string()),
+    }
+    fields = [
+        pa.field(entry.name, kinds[entry.kind], metadata={"unit": entry.unit, "meaning": entry.meaning})
+        for entry in columns or TABLES[table]
+    ]
+    return pa.schema(fields, metadata={METADATA: json.dumps({"table": table, **(told or {"format": FORMAT})})})
+
+
+def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    arrays = []
+    for entry in schema:
+        values = columns[entry.name]
+        arrays.append(values if isinstance(values, pa.Array) else pa.array(values, entry.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _flat_schema(schema: pa.Schema, lists: Mapping[str, str]) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([pa.field(entry.name, pa.string() if entry.name in lists else entry.type) for entry in schema])
+
+
+def _flattened(batch: pa.RecordBatch, schema: pa.Schema, lists: Mapping[str, str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    def joined(name: str) -> pa.Array:
+        rows = batch.column(name).to_pylist()
+        return pa.array([None if row is None else lists[name].join(map(str, row)) for row in rows], pa.string())
+
+    arrays = [joined(name) if name in lists else batch.column(name) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

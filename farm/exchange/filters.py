@@ -1,0 +1,381 @@
+"""What a person means by ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``: which readings.
+
+The names are those of the columns of an export (`farm.exchange.columns`). What is of an operator, a card, a software or a
+protocol is decided here, from their few rows; what is of a reading, by the database.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import ColumnElement
+from sqlmodel import Session
+
+from farm.errors import UnknownOperator, UsageError, did_you_mean
+from farm.exchange.columns import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL, READINGS, SOFTWARE, VARIANT, Column
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.types.sizes import sizes_of
+from farm.types.tuple import DTYPES
+
+_WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+_COLUMNS = {entry.name: entry for entry in READINGS}
+#: What people say for a column.
+_SHORT = {
+    "time": "time_us",
+    "energy": "energy_mj",
+    "power": "power_w",
+    "bytes": "bytes_moved",
+    "data": "data_class",
+    "shape": "input_shape",
+    "card": "card_model",
+    "intensity": "flops_per_byte",
+}
+_OF_OPERATOR = {entry.name for entry in OPERATOR} - {"operator_spec", "parameters", "input_shapes"} | {"dtype"}
+_OF_VARIANT = {entry.name for entry in VARIANT}
+_OF_SOFTWARE = {entry.name for entry in SOFTWARE}
+_OF_PROTOCOL = {entry.name for entry in PROTOCOL}
+_OF_CARD = {entry.name for entry in CARD} - {"card_fingerprint"}
+_OF_READING = {entry.name for entry in FIGURES} | {"reading_id", "subject_kind", "subject_id", "method", "origin"}
+_DATES = ("since", "until")
+KNOWN = sorted(
+    {*_SHORT, *_DATES, "flag", *_OF_OPERATOR, *_OF_VARIANT, *_OF_SOFTWARE, *_OF_PROTOCOL, *_OF_CARD, *_OF_READING}
+)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One condition. Of several values one must hold; a range is (least, most), both included."""
+
+    column: Column
+    sign: str  # = != < <= > >= ..
+    values: tuple[Any, ...]
+    text: str  # as the person wrote it
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value of the column is meant; what is not there never is."""
+        if value is None:
+            return False
+        if self.sign == "..":
+            return bool(self.values[0] <= value <= self.values[1])
+        if self.sign in _ORDER:
+            return bool(_ORDER[self.sign](value, self.values[0]))
+        return any(self._same(value, wanted) for wanted in self.values) == (self.sign == "=")
+
+    def _same(self, value: Any, wanted: Any) -> bool:
+        if self.column.kind == "integers":
+            # kernel_size=3 means 3x3 as well.
+            return list(value) == list(wanted) or (len(wanted) == 1 and set(value) == set(wanted))
+        if self.column.name in _VERSIONS:
+            return bool(value == wanted or re.match(re.escape(wanted) + r"([.+]|\Z)", value))
+        if self.column.name in ("card_model", "card_id"):
+            return str(wanted).lower() in str(value).lower()
+        return bool(value == wanted)
+
+
+_ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+}
+_VERSIONS = frozenset({"torch", "torchvision", "cuda", "cudnn", "driver", "python"})
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Readings by what a person said of them; without operators, of all."""
+
+    operators: tuple[str, ...] = ()
+    filters: tuple[Filter, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([*self.operators, *(entry.text for entry in self.filters)]) or "all readings"
+
+    def __bool__(self) -> bool:
+        return bool(self.operators or self.filters)
+
+
+def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
+    """
+    Args:
+        words: ``Conv2d`` or ``column=value``; also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists ``a,b``.
+        cards: what ``--card`` says; any of them will do.
+
+    Raises:
+        UsageError: a name is of no column, or a value not of its type; names the nearest.
+    """
+    operators, filters = [], []
+    for word in words:
+        found = _WORD.fullmatch(word.strip())
+        if found is None:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", word.strip()):
+                raise UsageError(
+                    f"'{word}' is neither an operator nor a filter.",
+                    "Write an operator such as Conv2d, or a filter such as in_channels=64, flops>=1e9, time_us=10..20.",
+                )
+            operators.append(word.strip())
+            continue
+        filters.append(_filter(found[1], found[2], found[3], word.strip()))
+    if cards:
+        filters.append(Filter(_COLUMNS["card_model"], "=", tuple(cards), f"card={','.join(cards)}"))
+    return Filters(tuple(operators), tuple(filters))
+
+
+def column_named(name: str) -> str:
+    """The column that a person means.
+
+    Raises:
+        UsageError: none; names the nearest.
+    """
+    if name in KNOWN:
+        return _SHORT.get(name, name)
+    if name in _COLUMNS:
+        raise UsageError(f"'{name}' cannot be filtered or sorted by.", "Export the readings, and filter there.")
+    raise UsageError(
+        f"There is no column '{name}'.", did_you_mean(name, KNOWN) or "docs/data-dictionary.md lists the columns."
+    )
+
+
+def _filter(name: str, sign: str, value: str, text: str) -> Filter:
+    if name in _DATES:
+        if sign != "=":
+            raise UsageError(f"'{text}' is no date.", f"Write {name}=2026-11-21.")
+        return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (_seconds(value, text),), text)
+    if name == "flag":
+        return Filter(_COLUMNS["flags"], sign, (value,), text)
+    column = _COLUMNS[column_named(name)]
+    if sign == "=" and column.kind in ("integer", "number") and ".." in value:
+        low, _, high = value.partition("..")
+        return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
+    if sign in _ORDER and column.kind not in ("integer", "number"):
+        raise UsageError(f"'{text}' compares what has no order.", f"Write {name}=... or {name}!=...")
+    values = [value] if sign in _ORDER else value.split(",")
+    return Filter(column, sign, tuple(_typed(column, entry, text) for entry in values), text)
+
+
+def _typed(column: Column, value: str, text: str) -> Any:
+    value = value.strip()
+    try:
+        if column.kind == "integer":
+            number = float(value)
+            if number != int(number):
+                raise ValueError(value)
+            return int(number)
+        if column.kind == "number":
+            return float(value)
+        if column.kind == "boolean":
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+        if column.kind == "integers":
+            return [int(size) for size in value.strip("[]()").split("x")]
+        if column.name == "dtype":  # a label's short form will do
+            return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
+    except (ValueError, KeyError, OverflowError, StopIteration):
+        wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false", "text": "one such as float32"}.get(
+            column.kind, f"a {column.kind}"
+        )
+        raise UsageError(f"'{text}': {column.name} wants {wanted}, not '{value}'.") from None
+    return value
+
+
+def _seconds(value: str, text: str) -> float:
+    try:
+        return datetime.datetime.fromisoformat(value).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(f"'{text}' is no date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Readings that are meant: conditions on the table of readings, and the subjects (None: all of them)."""
+
+    conditions: tuple[ColumnElement[bool], ...]
+    subject_ids: tuple[str, ...] | None
+
+    def where(self) -> Iterator[tuple[ColumnElement[bool], ...]]:
+        """Conditions of one statement after another, as many as the subjects need."""
+        if self.subject_ids is None:
+            yield self.conditions
+            return
+        for batch in in_batches(self.subject_ids):
+            yield (*self.conditions, _READING.subject_id.in_(batch))
+
+
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+
+
+def select_readings(session: Session, filters: Filters, *, placed: bool = True) -> Selection:
+    """
+    Args:
+        placed: also those with tensors in slow memory, which nobody means who does not say so.
+
+    Raises:
+        UnknownOperator: the database has no operator of that name; names the nearest.
+        UsageError: no card of the database is meant.
+    """
+    conditions: list[ColumnElement[bool]] = []
+    of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
+    of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
+    if filters.operators and (of_models := [entry for entry in of_variant if entry not in of_operator]):
+        raise UsageError(
+            f"'{of_models[0].text}' is said of whole models, of which {filters.operators[0]} is none.",
+            "An operator is chosen by its own sizes, for instance shape=32x64x56x56 or in_channels=64.",
+        )
+    subjects: list[str] | None = None
+    if filters.operators or of_operator:
+        subjects = _operators(session, filters.operators, of_operator)
+    if of_variant:
+        variants = _variants(session, of_variant)
+        subjects = variants if subjects is None else [one for one in subjects if one in set(variants)]
+    for entry in filters.filters:
+        name = entry.column.name
+        if name == "flags":
+            has = sqlalchemy.cast(_READING.flags, sqlalchemy.Text).contains(
+                json.dumps(entry.values[0]), autoescape=True
+            )
+            conditions.append(~has if entry.sign == "!=" else has)
+        elif name in _OF_READING:
+            conditions.append(_compared(_READING[name], entry))
+    if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
+        protocol = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+        specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))
+        if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
+            conditions.append(_READING.protocol_id.not_in(slow))
+    for names, table, column, values in _SMALL:
+        own = [entry for entry in filters.filters if entry.column.name in names]
+        if own:
+            known = [(row, values(row)) for row in session.execute(sqlalchemy.select(table.__table__))]
+            meant = [row for row, told in known if all(_means(entry, told) for entry in own)]
+            ids = [row.id for row in meant]
+            if not ids and table is tables.Card:
+                _no_card(own, [told["card_model"] for _, told in known])
+            if table is tables.Card:
+                models = sorted({row.model for row in meant})
+                if len(meant) == sum(
+                    row.model in models for row, _ in known
+                ):  # all cards of these: indexes begin with it
+                    column, ids = _READING.card_model, models
+            conditions.append(column.in_(ids))
+    return Selection(tuple(conditions), None if subjects is None else tuple(subjects))
+
+
+def _means(entry: Filter, told: Mapping[str, Any]) -> bool:
+    """Whether a filter holds for what a reading refers to; a card is named by a part of its id, too."""
+    if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(told.get("card_id")):
+        return True
+    return entry.holds(told.get(entry.column.name))
+
+
+def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
+    if entry.sign == "..":
+        return column.between(*entry.values)  # type: ignore[no-any-return]
+    if entry.sign in _ORDER:
+        return _ORDER[entry.sign](column, entry.values[0])  # type: ignore[return-value]
+    return column.in_(entry.values) if entry.sign == "=" else column.not_in(entry.values)  # type: ignore[no-any-return]
+
+
+def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]) -> list[str]:
+    operator = tables.Operator.__table__.c  # type: ignore[attr-defined]
+    query = sqlalchemy.select(*(operator[name] for name in OPERATOR_ROW))
+    if names:
+        there = set(session.scalars(sqlalchemy.select(operator.short_name).distinct()))
+        for name in names:
+            if name not in there:
+                raise UnknownOperator.named(name, there)
+        query = query.where(operator.short_name.in_(names))
+    if not filters:
+        return list(session.scalars(query.with_only_columns(operator.id)))
+    return [
+        row.id
+        for row in session.execute(query)
+        if all(entry.holds(value) for entry, value in _values(operator_values(row), filters))
+    ]
+
+
+def _values(told: Mapping[str, Any], filters: Sequence[Filter]) -> Iterator[tuple[Filter, Any]]:
+    return ((entry, told.get(entry.column.name)) for entry in filters)
+
+
+def _variants(session: Session, filters: Sequence[Filter]) -> list[str]:
+    rows = session.execute(sqlalchemy.select(tables.ModelVariant.__table__))  # type: ignore[attr-defined]
+    return [row.id for row in rows if all(entry.holds(getattr(row, entry.column.name)) for entry in filters)]
+
+
+def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> None:
+    models = sorted(set(models))
+    text = " ".join(entry.text for entry in filters)
+    known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
+    raise UsageError(f"The database has no card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known)
+
+
+def protocol_values(row: Any) -> dict[str, Any]:
+    """The columns of a stored protocol."""
+    spec = dict(row.spec or {})
+    return {**spec, "data_class": spec.get("data"), "placement": spec.get("placement", "")}
+
+
+def card_values(row: Any) -> dict[str, Any]:
+    """The columns of a stored card."""
+    return {
+        "card_id": row.id,
+        "card_model": row.model,
+        "card_kind": row.kind,
+        "card_memory_bytes": row.memory_bytes,
+        "card_fingerprint": row.fingerprint,
+    }
+
+
+#: (names of columns, their table, the reading's column that refers to it, values of a row)
+_SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
+    (_OF_SOFTWARE, tables.Software, _READING.software_id, lambda row: row._mapping),
+    (_OF_PROTOCOL, tables.Protocol, _READING.protocol_id, protocol_values),
+    (_OF_CARD, tables.Card, _READING.card_id, card_values),
+)
+
+#: The columns of the table of operators that `operator_values` is made from.
+OPERATOR_ROW = ("id", "name", "short_name", "label", "training", "flops", "bytes_moved", "parameters", "spec")
+
+
+def operator_values(row: Any) -> dict[str, Any]:
+    """The columns of a stored operator tuple, all but `operator_spec`: lists and plain values."""
+    spec: Mapping[str, Any] = row.spec or {}
+    given: Mapping[str, Any] = row.parameters or {}
+    sizes = sizes_of(row.short_name, spec)
+    return {
+        "operator": row.short_name,
+        "operator_name": row.name,
+        "label": row.label,
+        "dtype": sizes.dtype,
+        "training": row.training,
+        "input_shape": _listed(sizes.input_shape),
+        "input_shapes": [list(shape) for shape in sizes.input_shapes],
+        "output_shape": _listed(sizes.output_shape),
+        "m": sizes.m,
+        "n": sizes.n,
+        "k": sizes.k,
+        "products": sizes.products,
+        **{column.name: _parameter(column, given.get(column.name)) for column in PARAMETERS},
+        "parameters": given,
+        "flops": row.flops,
+        "bytes_moved": row.bytes_moved,
+        "flops_per_byte": row.flops / row.bytes_moved if row.bytes_moved else None,
+    }
+
+
+def _listed(shape: Sequence[int] | None) -> list[int] | None:
+    return None if shape is None else list(shape)
+
+
+def _parameter(column: Column, value: Any) -> Any:
+    """A parameter in its column's type, None where it is of another."""
+    if column.kind == "integers":
+        values = value if isinstance(value, list) else [value]
+        return values if values and all(type(size) is int for size in values) else None
+    wanted = {"integer": int, "boolean": bool}[column.kind]
+    return value if type(value) is wanted else None

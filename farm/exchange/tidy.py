@@ -1,0 +1,448 @@
+"""The tables of an export, column by column: what `farm.exchange.columns` declares gets its values here.
+
+Rows are taken from the database as plain tuples and turned into columns a batch at a time: an object for each of a million
+readings would take minutes, and all of them at once the memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.exchange.columns import CARD, FIGURES, OF_VARIANT, OPERATOR, PROTOCOL, SOFTWARE, VARIANT, VERDICTS
+from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
+from farm.operators.roofline import Roofline, roofline_of
+from farm.store import tables
+from farm.store.batches import AT_ONCE, in_batches
+from farm.types.protocol import content_id
+from farm.types.reading import Trace
+
+Batches = Iterator[Mapping[str, Sequence[Any]]]
+
+BATCH = 20_000  # rows at a time: some 100 MB in all their forms
+KEPT = 20_000  # operators whose columns are kept at hand
+_STREAMED = {"yield_per": BATCH}
+
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
+_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
+_CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
+_IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
+
+
+def _text(column: Any) -> Any:
+    """A JSON column as the text that stands in the database: what is only handed on is not read."""
+    return sqlalchemy.cast(column, sqlalchemy.Text).label(column.name)
+
+
+def _columns(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _places(keys: Iterable[str]) -> tuple[list[str], list[int]]:
+    """The different keys, and where each stands among them."""
+    place: dict[str, int] = {}
+    at = [place.setdefault(key, len(place)) for key in keys]
+    return list(place), at
+
+
+def _taken(values: Sequence[Mapping[str, Any]], at: Sequence[int], names: Iterable[str]) -> dict[str, Sequence[Any]]:
+    """Columns of what rows refer to, spread over these rows."""
+    found: dict[str, Sequence[Any]] = {}
+    for name in names:
+        column = [entry.get(name) for entry in values]
+        found[name] = [column[place] for place in at]
+    return found
+
+
+_names = functools.partial(map, lambda entry: entry.name)
+_OF_SUBJECT = tuple(dict.fromkeys(["dtype", *_names(OPERATOR), *_names(VARIANT)]))
+
+
+# ------------------------------------------------------------------------------------------- readings
+
+_DIRECT = ("subject_kind", "subject_id", "method", "origin", *_names(FIGURES))
+_REFERRING = ("card_id", "software_id", "protocol_id")
+_JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
+
+
+def readings(session: Session, selection: Selection) -> Batches:
+    around = _Around(session)
+    wanted = [
+        _READING.id,
+        *(_READING[name] for name in (*_DIRECT, *_REFERRING)),
+        *(_text(_READING[name]) for name in _JSON),
+    ]
+    names = ("reading_id", *_DIRECT, *_REFERRING, *_JSON)
+    for conditions in selection.where():
+        found = session.execute(sqlalchemy.select(*wanted).where(*conditions), execution_options=_STREAMED)
+        for rows in found.partitions(BATCH):
+            yield _of_readings(_columns(rows, names), around)
+
+
+def _of_readings(read: dict[str, Sequence[Any]], around: _Around) -> dict[str, Sequence[Any]]:
+    ids, subject_at = _places(read["subject_id"])
+    subjects = around.subjects(ids)
+    found: dict[str, Sequence[Any]] = {
+        **{name: read[name] for name in ("reading_id", *_DIRECT, "cost_s")},
+        **_taken(subjects, subject_at, _OF_SUBJECT),
+        "flags": [_list(text) for text in read["flags"]],
+        "throttle_reasons": [_list(text) for text in read["throttle_reasons"]],
+        "details": [text or "{}" for text in read["details"]],
+        "card_time_s": [_card_time_s(text) for text in read["cost_s"]],
+        **_from_details(read["details"]),
+    }
+    for key, rows, columns in (
+        ("software_id", around.software, SOFTWARE),
+        ("protocol_id", around.protocols, PROTOCOL),
+        ("card_id", around.cards, CARD),
+    ):
+        ids, at = _places(read[key])
+        found |= _taken([rows[id_] for id_ in ids], at, _names(columns))
+    found["roofline_share"] = [
+        around.roofline_share(card, protocol, subjects[place], time_us)
+        for card, protocol, place, time_us in zip(
+            read["card_id"], read["protocol_id"], subject_at, read["time_us"], strict=True
+        )
+    ]
+    keys = zip(*(read[name] for name in ("subject_id", "card_id", "protocol_id", "software_id")), strict=True)
+    # A JSON column's null is the text "null".
+    found["kernels"] = [
+        around.kernels(*key) if own in (None, "null") else own for own, key in zip(read["kernels"], keys, strict=True)
+    ]
+    return found
+
+
+def _list(text: str | None) -> list[str]:
+    return [] if text in (None, "[]") else list(json.loads(text or "[]"))
+
+
+def _card_time_s(text: str | None) -> float | None:
+    cost_s = json.loads(text) if text else {}
+    return cost_s.get("total", math.fsum(cost_s.values())) if cost_s else None
+
+
+#: Column -> where it stands in the details.
+_IN_DETAILS = {
+    **{
+        f"burst_{name}": ("burst", name)
+        for name in ("time_us", "time_half_width_us", "power_w", "energy_mj", "energy_half_width_mj", "sm_clock_mhz")
+    },
+    "alone_time_us": ("context", "alone_us"),
+    "neighbours_effect_us": ("context", "effect_us"),
+    "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
+}
+
+
+def _from_details(texts: Sequence[str | None]) -> dict[str, Sequence[Any]]:
+    details = [json.loads(text) if text else {} for text in texts]
+    parts = {name: [entry.get(name) or {} for entry in details] for name in ("burst", "context")}
+    found: dict[str, Sequence[Any]] = {
+        column: [entry.get(name) for entry in parts[part]] for column, (part, name) in _IN_DETAILS.items()
+    }
+    return {**found, "eager_time_us": [entry.get("eager_time_us") for entry in details]}
+
+
+class _Around:
+    """What readings refer to: software, protocols and cards are few and read at once, subjects as they come."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.software = {row.id: row._mapping for row in self._all(tables.Software)}
+        self.protocols = {row.id: protocol_values(row) for row in self._all(tables.Protocol)}
+        cards = self._all(tables.Card)
+        self._card_rows = {row.id: row for row in cards}
+        self.cards = {
+            row.id: {**card_values(row), "card_fingerprint": json.dumps(row.fingerprint or {})} for row in cards
+        }
+        self._subjects: dict[str, dict[str, Any]] = {}
+        self._rooflines: dict[tuple[str, str, str | None], Roofline] = {}
+        self._kernels = _kernels(session)
+
+    def _all(self, table: Any) -> Sequence[Any]:
+        return self.session.execute(sqlalchemy.select(table.__table__)).all()
+
+    def subjects(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The columns of tuples and variants."""
+        if len(self._subjects) > KEPT:
+            self._subjects.clear()
+        missing = [id_ for id_ in ids if id_ not in self._subjects]
+        self._subjects |= operator_columns(self.session, missing)
+        if left := [id_ for id_ in missing if id_ not in self._subjects]:
+            self._subjects |= _variant_columns(self.session, left)
+        return [self._subjects.get(id_) or {} for id_ in ids]
+
+    def roofline_share(
+        self, card_id: str, protocol_id: str, subject: Mapping[str, Any], time_us: float
+    ) -> float | None:
+        flops, bytes_moved, dtype = subject.get("flops"), subject.get("bytes_moved"), subject.get("dtype")
+        if not time_us or (not flops and not bytes_moved):
+            return None
+        key = card_id, protocol_id, dtype
+        peaks = self._rooflines.get(key)
+        if peaks is None:
+            card, tf32 = self._card_rows[card_id], bool(self.protocols[protocol_id].get("tf32"))
+            peaks = roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype or "float32", tf32=tf32)
+            self._rooflines[key] = peaks
+        return max((flops or 0) / peaks.flops_per_s, (bytes_moved or 0) / peaks.bytes_per_s) * 1e6 / time_us
+
+    def kernels(self, subject_id: str, card_id: str, protocol_id: str, software_id: str) -> str | None:
+        """Those of one call, where a card of the model was looked at under the same software and numeric flags."""
+        seen = self._kernels.get(subject_id)
+        if not seen:
+            return None
+        protocol = self.protocols[protocol_id]
+        for card_model, torch, numerics, kernels in seen:
+            if (
+                card_model == self.cards[card_id]["card_model"]
+                and torch == self.software[software_id]["torch"]
+                and all(protocol.get(name, False) == value for name, value in numerics.items())
+            ):
+                return kernels
+        return None
+
+
+def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
+    """Tuple id -> (card model, torch, numeric flags, kernels as JSON), as verifying captures found them."""
+    card = tables.Card.__table__.c  # type: ignore[attr-defined]
+    models = {row.id: row.model for row in session.execute(sqlalchemy.select(card.id, card.model))}
+    found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
+    query = sqlalchemy.select(_CAPTURE.torch, _CAPTURE.verification).order_by(_CAPTURE.id)
+    for torch, seen in session.execute(query):
+        if not isinstance(seen, dict) or seen.get("card") not in models:
+            continue
+        for operator_id, kernels in (seen.get("tuple_kernels") or {}).items():
+            about = (models[seen["card"]], torch, seen.get("numerics") or {}, json.dumps(kernels))
+            found.setdefault(operator_id, []).append(about)
+    return found
+
+
+def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Operator id -> its columns, those that are JSON as texts."""
+    found = {}
+    for batch in in_batches(ids):
+        query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
+        for row in session.execute(query):
+            values = operator_values(row)
+            for name in ("input_shapes", "parameters"):
+                values[name] = json.dumps(values[name])
+            found[row.id] = {**values, "operator_spec": json.dumps(row.spec)}
+    return found
+
+
+def _variant_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for batch in in_batches(ids):
+        for row in session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(batch))):
+            moved = row.bytes_moved or None
+            found[row.id] = {**row._mapping, "flops_per_byte": row.flops / moved if moved else None}
+    return found
+
+
+# ------------------------------------------------------------------------ calls, captures, verdicts, traces
+
+
+def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Captures that call one of the operators that readings are selected of, with the columns that calls have of them."""
+    wanted: set[int] | None = None
+    if selection.conditions or selection.subject_ids is not None:
+        subjects = {
+            subject
+            for conditions in selection.where()
+            for subject in session.scalars(sqlalchemy.select(_READING.subject_id).where(*conditions).distinct())
+        }
+        wanted = {
+            capture_id
+            for batch in in_batches(subjects)
+            for capture_id in session.scalars(
+                sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch)).distinct()
+            )
+        }
+        wanted |= {
+            capture_id
+            for batch in in_batches(subjects)
+            for capture_id in session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch)))
+        }
+    query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in _VARIANT_ROW)).join(
+        tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
+    )
+    for row in session.execute(query.order_by(_CAPTURE.id)).all():
+        if wanted is None or row.id in wanted:
+            captured = row.origin.removeprefix(tables.IMPORTED)
+            columns = {
+                "capture_id": capture_key(row),
+                "device_type": row.device_type,
+                "grad": row.grad,
+                "torch": row.torch,
+                "launch": row.launch,
+                "captured": captured,
+                "variant_id": row.variant_id,
+                **{name: row._mapping[name] for name in _VARIANT_ROW},
+                "origin": (row.verification or {}).get(ORIGIN, "") if row.origin != captured else "",
+            }
+            yield row, columns
+
+
+def capture_key(row: Any) -> str:
+    """What a capture is called in every farm that has it; `row` has the columns of its table."""
+    captured = row.origin.removeprefix(tables.IMPORTED)
+    return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
+
+
+ORIGIN = "imported_from"  # of an imported capture's verification
+_VARIANT_ROW = (*OF_VARIANT, "flops", "model_flops", "bytes_moved")
+
+
+def captures(session: Session, selection: Selection) -> Batches:
+    for row, columns in _captures_of(session, selection):
+        seen = {name: value for name, value in (row.verification or {}).items() if name != ORIGIN}
+        rest = {"card_id": row.card_id, "verification": json.dumps(seen), "created_at_s": row.created_at_s}
+        yield {name: [value] for name, value in (columns | rest).items()}
+
+
+def calls(session: Session, selection: Selection) -> Batches:
+    names = ("call_index", "module_path", "operator_id", "part", "owner", "seen", "reads", "writes")
+    wanted = (
+        _CALL.call_index,
+        _CALL.module_path,
+        _CALL.operator_id,
+        _CALL.part,
+        _CALL.owner,
+        *map(_text, (_CALL.data, _CALL.reads, _CALL.writes)),
+    )
+    for row, columns in _captures_of(session, selection):
+        query = sqlalchemy.select(*wanted).where(_CALL.capture_id == row.id).order_by(_CALL.call_index)
+        found = _columns(session.execute(query).all(), names)
+        if not found:
+            continue
+        ids, at = _places(found["operator_id"])
+        known = operator_columns(session, ids)
+        number = len(at)
+        yield {
+            **{name: [value] * number for name, value in columns.items()},
+            **found,
+            **_taken([known[id_] for id_ in ids], at, _names(OPERATOR)),
+            "dtype": [columns["dtype"]] * number,
+        }
+
+
+_FROM_VERDICT = tuple(
+    f"{what}_{quantity}{half}_{unit}"
+    for quantity, unit in (("time", "us"), ("energy", "mj"))
+    for what in ("sum", "whole")
+    for half in ("", "_half_width")
+)
+
+
+def verdicts(session: Session, selection: Selection) -> Batches:
+    """Of jobs that one of the selected readings was accepted in; one of another farm without its job only where all are.
+
+    What a cancelled job had read before its end is no basis for a verdict.
+    """
+    verdict, job, item = tables.Verdict, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
+    everything = not selection.conditions and selection.subject_ids is None
+    wanted: set[str] | None = None
+    if not everything:
+        wanted = set()
+        for conditions in selection.where():
+            accepted = sqlalchemy.select(item.job_id).join(tables.Reading, _READING.id == item.reading_id)
+            wanted |= set(session.scalars(accepted.where(*conditions).distinct()))
+    theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
+    query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
+    query = query.where(job.state != tables.JobState.CANCELLED)  # type: ignore[arg-type]
+    rows = [
+        (found, of)
+        for found, of in session.execute(query).all()
+        if of.id not in theirs and (wanted is None or of.id in wanted)
+    ]
+    models: dict[str, set[str]] = {}
+    for batch in in_batches((of.id for _, of in rows), AT_ONCE):
+        on = sqlalchemy.select(item.job_id, item.card_model).where(item.job_id.in_(batch)).distinct()
+        for job_id, model in session.execute(on):
+            models.setdefault(job_id, set()).add(model)
+    made_of, rounds = _made_of(session, models), _rounds(session, models)
+    for found, of in rows:
+        details = found.details or {}
+        asked = of.asked.get("protocol") or {}
+        yield _one(
+            job_id=of.id,
+            round=found.round,
+            title=of.title,
+            job_kind=of.kind,
+            variant_id=of.variant_id,
+            card_models=sorted(models.get(of.id, ())),
+            launch=asked.get("launch"),
+            residency=asked.get("residency"),
+            data_policy=asked.get("data"),
+            **{
+                name: getattr(found, name)
+                for name in ("outcome", "target", "coverage", "accuracy_time", "accuracy_energy")
+            },
+            **{name: details.get(name) for name in (*_FROM_VERDICT, "parts", "measured")},
+            created_at_s=found.created_at_s,
+            details=json.dumps(details),
+            request=json.dumps(of.asked),
+            **rounds.get((of.id, found.round), {"capture_id": None, "operators": []}),
+            made_of=json.dumps([entry for entry in made_of.get(of.id, ()) if entry[2] <= found.round]),
+            origin="",
+        )
+    imported = sqlalchemy.select(tables.ImportedVerdict).order_by(tables.ImportedVerdict.job_id)  # type: ignore[arg-type]
+    for row in session.scalars(imported):
+        if wanted is None or row.job_id in wanted:
+            yield _one(**{**dict.fromkeys(_names(VERDICTS)), **row.row, "origin": row.origin})
+
+
+def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
+    """Job -> of each item that has a reading: the reading, its role, its round, whether it was there before."""
+    item = tables.Item.__table__.c  # type: ignore[attr-defined]
+    found: dict[str, list[tuple[str, str, int, bool]]] = {}
+    for batch in in_batches(job_ids, AT_ONCE):
+        query = sqlalchemy.select(item.job_id, item.reading_id, item.role, item.round, item.reused)
+        for job_id, *entry in session.execute(
+            query.where(item.job_id.in_(batch), item.reading_id.is_not(None)).order_by(item.id)
+        ):
+            found.setdefault(job_id, []).append(tuple(entry))
+    return found
+
+
+def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
+    """(Job, round) -> the operator types in scope, and the capture that calls are counted by."""
+    rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
+    found = {}
+    for batch in in_batches(job_ids, AT_ONCE):
+        query = sqlalchemy.select(rounds.job_id, rounds.number, rounds.operators, *_CAPTURE).outerjoin(
+            tables.Capture, _CAPTURE.id == rounds.capture_id
+        )
+        for row in session.execute(query.where(rounds.job_id.in_(batch))):
+            capture = None if row.id is None else capture_key(row)
+            found[row.job_id, row.number] = {"capture_id": capture, "operators": list(row.operators)}
+    return found
+
+
+def _one(**values: Any) -> dict[str, Sequence[Any]]:
+    return {name: [value] for name, value in values.items()}
+
+
+def traces(session: Session, selection: Selection) -> Batches:
+    trace = tables.Trace.__table__.c  # type: ignore[attr-defined]
+    for conditions in selection.where():
+        query = sqlalchemy.select(trace.reading_id, trace.packed).join(tables.Reading, _READING.id == trace.reading_id)
+        for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
+            found: dict[str, list[Any]] = {name: [] for name in _TRACE}
+            for reading_id, packed in rows:
+                unpacked = Trace.unpack(packed)
+                for name, (times_s, values) in unpacked.series.items():
+                    row = (reading_id, name, *unpacked.window_s, times_s, values)
+                    for column, value in zip(_TRACE, row, strict=True):
+                        found[column].append(value)
+            yield found
+
+
+_TRACE = ("reading_id", "series", "window_begin_s", "window_end_s", "times_s", "values")

@@ -1,0 +1,360 @@
+"""From a request to a job: the model taken apart, its operators held against those asked for, the scope, the first round.
+
+Torch is imported only where a model really has to be taken apart; a variant whose capture is in the database costs
+one query.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlmodel import Session, col, select
+
+from farm.devices.installed import torch_version
+from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
+from farm.jobs import jobs
+from farm.jobs.closing import significant
+from farm.jobs.planning import Planned, add_tuples, note_planning, tuples_with_ids
+from farm.models.catalog import title_of
+from farm.operators.roofline import roofline_of
+from farm.requests.memory_check import WithMemory, check_step_fits
+from farm.store import tables
+from farm.store.batches import fetch
+from farm.store.calls import counts, store_values
+from farm.store.content import find_capture, share_tokens, store_capture, store_operators, store_variant
+from farm.store.database import Database
+from farm.store.locks import locked
+from farm.store.tables import JobState
+from farm.types.protocol import Protocol, Variant
+from farm.types.request import Request, Sweep, named
+from farm.types.tuple import OperatorTuple
+from farm.verdict.aggregate import next_operators
+from farm.verdict.parts import unscoped_parts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """The operator tuples that a model is made of, all of them in the database."""
+
+    calls: Mapping[str, int]  # tuple id -> calls of it in one pass
+    capture_id: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What became of a request: a job and its first round."""
+
+    job_id: str
+    round: int
+    title: str
+    tuples: int
+    calls: int
+    new: int  # items to measure now
+    reused: int  # items that a reading served
+    left_out: Mapping[str, int] = field(default_factory=dict)  # combinations of a sweep that are impossible, by reason
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "job": self.job_id,
+            "title": self.title,
+            "tuples": self.tuples,
+            "calls": self.calls,
+            "items_new": self.new,
+            "items_reused": self.reused,
+        }
+
+
+def open_job(
+    database: Database,
+    request: Request,
+    card_ids: Sequence[str],
+    *,
+    tuples: Tuples | None = None,
+    title: str = "",
+    farm: str = "",
+    pinned: bool = False,
+    ready: Callable[[], None] = lambda: None,
+    grown: Callable[[Opened, int], None] = lambda opened, tried: None,
+) -> Opened:
+    """A request as a job with its first round; nobody has been told of it yet.
+
+    The tuples of a sweep are added batch by batch, each in a transaction of its own, so that the first can be measured while
+    the others are built. Who interrupts that cancels the job; one that is cut short otherwise `plan_rest` goes on with.
+
+    Args:
+        tuples: a model's, where `tuples_of` was asked before.
+        title: of a model that the catalog does not know.
+        farm, pinned: see `jobs.create`.
+        grown: told of a sweep's job after each batch, as far as it is planned, and how many combinations were tried.
+        ready: called when the request is taken apart, before the cards are looked up: workers may start meanwhile.
+
+    Raises:
+        UnknownOperator, CaptureError: see `tuples_of`.
+        NoSuchCard, UsageError: see `jobs.create`.
+    """
+    if request.sweep is not None:
+
+        def create(operator_ids: Sequence[str]) -> Planned:
+            ready()
+            return jobs.create(
+                database, request, card_ids, operator_ids=operator_ids, farm=farm, pinned=pinned, whole=False
+            )
+
+        return _plan_sweep(database, request.sweep, create, grown, request.placements != "none")
+    if tuples is None:
+        tuples = tuples_of(database, request, card_ids)
+    ready()
+    with database.read() as session:
+        scope = _first_scope(session, request, tuples.capture_id, card_ids)
+        if request.placements != "none":
+            _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
+    assert request.variant is not None
+    title = title or title_of(request.variant)
+    planned = jobs.create(
+        database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
+    )
+    return Opened(
+        planned.job_id,
+        planned.round,
+        title,
+        len(tuples.calls),
+        sum(tuples.calls.values()),
+        planned.new,
+        planned.reused,
+    )
+
+
+def plan_rest(
+    database: Database, job: tables.Job, grown: Callable[[Opened, int], None] = lambda opened, tried: None
+) -> Opened:
+    """Go on with a sweep's job whose planning was cut short: what it lacks is added. Harmless while another is at it.
+
+    Args:
+        grown: see `open_job`.
+    """
+    request = Request.from_json(job.request)
+    sweep = request.sweep
+    assert sweep is not None, "only a sweep is planned in parts"
+    placed = request.placements != "none"
+    return _plan_sweep(database, sweep, lambda operator_ids: _add(database, job.id, operator_ids), grown, placed)
+
+
+def _plan_sweep(
+    database: Database,
+    sweep: Sweep,
+    begin: Callable[[Sequence[str]], Planned],
+    grown: Callable[[Opened, int], None],
+    placed: bool,
+) -> Opened:
+    from farm.operators.sweep import Expansion
+
+    expansion = Expansion(sweep)
+    opened: Opened | None = None
+    try:
+        for batch in expansion.batches():
+            if placed:
+                _look_at_outputs(batch)
+            with database.write() as session:
+                store_operators(session, batch)
+            ids = [spec.id for spec in batch]
+            if opened is None:
+                planned = begin(ids)
+                opened = Opened(planned.job_id, planned.round, str(sweep), 0, 0, 0, 0)
+            else:
+                planned = _add(database, opened.job_id, ids)
+            tuples = opened.tuples + len(ids)
+            opened = dataclasses.replace(
+                opened,
+                tuples=tuples,
+                calls=tuples,
+                new=opened.new + planned.new,
+                reused=opened.reused + planned.reused,
+                left_out=expansion.skipped,
+            )
+            grown(opened, expansion.tried)
+        assert opened is not None, "a sweep of nothing possible has been refused"
+        with database.write() as session:
+            job = locked(session, tables.Job, opened.job_id)
+            if job is not None and job.state == JobState.OPEN:
+                note_planning(session, job, ended=True)
+    except KeyboardInterrupt:
+        if opened is not None:
+            jobs.cancel(database, opened.job_id)
+        raise
+    return dataclasses.replace(opened, left_out=expansion.skipped)
+
+
+def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
+    """Have it known what each tuple makes before a transaction asks for it: that imports torch, and runs the operators."""
+    from farm.operators.offloadable import placeable
+
+    for spec in specs:
+        placeable(spec)
+
+
+def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planned:
+    """Raises:
+    NoSuchJob: it has ended meanwhile.
+    """
+    with database.write() as session:
+        job = locked(session, tables.Job, job_id)
+        if job is None or job.state != JobState.OPEN:
+            raise NoSuchJob(
+                f"Job {job_id} has ended before it was planned to its end.", f"`farm retry {job_id}` goes on with it."
+            )
+        return add_tuples(session, job, operator_ids)
+
+
+def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: WithMemory | None = None) -> Tuples:
+    """Take a model apart, or look up what it was taken apart into, and hold the operators that it names against that.
+
+    Args:
+        card: the one with the least memory, where these are not registered yet.
+
+    Raises:
+        UnknownOperator: none of the operators that were asked for by name occurs in the model.
+        CaptureError: the model cannot be taken apart without gaps.
+        UsageError: a training step needs more memory than a card has.
+    """
+    device_type, torch = _device_and_torch(database, card_ids)
+    if card is None:
+        with database.read() as session:
+            cards = fetch(session, tables.Card, card_ids).values()
+        card = min(cards, key=lambda one: one.memory_bytes, default=None)
+    capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
+    with database.read() as session:
+        calls = counts(session, capture_id)
+        _check_named(session, request, calls)
+    return Tuples(calls, capture_id)
+
+
+def take_all_layers_apart(database: Database, request: Request, card_ids: Sequence[str]) -> None:
+    """Of a model of which some layers are measured, store what all of them call, too: its report has a sum for them."""
+    if request.variant is None or not request.variant.layers:
+        return
+    whole = request.replace(
+        variant=dataclasses.replace(request.variant, layers=0),
+        protocol=request.protocol.with_data("normal"),  # it is not run for its values: it may not fit anywhere
+    )
+    device_type, torch = _device_and_torch(database, card_ids)
+    try:
+        capture_for(database, whole, device_type=device_type, torch=torch)
+    except (CaptureError, UsageError) as error:
+        _log.warning("%s has no sum for all layers in its report: %s", request.variant, error.message)
+
+
+def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -> None:
+    if not (asked := named(request.operators)):
+        return
+    there = {operator.short_name for operator in fetch(session, tables.Operator, tuple_ids).values()}
+    if not there.intersection(asked):
+        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
+        raise UnknownOperator(
+            f"{request.title} has none of the operators {', '.join(asked)}.",
+            f"{near} It has {', '.join(sorted(there))}.".strip(),
+        )
+
+
+def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
+    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
+    local = torch_version()
+    with database.read() as session:
+        card = session.get(tables.Card, card_ids[0]) if card_ids else None
+        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
+    device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
+    simulated = card is not None and card.kind == "simulated"
+    return device_type, local if software is None or simulated else software.torch
+
+
+def _first_scope(session: Session, request: Request, capture_id: int, card_ids: Sequence[str]) -> list[str]:
+    """The operator types of the first round."""
+    if request.operators != ("auto",):
+        return list(request.operators)
+    card = session.get(tables.Card, card_ids[0])
+    assert card is not None, "cards register before a job is planned"
+    assert request.variant is not None
+    roofline = roofline_of(
+        card.kind, card.model, card.fingerprint, dtype=request.variant.computes_in, tf32=request.protocol.tf32
+    )
+    parts = unscoped_parts(session, capture_id, roofline)
+    return next_operators(parts, significant(session), target=request.target)
+
+
+def capture_for(
+    database: Database, request: Request, *, device_type: str, torch: str, card: WithMemory | None = None
+) -> int:
+    """The id of the capture that the request's model goes by, taken apart now if the database has none.
+
+    Args:
+        card: that a training step is to lie on.
+
+    Raises:
+        CaptureError: the model cannot be taken apart without gaps.
+        UsageError: a training step needs more memory than the card has.
+        Unreadable: it reads somebody's text, whose ids are not here.
+    """
+    assert request.variant is not None
+    if request.variant.text:
+        with database.write() as session:
+            share_tokens(session, request.variant.text)
+    with database.read() as session:
+        known = find_capture(
+            session, request.variant.id, device_type, request.protocol.grad, torch, request.protocol.launch
+        )
+    capture_id = known.id if known is not None else None
+    if capture_id is None:
+        capture_id = _predict(database, request.variant, request.protocol, device_type, torch, card)
+    if request.protocol.data == "seen":
+        _look_at_values(database, capture_id, request.variant)
+    return capture_id
+
+
+def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
+    """Keep beside each call what its activations held when the model ran, unless that is known."""
+    call = tables.Call
+    with database.read() as session:
+        if (
+            session.exec(select(call.call_index).where(call.capture_id == capture_id, col(call.data).is_(None))).first()
+            is None
+        ):
+            return
+        row = session.get(tables.ModelVariant, variant.id)
+        flops = row.flops if row else 0
+    from farm.operators.seen import seen_values
+
+    seen = seen_values(variant, flops)
+    if seen is None:
+        _log.warning("%s is not run for the values in its tensors: its tuples get standard normal data.", variant)
+    with database.write() as session:
+        store_values(session, capture_id, seen or {})
+
+
+def _predict(
+    database: Database, variant: Variant, protocol: Protocol, device_type: str, torch: str, card: WithMemory | None
+) -> int:
+    from farm.training.extract import taken_apart
+
+    apart = taken_apart(variant, device_type=device_type, grad=protocol.grad)
+    taken = apart.capture
+    if (refusal := apart.refusal(variant.model)) is not None:
+        raise refusal
+    if card is not None:
+        check_step_fits(variant, card, apart.least_peak_bytes)
+    with database.write() as session:
+        store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
+        store_variant(session, variant, flops=apart.flops, bytes_moved=apart.bytes_moved, model_flops=apart.model_flops)
+        return store_capture(
+            session,
+            taken.calls,
+            variant_id=variant.id,
+            device_type=device_type,
+            grad=protocol.grad,
+            torch=torch,
+            launch=protocol.launch,
+            origin="predicted",
+        )

@@ -1,0 +1,150 @@
+"""What a request would come to: how much is to be measured, how much is known, how long it takes. Nothing is written.
+
+A job is really planned, by the code that plans every job, in a database of its own that is thrown away afterwards. What
+decides the plan (cards, captures, readings) is copied into it; the farm's database is only read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert
+from sqlmodel import Session, SQLModel, col, select
+
+from farm.devices.device import Card
+from farm.devices.installed import is_installed
+from farm.jobs.create import open_job, tuples_of
+from farm.jobs.time_left import together_s
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.database import Database
+from farm.store.tables import Item, ItemState
+from farm.types.protocol import Software, Variant
+from farm.types.request import Request
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What a job would come to, or the further jobs of one command: what an earlier one reads is not new in a later."""
+
+    title: str
+    cards: tuple[str, ...]  # ids
+    tuples: int
+    calls: int
+    new: int  # items to measure
+    reused: int  # items that a reading serves
+    expected_s: float  # with nothing else to do, as the cards lived up to expectations lately
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "cards": list(self.cards),
+            "tuples": self.tuples,
+            "calls": self.calls,
+            "items_new": self.new,
+            "items_reused": self.reused,
+            "expected_s": self.expected_s,
+        }
+
+
+@contextmanager
+def rehearsing(database: Database | None, own: Collection[Card] = ()) -> Iterator[Rehearsal]:
+    """A rehearsal of the jobs of one command.
+
+    Args:
+        database: None where there is none yet.
+        own: cards of this host whose workers would start with the jobs: readings of other software than is installed here
+            do not serve them.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-rehearsal-") as folder:
+        scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")
+        try:
+            scratch.upgrade()
+            yield Rehearsal(database, scratch, own)
+        finally:
+            scratch.close()
+
+
+class Rehearsal:
+    """See `rehearsing`."""
+
+    def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
+        self.database = database
+        self.scratch = scratch
+        self.met: set[tuple[str, str, str]] = set()  # what an earlier job of this command reads
+        self._copy(tables.Software)
+        self._copy(tables.Card)
+        self._copy(tables.Protocol)
+        self._copy(tables.SignificantOperator)
+        with self.scratch.write() as session:
+            for card in own:
+                _renew(session, card)
+
+    def foresee(self, request: Request, card_ids: Sequence[str]) -> Foreseen:
+        """
+        Raises:
+            FarmError: as `farm.jobs.create.open_job`.
+        """
+        tuples = None
+        if request.variant is not None:
+            self._copy_captures(request.variant)
+            tuples = tuples_of(self.scratch, request, card_ids)
+            for subject_ids in in_batches([*tuples.calls, request.variant.id]):
+                self._copy(tables.Reading, col(tables.Reading.subject_id).in_(subject_ids))
+        elif request.sweep is not None:
+            of_its_kind = select(tables.Operator.id).where(tables.Operator.short_name == request.sweep.operator)
+            self._copy(tables.Reading, col(tables.Reading.subject_id).in_(of_its_kind))
+        opened = open_job(self.scratch, request, card_ids, tuples=tuples)
+        new, left_s = 0, defaultdict[str, float](float)
+        with self.scratch.read() as session:
+            waiting = select(Item).where(Item.job_id == opened.job_id, Item.state == ItemState.WAITING)
+            for item in session.exec(waiting):
+                scope = item.card_model if item.role == "tuple" else item.card_id
+                subject = (item.subject_id, item.protocol_id, scope)
+                if request.reuse == "none" or subject not in self.met:
+                    new += 1
+                    left_s[item.card_id] += item.expected_s
+                    self.met.add(subject)
+        known = opened.new + opened.reused - new
+        return Foreseen(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, self._takes_s(left_s))
+
+    def _takes_s(self, left_s: Mapping[str, float]) -> float:
+        if not left_s:
+            return 0.0
+        with (self.database or self.scratch).read() as session:
+            return together_s(session, left_s)
+
+    def _copy_captures(self, variant: Variant) -> None:
+        captures = select(tables.Capture.id).where(tables.Capture.variant_id == variant.id)
+        called = select(tables.Call.operator_id).where(col(tables.Call.capture_id).in_(captures))
+        self._copy(tables.ModelVariant, tables.ModelVariant.id == variant.id)
+        self._copy(tables.Operator, col(tables.Operator.id).in_(called))
+        self._copy(tables.Capture, tables.Capture.variant_id == variant.id)
+        self._copy(tables.Call, col(tables.Call.capture_id).in_(captures))
+
+    def _copy(self, table: type[SQLModel], *where: Any) -> None:
+        if self.database is None:
+            return
+        of = table.__table__  # type: ignore[attr-defined]
+        with self.database.read() as session:
+            rows = [dict(row) for row in session.execute(select(of).where(*where)).mappings()]
+        if rows:
+            with self.scratch.write() as session:
+                session.execute(insert(of).prefix_with("OR IGNORE", dialect="sqlite"), rows)
+
+
+def _renew(session: Session, card: Card) -> None:
+    """A card of this host as its worker would register it, as far as that is known without the worker."""
+    row = session.get(tables.Card, card.id)
+    if row is None:
+        row = tables.Card(id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host)
+        session.add(row)
+    software = session.get(tables.Software, row.software_id) if row.software_id else None
+    if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
+        row.software_id = None

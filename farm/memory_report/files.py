@@ -1,0 +1,330 @@
+"""A training step's memory as files: tables, a trace for a timeline, drawings, and the text files of G10's tool.
+
+Of G10's files (https://github.com/platformxlab/G10) the form is kept: what reads those reads these. Calls are its kernels; an
+inactive period goes from the first call that does not use a tensor to the one that uses it next, and a death is the call
+behind the last use, as a planner of memory has it, not the release.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from farm.errors import UsageError
+from farm.memory_report.plan_table import plan_rows, sentences
+from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, Memory
+from farm.pages.charts import COLOURS
+from farm.pages.charts import Chart as PageChart
+from farm.pages.page import plotly_js, render
+from farm.pages.plots import Chart, Line, check_available, draw_charts
+from farm.training.recorded import ROLES, StepCall, TensorLife
+from farm.training.tensor_lifetime import Interval
+from farm.types.format import TIME, count_of, quantity
+
+_RULE = "_" * 77
+_BETWEEN = "_ " * 36
+_DTYPES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "b8",
+}
+
+
+def write_config(found: Memory, folder: Path) -> list[Path]:
+    """``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
+    names = _names(found)
+    texts = {
+        "kernels.config": _kernels(found, names),
+        "tensors.config": (f"{_line(tensor, names)}\n" for tensor in found.life.tensors),
+        "liveness_analysis.config": _liveness(found, names),
+    }
+    return _written(folder, {name: _saving("".join(lines)) for name, lines in texts.items()})
+
+
+def check_drawing() -> None:
+    """Raises:
+    UsageError: what draws is not installed.
+    """
+    check_available()
+    plotly_js()
+
+
+def write_all(found: Memory, folder: Path) -> list[Path]:
+    """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and ``memory.svg``, and a
+    page, ``memory.html``.
+
+    Raises:
+        UsageError: they cannot be written, or what draws is not installed.
+    """
+    check_available()
+    script = plotly_js()
+    facts = found.to_json()
+    drawn = charts(found)
+    title = f"{found.title} (times {found.clock_name})"
+    page = render(
+        "memory.html",
+        title=found.title,
+        found=found,
+        charts=list(map(as_plotly, drawn)),
+        sentences=sentences(found.life, found.placing) if found.placing is not None else [],
+        plans=plan_rows(found.life, found.placing) if found.placing is not None else [],
+        script=script,
+    )
+    return _written(
+        folder,
+        {
+            "kernels.parquet": lambda path: _parquet(facts["kernels"], path),
+            "tensors.parquet": lambda path: _parquet(facts["tensors"], path),
+            "trace.json": _saving(json.dumps({"traceEvents": list(events(found)), "displayTimeUnit": "ms"})),
+            "memory.png": lambda path: draw_charts(drawn, path, title),
+            "memory.svg": lambda path: draw_charts(drawn, path, title),
+            "memory.html": _saving(page),
+        },
+    )
+
+
+def _written(folder: Path, files: Mapping[str, Callable[[Path], Any]]) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in files.items():
+            write(folder / name)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written: {error.strerror or error}.", "Name another folder, or make room."
+        ) from error
+    return [folder / name for name in files]
+
+
+def _saving(text: str) -> Callable[[Path], Any]:
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------- text files
+
+
+def _names(found: Memory) -> dict[int, str]:
+    """One for each tensor: those of one name are numbered, as `torch.fx` does."""
+    names: dict[int, str] = {}
+    seen: dict[str, int] = {}
+    for tensor in found.life.tensors:
+        name = tensor.name.replace(" ", "_")
+        count = seen[name] = seen.get(name, -1) + 1
+        names[tensor.number] = f"{name}_{count}" if count else name
+    return names
+
+
+def _line(tensor: TensorLife, names: Mapping[int, str]) -> str:
+    return (
+        f"tensor{tensor.number}, Name: {names[tensor.number]}, Is global?: {int(tensor.outlives)}: "
+        f"Size in byte: {tensor.size_bytes}, "
+    )
+
+
+def _kernels(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
+    facts = {tensor.number: tensor for tensor in found.life.tensors}
+
+    def lines(numbers: Sequence[int]) -> Iterator[str]:
+        for number in numbers:
+            tensor = facts[number]
+            sizes = ", ".join(map(str, tensor.shape))
+            yield f"{_line(tensor, names)}Dimensions: {_DTYPES.get(tensor.dtype, tensor.dtype)}[{sizes}]\n"
+
+    for call in found.capture.calls:
+        yield f"{_RULE}\nKernel ID: {call.index}, Name: {_expression(found, call, names)}\nInput Tensors:\n"
+        yield from lines(call.reads)
+        yield "Output Tensors:\n"
+        yield from lines(call.writes)
+    yield f"{_RULE}\n"
+
+
+def _expression(found: Memory, call: StepCall, names: Mapping[int, str]) -> str:
+    """``torch.ops.aten.mul.Tensor(sub, rsqrt)``"""
+    spec = found.capture.tuples[call.tuple_id]
+
+    def told(tree: Any) -> str:
+        if isinstance(tree, list):
+            return f"[{', '.join(map(told, tree))}]"
+        if isinstance(tree, dict):
+            if set(tree) == {"tensor"}:
+                return names[call.reads[spec.tensors[tree["tensor"]].storage]]
+            return told(next(iter(tree.values())))
+        return str(tree)
+
+    arguments = [*map(told, spec.arguments), *(f"{name} = {told(value)}" for name, value in spec.keywords.items())]
+    return f"torch.ops.{spec.operator}({', '.join(arguments)})"
+
+
+def _liveness(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
+    for tensor in found.life.tensors:
+        line = f"{_line(tensor, names)}\n"
+        birth, death = max(tensor.born, 0), (tensor.uses[-1] if tensor.uses else tensor.born) + 1
+        alive = "Global" if tensor.outlives else f"Birth: {birth}, Death: {death}."
+        yield f"{_RULE}\n{line}Liveness: {alive}\n{_BETWEEN}\n{line}Inactive Periods:\n"
+        for number, period in enumerate(found.life.periods[tensor.number]):
+            yield f"Period {number}: {period.begin}--------{period.end}\nEstimated Time:{period.time_us:.6g}us\n"
+        yield f"{_RULE}\n"
+
+
+# -------------------------------------------------------------------------------------------- tables
+
+
+def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
+
+
+# -------------------------------------------------------------------------------------------- a timeline
+
+
+def events(found: Memory) -> Iterator[dict[str, Any]]:
+    """Trace events: a slice for each stage, for calls of one owner that follow each other, and within it for each call; what is
+    held, by role, as a counter."""
+    life, calls = found.life, found.capture.calls
+    for thread, name in ((1, "stages"), (2, "calls by owner")):
+        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": found.title}}
+    for thread, of in ((1, lambda call: call.stage), (2, found.where)):
+        begin = 0
+        for index in range(1, len(calls) + 1):
+            if index == len(calls) or of(calls[index]) != of(calls[begin]):
+                yield _slice(thread, of(calls[begin]), life.begins_us[begin], life.begins_us[index])
+                begin = index
+    for call in calls:
+        spec = found.capture.tuples[call.tuple_id]
+        arguments = {"call": call.index, "part": call.part, "tuple": call.tuple_id}
+        begin_us, end_us = life.begins_us[call.index], life.begins_us[call.index + 1]
+        yield {**_slice(2, spec.operator, begin_us, end_us), "args": arguments}
+        held = {role: row[call.index] for role, row in life.held_by_role.items()}
+        yield {"ph": "C", "pid": 1, "name": "held, bytes", "ts": _exactly(begin_us), "args": held}
+        active = life.active_bytes[call.index]
+        use = {"active": active, "inactive": life.held_bytes[call.index] - active}
+        yield {"ph": "C", "pid": 1, "name": "use, bytes", "ts": _exactly(begin_us), "args": use}
+
+
+def _slice(thread: int, name: str, begin_us: float, end_us: float) -> dict[str, Any]:
+    begin_us, end_us = _exactly(begin_us), _exactly(end_us)
+    return {"ph": "X", "pid": 1, "tid": thread, "name": name, "ts": begin_us, "dur": end_us - begin_us}
+
+
+def _exactly(time_us: float) -> float:
+    """In eighths of a µs, which are whole nanoseconds and exact: Perfetto drops slices that overlap by a rounding error."""
+    return round(time_us * 8) / 8
+
+
+# -------------------------------------------------------------------------------------------- drawings
+
+
+def charts(found: Memory) -> list[Chart]:
+    """Consumption by role and by use over the step, inactive periods by length and size, and the peak."""
+    life = found.life
+    times_ms = [begin / 1e3 for begin in life.begins_us[:-1]]
+    total = [size / 1e9 for size in life.held_bytes]
+    active = [size / 1e9 for size in life.active_bytes]
+    inactive = [held - used for held, used in zip(total, active, strict=True)]
+    roles = [
+        Line(role, times_ms, [size / 1e9 for size in life.held_by_role[role]])
+        for role in ROLES
+        if role in life.held_by_role
+    ]
+    use = [Line("active", times_ms, active), Line("inactive", times_ms, inactive)]
+    unseen_bytes = found.unseen_bytes or 0
+    unseen = {"no operator's": unseen_bytes} if unseen_bytes > 0 else {}
+    left = (
+        [Line("with offloading", times_ms, [size / 1e9 for size in found.offload.held_bytes])] if found.offload else []
+    )
+    time_name = f"ms since the step began ({found.clock_name})"
+    return [
+        Chart("held, by role", time_name, "GB", areas=tuple(roles)),
+        Chart("held, by whether a call uses it", time_name, "GB", lines=tuple(left), areas=tuple(use)),
+        *_curve(found),
+        *(
+            Chart(f"inactive periods, by {what}", y_name="MB·s", bars=bars)
+            for what, bars in (
+                ("length", _bars(life.by_length(LENGTHS_US), lambda least: quantity(least, TIME, 1))),
+                ("size", _bars(life.by_size(SIZES_BYTES), lambda least: count_of(least, "B"))),
+            )
+        ),
+        Chart(
+            f"at the peak: {count_of(found.peak_bytes, 'B')}",
+            "",
+            "GB",
+            bars={role: {"GB": size / 1e9} for role, size in (found.at_peak() | unseen).items()},
+        ),
+    ]
+
+
+def _curve(found: Memory) -> Iterator[Chart]:
+    """The step as planned over a range of fast memory."""
+    if (placing := found.placing) is not None:
+        sizes = [plan.fast_bytes / 1e9 for plan in placing.curve]
+        lines: tuple[Line, ...] = (
+            Line("planned", sizes, [plan.time_us / 1e3 for plan in placing.curve]),
+            Line("all slow", sizes, [placing.all_slow_us / 1e3] * len(sizes)),
+            Line("all fast", sizes, [placing.all_fast_us / 1e3] * len(sizes)),
+        )
+        rows = [row for row in plan_rows(found.life, placing) if row.run_us is not None]
+        if rows:
+            at = [(row.plan.fast_bytes if row.plan else placing.peak_bytes) / 1e9 for row in rows]
+            times_us = [row.run_us for row in rows if row.run_us is not None]
+            run_ms = [figure.value / 1e3 for figure in times_us]
+            lines += (Line("as run", at, run_ms, [figure.half_width / 1e3 for figure in times_us], alone=True),)
+        yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
+
+
+def _bars(rows: Sequence[Interval], told: Callable[[float], str]) -> dict[str, dict[str, float]]:
+    return {f"from {told(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
+
+
+def as_plotly(chart: Chart) -> PageChart:
+    """A drawing as a page draws it."""
+    data: list[dict[str, Any]] = []
+    legend = []
+    for number, line in enumerate((*chart.areas, *chart.lines)):
+        colour = COLOURS[number % len(COLOURS)]
+        legend.append((line.name, colour))
+        form: dict[str, Any] = {"stackgroup": "held", "fillcolor": colour} if number < len(chart.areas) else {}
+        stroke = {"shape": "hv", "width": 0 if form else 1.5, "color": colour}
+        if line.alone:
+            bars = {"type": "data", "array": list(line.half_widths or ()), "color": colour}
+            form = {"mode": "markers", "marker": {"size": 9, "color": colour}, "error_y": bars}
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": line.name,
+                "x": [round(value, 6) for value in line.x],
+                "y": [round(value, 6) for value in line.y],
+                "line": stroke,
+                "hovertemplate": f"{line.name}: %{{y:.3g}} {chart.y_name}<extra></extra>",
+                **form,
+            }
+        )
+    for name in dict.fromkeys(name for row in chart.bars.values() for name in row):
+        heights = [row.get(name) for row in chart.bars.values()]
+        hover = f"%{{x}}: %{{y:.3g}} {chart.y_name}<extra></extra>"
+        marker = {"color": COLOURS[0]}
+        data.append({"type": "bar", "x": list(chart.bars), "y": heights, "marker": marker, "hovertemplate": hover})
+    layout = {
+        "height": 300,
+        "showlegend": False,
+        "xaxis": {"title": {"text": chart.x_name}, "automargin": True},
+        "yaxis": {"title": {"text": chart.y_name}, "rangemode": "tozero", "automargin": True},
+        "margin": {"l": 60, "r": 15, "t": 10, "b": 50},
+    }
+    found = {"data": data, "layout": layout, "caption": chart.title}
+    return {**found, "legend": legend} if legend else found

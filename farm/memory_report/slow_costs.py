@@ -1,0 +1,240 @@
+"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.errors import UsageError
+from farm.memory.offload_plan import SlowCosts
+from farm.operators import aten
+from farm.requests.command_line import command_of
+from farm.store import tables
+from farm.store.batches import in_batches
+from farm.store.reuse import tells_others
+from farm.training.recorded import StepCall
+from farm.training.tensor_lifetime import Life
+from farm.types.format import count_of
+from farm.types.memory_tiers import Placement
+from farm.types.protocol import Launch, Protocol, Variant
+from farm.types.reading import METHOD
+from farm.types.request import Request
+from farm.types.tuple import OperatorTuple
+from farm.types.validation import parse
+
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+# The median of a reading's passes: of those without power, as slow ones are, the figure is that, of others the mean.
+_NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
+_LARGE_BYTES = 1e6  # smaller ones say more of latency than of the wire
+
+
+@dataclass(frozen=True)
+class ReadSlow:
+    """The readings of one model of card and one software.
+
+    Attributes:
+        added_us: what a placement adds to one call of a tuple, by tuple and placement.
+        fast_us: of the tuples.
+        rates: what the wire gave inputs of any tuple that were slow alone, bytes/s, by operator and tensor.
+    """
+
+    card_model: str
+    added_us: Mapping[tuple[str, str], float]
+    fast_us: Mapping[str, float]
+    rates: Mapping[str, Sequence[float]]
+
+
+def slow_costs(
+    life: Life,
+    read: ReadSlow | None,
+    bytes_per_s: float | None,
+    *,
+    copied_bytes_per_s: float | None = None,
+    variant: Variant,
+    card: str,
+) -> SlowCosts:
+    """
+    Args:
+        variant, card: for who is told how to read what is missing.
+        read: None where nobody has read any of the step's tuples so.
+        bytes_per_s: of the wire, for what is not read; None: as the readings have it.
+        copied_bytes_per_s: where they do not, what copies get.
+
+    Raises:
+        UsageError: there is nothing to tell the wire's bandwidth from.
+    """
+    added = read.added_us if read else {}
+    rates = _rates(life, read)
+    if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
+        raise UsageError(
+            f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
+            f"Read them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
+            "or say what the wire gives: --slow-bandwidth 55GB/s.",
+        )
+    slow_us: dict[int, float] = defaultdict(float)
+    read_us: dict[int, float] = defaultdict(float)
+    uses = read_uses = 0
+    for call in life.capture.calls:
+        for word, number, size_bytes in tensors_of(life, call):
+            known_us = added.get((call.tuple_id, word))
+            rate = rates.get(_alike(life.capture.tuples[call.tuple_id], word), bytes_per_s)
+            slow_us[number] += size_bytes / rate * 1e6 if known_us is None else known_us
+            uses += 1
+            if known_us is not None:
+                read_us[number] += known_us
+                read_uses += 1
+    told = f"{read_uses} of {uses} uses of tensors as read with that tensor alone slow" + (
+        f" on {read.card_model}" if read and read_uses else ""
+    )
+    if left := uses - read_uses:
+        others = " at what the same tensor of the operator's other tuples had, else" if rates else ""
+        told += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
+    return SlowCosts(
+        dict(slow_us), dict(read_us), bytes_per_s, told, _together(read, life.capture.tuples) if read else None
+    )
+
+
+def tensors_of(life: Life, call: StepCall) -> Iterator[tuple[str, int, int]]:
+    """The placement of each tensor of a call alone, the number of the tensor, and the bytes that cross the wire for it."""
+    spec = life.capture.tuples[call.tuple_id]
+    sizes = life.sizes_bytes
+    for place, number in enumerate(call.reads):
+        if sizes.get(number):
+            ways = 2 if number in call.writes else 1
+            yield f"in{place}", number, ways * min(_touched_bytes(spec, place), sizes[number])
+    made = [number for number in call.writes if number not in call.reads and sizes.get(number)]
+    for place, number in enumerate(made):
+        yield f"out{place}", number, sizes[number]
+
+
+def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
+    return max((tensor.distinct_bytes for tensor in spec.tensors if tensor.storage == storage), default=0)
+
+
+def _rates(life: Life, read: ReadSlow | None) -> dict[str, float]:
+    """What the wire gave the tensors that were read, bytes/s: the median of each operator's each tensor, and "" of these.
+
+    No copy's rate: a call that computes meanwhile hides some of the wire, and one that reads twice takes it twice. Of outputs,
+    whose sizes a tuple does not tell, the step's own alone.
+    """
+    if read is None:
+        return {}
+    own: dict[tuple[str, str], tuple[str, int, float]] = {}
+    for call in life.capture.calls:
+        for word, _, size_bytes in tensors_of(life, call):
+            if (added_us := read.added_us.get((call.tuple_id, word))) and added_us > 0:
+                own[call.tuple_id, word] = (_alike(life.capture.tuples[call.tuple_id], word), size_bytes, added_us)
+    chosen = [one for one in own.values() if one[1] >= _LARGE_BYTES]
+    if not chosen and not read.rates:
+        chosen = list(own.values())
+    each: dict[str, list[float]] = {name: list(values) for name, values in read.rates.items()}
+    for alike, size_bytes, added_us in chosen:
+        if alike not in read.rates:
+            each.setdefault(alike, []).append(size_bytes / added_us * 1e6)
+    rates = {name: statistics.median(values) for name, values in each.items()}
+    return {**rates, "": statistics.median(rates.values())} if rates else {}
+
+
+def _alike(spec: OperatorTuple, word: str) -> str:
+    """The operator and its tensor. Whose library computes it is left out: a capture without a card does not know."""
+    name = spec.operator.removeprefix("aten.")
+    return f"{name.removeprefix('native_').removeprefix('cudnn_')} {word}"
+
+
+def _together(read: ReadSlow, tuple_ids: Collection[str]) -> float | None:
+    """Of the step's tuples that were read with all tensors slow, and with each alone: the sum of one at a time over that, the median."""
+    words: dict[str, list[Placement]] = defaultdict(list)
+    for tuple_id, word in read.added_us:
+        if tuple_id in tuple_ids:
+            words[tuple_id].append(Placement.parse(word))
+    shares = []
+    for tuple_id, there in words.items():
+        alone = [one for one in there if len(one) == 1]
+        most = max(there, key=len)
+        if len(most) == len(alone) > 1:
+            fast_us = read.fast_us[tuple_id]
+            summed_us = fast_us + sum(read.added_us[tuple_id, str(one)] for one in alone)
+            shares.append(summed_us / (fast_us + read.added_us[tuple_id, str(most)]))
+    return statistics.median(shares) if shares else None
+
+
+def read_slow(
+    session: Session, tuple_ids: Collection[str], card_models: Sequence[str], *, launch: Launch
+) -> ReadSlow | None:
+    """What a database has of tuples with tensors in slow memory: of the model of card and the software with most of the step's, or
+    else with most."""
+    like = Protocol(launch=launch).to_json()
+    words: dict[str, tuple[str, str]] = {}  # protocol id -> data, placement
+    for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):
+        spec = dict(row.spec or {})
+        word = spec.pop("placement", "")
+        if {**spec, "data": None} == {**like, "data": None}:
+            words[row.id] = (spec["data"], word)
+    placed = [protocol_id for protocol_id, (_, word) in words.items() if word]
+    newest: dict[tuple[str, str], dict[tuple[str, str, str], float]] = defaultdict(dict)
+
+    def read(*which: Any) -> set[str]:
+        query = sqlalchemy.select(*(_READING[name] for name in _NAMES)).where(
+            *which,
+            _READING.card_model.in_(card_models),
+            _READING.method == METHOD,
+            _READING.simulated.is_(False),
+        )
+        found = set()
+        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+            if tells_others(row.flags):
+                key = row.subject_id, *words[row.protocol_id]
+                newest[row.card_model, row.software_id][key] = row.time_median_us
+                found.add(row.subject_id)
+        return found
+
+    there = set[str]().union(*(read(_READING.protocol_id.in_(batch)) for batch in in_batches(placed)))
+    fast = list(words.keys() - set(placed))
+    for batch in in_batches(sorted(there)):
+        read(_READING.subject_id.in_(batch), _READING.protocol_id.in_(fast))
+    found = [_read_slow(model, rows) for (model, _), rows in newest.items()]
+    best = max(found, key=lambda one: (_of_step(one, tuple_ids), len(one.added_us)), default=None)
+    if best is None or not best.added_us:
+        return None
+    return replace(best, rates=_input_rates(_tuples(session, best.fast_us), best.added_us))
+
+
+def _read_slow(card_model: str, rows: Mapping[tuple[str, str, str], float]) -> ReadSlow:
+    added, fast = {}, {}
+    for (tuple_id, data, word), time_us in rows.items():
+        if word and (fast_us := rows.get((tuple_id, data, ""))) is not None:
+            added[tuple_id, word] = max(0.0, time_us - fast_us)
+            fast[tuple_id] = fast_us
+    return ReadSlow(card_model, added, fast, {})
+
+
+def _tuples(session: Session, operator_ids: Collection[str]) -> dict[str, OperatorTuple]:
+    query = sqlalchemy.select(_OPERATOR.id, _OPERATOR.spec)
+    rows = [row for batch in in_batches(operator_ids) for row in session.execute(query.where(_OPERATOR.id.in_(batch)))]
+    return {row.id: parse(row.spec) for row in rows}
+
+
+def _of_step(read: ReadSlow, tuple_ids: Collection[str]) -> int:
+    return sum(tuple_id in tuple_ids for tuple_id, _ in read.added_us)
+
+
+def _input_rates(tuples: Mapping[str, OperatorTuple], added: Mapping[tuple[str, str], float]) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = defaultdict(list)
+    for (tuple_id, word), added_us in added.items():
+        placement, spec = Placement.parse(word), tuples.get(tuple_id)
+        if spec is None or spec.kind != "aten" or len(placement) != 1 or not placement.inputs or added_us <= 0:
+            continue
+        (storage,) = placement.inputs
+        written = any(spec.tensors[index].storage == storage for index in aten.written(spec))
+        size_bytes = _touched_bytes(spec, storage) * (2 if written else 1)
+        if size_bytes >= _LARGE_BYTES:
+            rates[_alike(spec, word)].append(size_bytes / added_us * 1e6)
+    return dict(rates)

@@ -1,0 +1,214 @@
+"""Reports as one page of HTML that needs nothing else: no network, no server, on a phone, on paper, by day and by night.
+
+plotly draws the figures in the reader's browser; its JavaScript, which is an extra (`operator-farm[plot]`), is written into
+the page. What others wrote is escaped by jinja wherever it stands, and the page forbids the browser every request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlmodel import Session, select
+
+from farm.errors import Unreadable, UsageError
+from farm.masking import printable
+from farm.operators.roofline import Roofline
+from farm.pages import charts
+from farm.report.layers import LayerRow, layers
+from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
+from farm.report.remarks import remarks
+from farm.report.report import Report, build
+from farm.requests.command_line import command_of
+from farm.store import tables
+from farm.store.batches import fetch_values
+from farm.types import format
+from farm.types.flags import FLAGS
+from farm.types.request import Request
+from farm.verdict.parts import roofline_for
+
+MOST_TUPLES = 10
+_KIND = "Name an .html file in a folder that you may write to."
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """All that is shown of one job."""
+
+    report: Report
+    modules: tuple[LayerRow, ...]  # empty for a sweep
+    peaks: Roofline
+    peaks_measured: bool  # else they are the data sheet's
+    states: Mapping[str, charts.State]  # by reading id
+    command: str  # "" for a sweep
+
+    @property
+    def remarks(self) -> list[tuple[str, str]]:
+        """All that a terminal shows too, but for what has a place of its own here."""
+        return [(what, told) for what, told in remarks(self.report) if what not in ("coverage", "flags")]
+
+    @property
+    def sums(self) -> list[charts.Chart]:
+        return charts.sum_and_whole(self.report) if self.report.kind == "model" else []
+
+    @property
+    def roofline(self) -> charts.Chart | None:
+        return charts.roofline(self.report, self.peaks)
+
+    @property
+    def tree(self) -> charts.Chart | None:
+        return charts.modules(self.modules, self.report.title)
+
+    @property
+    def distributions(self) -> list[charts.Chart]:
+        return charts.distributions(self.report, self.states)
+
+    @property
+    def owner_groups(self) -> list[OwnerGroup]:
+        """Of a training step: whose part takes what."""
+        return grouped(self.report.owners)
+
+    @property
+    def parts_shown(self) -> list[str]:
+        return [part for part in OF_OWNERS if any(row.part == part for row in self.report.owners)]
+
+    @property
+    def costliest(self) -> list[dict[str, Any]]:
+        """The ten tuples that weigh most, with their share of the sum's time."""
+        total_us = sum(row.calls * (row.time_us or 0.0) for row in self.report.tuples)
+        rows = [row for row in self.report.tuples if row.time_us][:MOST_TUPLES]
+        return [{"row": row, "share": row.calls * (row.time_us or 0.0) / total_us} for row in rows]
+
+
+def job_page(session: Session, job_id: str) -> JobPage:
+    """What a page shows of a job.
+
+    Raises:
+        NoSuchJob: there is none of that id.
+    """
+    report = build(session, job_id)
+    job = session.get_one(tables.Job, job_id)
+    items = session.exec(select(tables.Item.role, tables.Item.card_id).where(tables.Item.job_id == job_id)).all()
+    peaks = roofline_for(session, job, [_Placed(*item) for item in items])
+    fingerprints = [session.get_one(tables.Card, card.id).fingerprint for card in report.cards[:1]]
+    reading = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+    wanted = (reading.id, reading.power_w, reading.sm_clock_mhz)
+    ids = [row.reading_id for row in report.tuples if row.reading_id]
+    states = {key: charts.State(*row[1:]) for key, row in fetch_values(session, wanted, ids).items()}
+    of_model = report.kind == "model"
+    return JobPage(
+        report=report,
+        modules=layers(session, report, "module", outputs=False).rows if of_model else (),
+        peaks=peaks,
+        peaks_measured=bool(fingerprints and (fingerprints[0] or {}).get("copy_bytes_per_s")),
+        states=states,
+        command=_command(report),
+    )
+
+
+@dataclass(frozen=True)
+class _Placed:
+    role: str
+    card_id: str
+
+
+def _command(report: Report) -> str:
+    try:
+        return command_of(Request.from_json(report.request))
+    except Unreadable:
+        return ""
+
+
+# --------------------------------------------------------------------------------------------------- HTML
+
+
+def check_page(path: Path) -> None:
+    """Raises:
+    UsageError: plotly is missing, or no page can be written there; before anything is read for it.
+    """
+    plotly_js()
+    if path.is_dir():
+        raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
+    if not path.parent.is_dir():
+        raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
+
+
+def write_page(path: Path, pages: Sequence[JobPage]) -> None:
+    """Write one page of one job or of several.
+
+    Raises:
+        UsageError: it cannot be written there, or plotly is missing; nothing is left then.
+    """
+    title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
+    text = render(
+        "reports.html",
+        title=title,
+        pages=pages,
+        scatters=charts.scatters([(page.report, f"#{page.report.job_id}") for page in pages]) if len(pages) > 1 else [],
+        script=plotly_js(),
+    )
+    write_whole(path, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there.
+
+    Raises:
+        UsageError: it cannot be written; nothing is left then.
+    """
+    unfinished = path.with_name(f".{path.name[:100]}.part")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, path)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            unfinished.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"'{path}' cannot be written: {reason}.", _KIND) from error
+
+
+def plotly_js() -> str:
+    """plotly's JavaScript.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UsageError(
+            "Pages need plotly, which is not installed.", "Install it with `pip install 'operator-farm[plot]'`."
+        ) from error
+    return str(get_plotlyjs())
+
+
+def render(template: str, **values: Any) -> str:
+    """A template as HTML; every text in it is escaped and without control characters."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
+    )
+    environment.filters.update(
+        time=lambda value: format.quantity(value, format.TIME),
+        energy=lambda value: format.quantity(value, format.ENERGY),
+        power=lambda value: format.quantity(value, format.POWER),
+        percent=format.percent,
+        interval=lambda figure, units: format.interval(figure, getattr(format, units)),
+        gap=format.gap,
+        count=format.count_of,
+        span=format.span,
+        plural=format.plural,
+        day=lambda seconds: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else format.NOTHING,
+    )
+    return environment.get_template(template).render(flags=FLAGS, made_at_s=time.time(), **values)

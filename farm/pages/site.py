@@ -1,0 +1,251 @@
+"""The whole database as a folder of pages: no server, no network, opened from a disk or copied to any web host.
+
+The picture of sum against whole with all models, a page a model, all operators in one table that is searched and sorted
+in the browser, and cards side by side. plotly's JavaScript is there once, as a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session, col, func, select
+
+from farm.errors import Unreadable, UsageError
+from farm.pages import charts
+from farm.pages.page import JobPage, job_page, plotly_js, render, write_whole
+from farm.store import tables
+from farm.types.protocol import Protocol
+from farm.types.request import Request
+
+MOST_OPERATORS = 20_000  # rows of the table: a browser holds no more comfortably
+_OURS = 'name="generator" content="operator-farm"'
+_SCRIPT = "plotly.min.js"
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """The newest reading of one tuple on one card model, under one software and protocol."""
+
+    label: str
+    operator: str
+    card_model: str
+    torch: str
+    protocol: str
+    time_us: float
+    energy_mj: float | None
+    power_w: float | None
+    flops: int
+    bytes_moved: int
+    flags: tuple[str, ...]
+    created_at_s: float
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.flops / self.time_us * 1e6
+
+
+@dataclass(frozen=True)
+class CardModel:
+    """What is known of a model of cards: what it reaches, and how much was read on it."""
+
+    model: str
+    cards: int
+    readings: int
+    memory_bytes: int
+    driver: str
+    copy_bytes_per_s: float | None
+    matmul_flops_per_s: dict[str, float]
+    launch_floor_us: float | None
+    idle_power_w: float | None
+    power_limit_w: float | None
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    """A model with its newest job of each variant, card model and protocol."""
+
+    name: str
+    file: str
+    jobs: tuple[JobPage, ...]
+
+
+def publish(session: Session, folder: Path, told: Callable[[str], object] = lambda page: None) -> int:
+    """Write the site, over one that was written there before; the number of its pages.
+
+    Args:
+        told: called with the name of each page that is written.
+
+    Raises:
+        UsageError: plotly is missing, the folder cannot be written, or it holds a site that is not ours.
+    """
+    script = plotly_js()
+    _check_folder(folder)
+    models = list(_models(session))
+    cards = _cards(session)
+    operators, left_out = _operators(session)
+    points = [(page.report, model.file) for model in models for page in model.jobs]
+    common = {"script": _SCRIPT}
+    pages: dict[str, tuple[str, dict[str, Any]]] = {
+        "index.html": (
+            "index.html",
+            {"title": "What models cost", "models": models, "scatters": charts.scatters(points), "cards": cards},
+        ),
+        "operators.html": (
+            "operators.html",
+            {"title": "What operators cost", "rows": operators, "left_out": left_out},
+        ),
+        "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models)}),
+    }
+    for model in models:
+        own = [(page.report, f"#{page.report.job_id}") for page in model.jobs]
+        scatters = charts.scatters(own) if len(own) > 1 else []
+        pages[model.file] = ("model.html", {"title": model.name, "pages": model.jobs, "scatters": scatters})
+    write_whole(folder / _SCRIPT, script)
+    for file, (template, values) in pages.items():
+        write_whole(folder / file, render(template, **common, **values))
+        told(file)
+    return len(pages)
+
+
+def _check_folder(folder: Path) -> None:
+    next_step = "Name a new folder, or one that you may write to."
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        index = folder / "index.html"
+        ours = not index.exists() or _OURS in index.read_text(encoding="utf-8", errors="replace")[:4000]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"The folder '{folder}' cannot be written: {reason}.", next_step) from error
+    if not ours:
+        raise UsageError(f"'{folder}' holds pages that this command did not write.", "Name a new folder.")
+
+
+def _models(session: Session) -> Iterator[ModelPage]:
+    """Models by name, each with the newest judged job of each request on each card model."""
+    job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
+    judged = sqlalchemy.select(_columns(tables.Verdict).job_id)
+    found = session.execute(
+        sqlalchemy.select(job.id, variant.model, job.request_id, job.request)
+        .join(tables.ModelVariant, variant.id == job.variant_id)
+        .where(job.id.in_(judged), job.state == tables.JobState.DONE)
+        .order_by(job.created_at_s.desc(), job.id)
+    ).all()
+    cards = sqlalchemy.select(item.job_id, func.min(item.card_model)).where(item.role == "whole").group_by(item.job_id)
+    card_models = {job_id: model for job_id, model in session.execute(cards)}
+    newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
+    for id_, model, request_id, request in found:
+        asked = request_id or _request_id(request) or id_
+        newest[model].setdefault((asked, card_models.get(id_)), id_)
+    for model in sorted(newest):
+        pages = [job_page(session, id_) for id_ in newest[model].values()]
+        yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
+
+
+def _request_id(request: Any) -> str:
+    """What an imported job asked for; one's own have it in their row."""
+    with contextlib.suppress(Unreadable):
+        return Request.from_json(request).id
+    return ""
+
+
+def file_of(model: str) -> str:
+    """The file of a model's page: its name where that is plain, else with a hash of it."""
+    plain = re.sub(r"[^\w-]+", "_", model, flags=re.ASCII)[:80]
+    mark = "" if plain == model else f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return f"model-{plain}{mark}.html"
+
+
+def _operators(session: Session) -> tuple[list[OperatorCost], int]:
+    """The newest reading of each tuple, card model, software and protocol, the costliest first; how many are left out."""
+    reading, operator = _columns(tables.Reading), _columns(tables.Operator)
+    software, protocol = _columns(tables.Software), _columns(tables.Protocol)
+    one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
+    place = func.row_number().over(partition_by=one, order_by=reading.created_at_s.desc()).label("place")
+    ours = (reading.subject_kind == "operator", reading.simulated.is_(False))
+    placed = sqlalchemy.select(reading.id, place).where(*ours).subquery()
+    newest = placed.c.place == 1
+    rows = session.execute(
+        sqlalchemy.select(
+            operator.label,
+            operator.short_name.label("operator"),
+            reading.card_model,
+            software.torch,
+            protocol.spec.label("protocol"),
+            reading.time_us,
+            reading.energy_mj,
+            reading.power_w,
+            operator.flops,
+            operator.bytes_moved,
+            reading.flags,
+            reading.created_at_s,
+        )
+        .join(placed, sqlalchemy.and_(placed.c.id == reading.id, newest))
+        .join(operator.id.table, operator.id == reading.subject_id)
+        .join(software.id.table, software.id == reading.software_id)
+        .join(protocol.id.table, protocol.id == reading.protocol_id)
+        .order_by(reading.time_us.desc())
+        .limit(MOST_OPERATORS)
+    ).mappings()
+    costs = [
+        OperatorCost(**{**row, "protocol": str(Protocol.from_json(row["protocol"])), "flags": tuple(row["flags"])})
+        for row in rows
+    ]
+    number = session.execute(sqlalchemy.select(func.count()).select_from(placed).where(newest)).scalar_one()
+    return costs, number - len(costs)
+
+
+def _columns(table: Any) -> Any:
+    return table.__table__.columns
+
+
+def _cards(session: Session) -> list[CardModel]:
+    reading = _columns(tables.Reading)
+    counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
+    readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
+    groups: dict[str, list[tables.Card]] = defaultdict(list)
+    for card in session.exec(select(tables.Card).where(tables.Card.kind != "simulated").order_by(col(tables.Card.id))):
+        groups[card.model].append(card)
+    return [_card(model, groups[model], readings.get(model, 0)) for model in sorted(groups)]
+
+
+def _card(model: str, cards: Sequence[tables.Card], readings: int) -> CardModel:
+    first = next((card for card in cards if card.fingerprint), cards[0])
+    known = first.fingerprint or {}
+    return CardModel(
+        model=model,
+        cards=len(cards),
+        readings=readings,
+        memory_bytes=first.memory_bytes,
+        driver=first.driver,
+        copy_bytes_per_s=known.get("copy_bytes_per_s"),
+        matmul_flops_per_s=dict(known.get("matmul_flops_per_s") or {}),
+        launch_floor_us=known.get("launch_floor_us"),
+        idle_power_w=known.get("idle_power_w"),
+        power_limit_w=known.get("power_limit_w"),
+    )
+
+
+def _side_by_side(models: Sequence[ModelPage]) -> list[dict[str, Any]]:
+    """A row a variant and protocol, with the whole's figures on each card model."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for model in models:
+        for page in model.jobs:
+            report = page.report
+            if not report.cards or report.cards[0].simulated or report.verdict.time.whole is None:
+                continue
+            key = (report.title, str(report.protocol))
+            row = rows.setdefault(key, {"title": report.title, "protocol": key[1], "file": model.file, "on": {}})
+            energy = report.verdict.energy
+            row["on"][report.cards[0].model] = {
+                "time": report.verdict.time.whole,
+                "energy": energy.whole if energy else None,
+            }
+    return list(rows.values())

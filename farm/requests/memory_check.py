@@ -1,0 +1,117 @@
+"""Whether what is asked for can lie in a card's memory at all: told before anything is started for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from farm.errors import UsageError
+from farm.models import catalog
+from farm.requests.card_selection import CardLike
+from farm.types.protocol import Variant
+
+# No model of the catalog has larger inputs for each of a batch: 16 frames of video.
+_MOST_PLANES = 3 * 16
+_MOST_OF_A_TOKEN = 16  # values' room that ids, masks and what is decoded beside them take, 8 bytes each
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a variant needs whatever its operators do. Unit: bytes."""
+
+    parameters: int  # and buffers
+    inputs: int  # of the whole batch
+    each: int  # of one in it
+    cache: int = 0  # of keys and values, for the whole batch; counted in neither
+
+
+def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
+    """
+    Args:
+        memory_bytes: of the card; 0 where nobody knows.
+
+    Raises:
+        UsageError: inputs and parameters alone are more than the card has.
+    """
+    if not memory_bytes or _surely_fits(variant, memory_bytes):
+        return
+    room = room_of(variant)
+    if room.parameters + room.inputs + room.cache <= memory_bytes:
+        return
+    most = (memory_bytes - room.parameters) // (room.each + room.cache // variant.batch or 1)
+    takes = f"its cache takes {_gb(room.cache)}" if room.cache else f"its inputs take {_gb(room.inputs)}"
+    smaller = "a smaller batch or a shorter cache" if room.cache else "a smaller batch"
+    raise UsageError(
+        f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: {takes} and its parameters "
+        f"{_gb(room.parameters)}.",
+        f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and parameters, and its "
+        "operators need more."
+        if most >= 1
+        else f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}.",
+    )
+
+
+class WithMemory(Protocol):
+    """A card of which the memory counts; 0 where nobody knows."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> None:
+    """
+    Args:
+        least_bytes: that the step holds at once, as far as it is known before the card has run it.
+
+    Raises:
+        UsageError: that is more than the card has.
+    """
+    memory_bytes = card.memory_bytes
+    if memory_bytes and least_bytes > memory_bytes:
+        raise UsageError(
+            f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: the step holds at least {_gb(least_bytes)} at once.",
+            f"Give a smaller batch (`farm memory {variant.model} --fit {memory_bytes // 10**9}GB` finds the largest), --recompute blocks, "
+            "or --amp bfloat16.",
+        )
+
+
+def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
+    """Told without building it. Buffers are fewer than parameters by far."""
+    parameters = catalog.find(variant.model).parameters
+    if parameters is None or variant.cache:  # a user's own, timm's; or what it holds is told by building it
+        return False
+    values = 2 * parameters + variant.batch * (_MOST_PLANES * variant.input_size**2 + _MOST_OF_A_TOKEN * variant.length)
+    return values * _ITEM_BYTES[variant.dtype] <= memory_bytes
+
+
+def room_of(variant: Variant) -> Room:
+    """The parameters and inputs of a variant, by its module on meta. Imports torch.
+
+    Raises:
+        UsageError: the model cannot be made, see `farm.models.catalog`.
+    """
+    model = catalog.build(dataclasses.replace(variant, batch=1))
+    # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit here.
+    one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
+    cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
+    return Room(
+        _bytes_of([*model.parameters(), *model.buffers()]) - cache,
+        one + (variant.batch - 1) * (two - one),
+        two - one,
+        variant.batch * cache,
+    )
+
+
+def _bytes_of(values: Any) -> int:
+    import torch
+    from torch.utils import _pytree
+
+    return sum(value.nbytes for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+def _gb(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB"

@@ -1,0 +1,177 @@
+"""One readable line for an operator tuple: 'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'.
+
+For people alone: labels are shown and stored, never parsed. Tuples of one model shall differ in them, so that a label
+names all that commonly tells two tuples apart: what a function is called with beside its tensors, and which of them are
+parameters or buffers. What makes it too long is cut and gives way to the beginning of the id.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from farm.types.tuple import DTYPES, OperatorTuple, TensorSpec, plain, tensor_references
+
+LENGTH = 80
+_MARK = 6  # characters of an id
+_LEAST = 6  # characters of a cut text that still say something
+_LISTED = 4  # inputs that are shown
+
+
+def label_of(spec: OperatorTuple) -> str:
+    """'Conv2d 64->128 k3 s2 | 32x64x56x56 fp32'."""
+    head = " ".join([spec.short_name, *_parameter_words(spec)])
+    called = " ".join(_call_words(spec))
+    tail = " ".join(
+        filter(
+            None, [_inputs(spec), _dtype(spec), *_layout_words(spec), _zeros(spec), "train" if spec.training else ""]
+        )
+    )
+    tail = f" | {tail}" if tail else ""
+    if not called:
+        return f"{head}{tail}"
+    if len(whole := f"{head} {called}{tail}") <= LENGTH:
+        return whole
+    mark = f"#{spec.id[:_MARK]}"
+    room = LENGTH - len(f"{head} … {mark}{tail}")
+    return f"{head} {called[:room]}… {mark}{tail}" if room >= _LEAST else f"{head} {mark}{tail}"
+
+
+def call_of(spec: OperatorTuple) -> str:
+    """The operator and what it is called with, without the inputs: 'Conv2d 64->128 k3 s2'."""
+    text = " ".join([spec.short_name, *_parameter_words(spec), *_call_words(spec)])
+    return text if len(text) <= LENGTH else f"{text[: LENGTH - 1]}…"
+
+
+def told_apart(labels: Mapping[str, str]) -> dict[str, str]:
+    """Id -> label as a list shows it: with the beginning of the id where tuples have their label in common."""
+    number = Counter(labels.values())
+    return {id_: text if number[text] == 1 else f"{text} #{id_[:_MARK]}" for id_, text in labels.items()}
+
+
+def _inputs(spec: OperatorTuple) -> str:
+    tensors = [
+        spec.tensors[index] for tree in (*spec.arguments, *spec.keywords.values()) for index in tensor_references(tree)
+    ]
+    words = []
+    for word, alike in itertools.groupby(map(_tensor, tensors)):
+        number = len(list(alike))
+        words += [f"{number} of {word}"] if number > 2 else [word] * number
+    if len(words) > _LISTED:
+        words[_LISTED:] = [f"{len(words) - _LISTED} more"]
+    return " + ".join(words)
+
+
+def _tensor(tensor: TensorSpec) -> str:
+    shape = "x".join(map(str, tensor.shape)) or "scalar"
+    return shape if tensor.role == "activation" else f"{shape} ({tensor.role})"
+
+
+def _dtype(spec: OperatorTuple) -> str:
+    shorts = [DTYPES[tensor.dtype][1] for tensor in spec.tensors]
+    floating = (name for name in shorts if name[0] in "fbc" and name != "bool")
+    return next(floating, shorts[0] if shorts else "")
+
+
+def _layout_words(spec: OperatorTuple) -> Iterator[str]:
+    strided = [tensor for tensor in spec.activations if tensor.stride is not None]
+    images = [tensor for tensor in strided if len(tensor.shape) == 4]
+    if images:
+        _, c, h, w = images[0].shape
+        yield "cl" if images[0].stride == (c * h * w, 1, w * c, c) else "strided"
+    elif strided:
+        yield "strided"
+    if offset := next((tensor.offset for tensor in spec.activations if tensor.offset), 0):
+        yield f"offset {offset}"
+
+
+def _zeros(spec: OperatorTuple) -> str:
+    share = max((tensor.zeros for tensor in spec.tensors), default=0.0)
+    return f"zeros {share * 100:g} %" if share else ""
+
+
+def _call_words(spec: OperatorTuple) -> Iterator[str]:
+    """What the call says beside its tensors, without what is off or left to PyTorch."""
+    arguments = list(spec.arguments)
+    if spec.short_name in ("getitem", "setitem") and len(arguments) > 1:
+        key, *value = arguments[1:]
+        if key != {"tensor": _only(key)}:
+            parts = key["tuple"] if isinstance(key, dict) and "tuple" in key else [key]
+            yield f"[{', '.join(map(_text, parts))}]"
+        arguments = [] if not value or _only(value[0]) is not None else ["=", *value]
+    for tree in arguments:
+        if tree is not None and not any(True for _ in tensor_references(tree)):
+            yield _text(tree)
+    for name, tree in spec.keywords.items():
+        if tree is None or tree is False or any(True for _ in tensor_references(tree)):
+            continue
+        yield name if tree is True else f"{name} {_text(tree)}"
+
+
+def _only(tree: Any) -> Any:
+    """The index where the tree is one tensor and nothing else."""
+    return tree.get("tensor") if isinstance(tree, dict) else None
+
+
+def _text(tree: Any) -> str:
+    if isinstance(tree, float):
+        return str(tree) if len(str(tree)) <= 8 else f"{tree:.6g}"
+    if isinstance(tree, list):
+        return ",".join(map(_text, tree)) or "()"
+    if isinstance(tree, dict) and len(tree) == 1:
+        ((tag, value),) = tree.items()
+        if tag == "tensor":
+            return "_"
+        if tag == "dtype":
+            return DTYPES[value][1]
+        if tag == "tuple":
+            return _text(value)
+        if tag == "slice":
+            return ":".join(
+                "" if part is None else _text(part) for part in (value if value[2] is not None else value[:2])
+            )
+        return str(plain(tree))
+    return "".join(letter if letter.isprintable() else "?" for letter in str(tree))
+
+
+def _parameter_words(spec: OperatorTuple) -> list[str]:
+    """What a module was made with: its sizes, and what differs from the usual."""
+    values = {name: plain(value) for name, value in spec.parameters.items()}
+    words: list[str] = []
+
+    def size(value: Any) -> str:
+        if isinstance(value, list):
+            return str(value[0]) if len(set(map(str, value))) == 1 else "x".join(map(str, value))
+        return str(value)
+
+    for source, target in (
+        ("in_channels", "out_channels"),
+        ("in_features", "out_features"),
+        ("input_size", "hidden_size"),
+        ("num_embeddings", "embedding_dim"),
+    ):
+        if source in values and target in values:
+            words.append(f"{values[source]}->{values[target]}")
+    if "embed_dim" in values:
+        words.append(f"{values['embed_dim']}/{values.get('num_heads')}")
+    for name, letter, usual in (
+        ("kernel_size", "k", None),
+        ("stride", "s", "1"),
+        ("padding", "p", None),
+        ("dilation", "d", "1"),
+        ("groups", "g", "1"),
+        ("output_size", "o", None),
+    ):
+        if name in values and values[name] is not None and size(values[name]) != usual:
+            if name == "padding" and size(values[name]) == "0":
+                continue
+            # An adaptive pool to 1 and one to (1, 1) are two tuples, and models have both.
+            whole = name == "output_size" and isinstance(values[name], list)
+            words.append(f"{letter}{'x'.join(map(str, values[name])) if whole else size(values[name])}")
+    if spec.short_name.endswith("Dropout"):
+        words.append(f"p{values.get('p')}")
+    if values.get("inplace"):
+        words.append("inplace")
+    return words

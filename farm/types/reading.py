@@ -1,0 +1,296 @@
+"""What came out of a measurement: a `Reading` with its sampled `Trace`, and what else was found beside it (`Details`).
+
+A reading travels from the benchmark process to the farm and is stored: its figures as columns, its details as JSON. This
+is the only place where that JSON is made and read. Data sets are made of it, so every field has its unit in its name, and
+None always stands for "not looked at, or the card cannot tell", never for zero.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, cast
+
+METHOD = 5  # raised when a change of the code changes what a reading says; readings of another are not reused
+REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
+INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the subject, or the canary, running
+
+
+def inside_s(cost_s: Mapping[str, float]) -> float:
+    """What of a reading's card time was warm-ups and windows, its own and those of a canary that came with it."""
+    return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The sampled time series of one reading: name -> (times in s since the warm-up began, values).
+
+    Names carry their unit (`power_w`, `energy_mj`, `sm_clock_mhz`, `temperature_c`, ...).
+    `window_s` is (begin, end) of the window on the same axis.
+    """
+
+    window_s: tuple[float, float]
+    series: dict[str, tuple[list[float], list[float]]]
+
+    def pack(self) -> bytes:
+        """Compressed form, as stored."""
+        return zlib.compress(json.dumps({"window_s": self.window_s, "series": self.series}).encode(), 6)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        data = json.loads(zlib.decompress(packed))
+        series = {name: (times, values) for name, (times, values) in data["series"].items()}
+        return cls((data["window_s"][0], data["window_s"][1]), series)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it (`farm.benchmark.bursts`).
+
+    Figures are of one pass, half-widths absolute, of the 95 % interval.
+    """
+
+    time_us: float
+    time_half_width_us: float | None = None
+    power_w: float | None = None  # of the pass itself, the pauses taken out
+    power_half_width_w: float | None = None
+    energy_mj: float | None = None
+    energy_half_width_mj: float | None = None
+    sm_clock_mhz: float | None = None  # mean over both duties
+    pause_power_w: float | None = None  # what the card draws between two bursts
+    duties: tuple[float, ...] | None = None  # shares of the time that were work, the higher first
+    duty_power_w: tuple[float, ...] | None = None  # mean power at each of these duties
+    throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples, the larger of both duties
+    passes: int | None = None  # of both duties together
+
+
+@dataclass(frozen=True)
+class InContext:
+    """An operator alone and among others, on the same memory, at the same clocks (`farm.benchmark.cache_context`).
+
+    Times are of one pass.
+    """
+
+    alone_us: float  # looped, weights and inputs as warm as they get
+    effect_us: float  # what the others add
+    effect_half_width_us: float | None = None  # of the 95 % interval
+    passes: int | None = None  # timed among others; 0: too long for the effect to matter, and not looked at
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the place of a tuple's calls in a model adds to one of them, against the operator looped with everything warm
+    (`farm.benchmark.call_context`). The mean over the calls."""
+
+    effect_us: float
+    half_width_us: float  # of the 95 % interval
+    calls: int
+
+
+@dataclass(frozen=True)
+class CanaryNote:
+    """The reference operator as it was last read before a reading, in the same process (`farm.benchmark.canary`).
+
+    Figures are of one pass of the reference operator. Changes are fractions, against the process's first canary that was
+    not disturbed.
+    """
+
+    number: int  # of the process's canaries, from 1
+    time_us: float
+    process: int | None = None  # the process's id on its host
+    power_w: float | None = None
+    energy_mj: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: float | None = None
+    flags: tuple[str, ...] = ()
+    time_change: float | None = None
+    energy_change: float | None = None
+    cost_s: float | None = None  # card time that it took, everything included
+
+
+_PARTS: dict[str, type] = {"burst": Burst, "context": InContext, "canary": CanaryNote}
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a reading found beside its figures. Times are of one pass; half-widths absolute, of the 95 % interval.
+
+    `other` holds what this version does not know, as it was written.
+    """
+
+    method: int | None = None  # `METHOD` of the code that took it
+
+    # what was run
+    copies: int | None = None  # of the tensors that the passes walk through in turn
+    passes_per_round: int | None = None  # a round is launched and timed at once
+    copies_wanted_more: bool | None = None  # True: too few copies for the residency that was asked for
+    parameter_bytes: int | None = None  # of a whole model, buffers included
+    activation_peak_bytes: int | None = None  # of a whole model: most allocated in one pass, beyond what was before it
+    allocated_peak_bytes: int | None = (
+        None  # of a training step on a GPU: most allocated at once, all that it holds included
+    )
+    reserved_peak_bytes: int | None = (
+        None  # of a training step on a GPU: what PyTorch's allocator had of the card meanwhile
+    )
+    workspace_bytes: int | None = None  # of what is allocated: workspaces that cuBLAS keeps from call to call
+    found_again: float | None = None  # share of what a pass touches that the cache still holds at the next, 0 to 1
+    threads: int | None = None  # of a CPU
+    slow_memory: str | None = None  # of a tuple with a placement: what was slow
+    workspaces: str | None = None  # of the same: where a library's workspaces were, fast or may be with the output
+    attempts: int | None = None  # windows read, where the first was hot, shared, drifting or starved
+
+    # the window: time
+    rounds: int | None = None
+    late_rounds: int | None = None  # launched when the card had nothing left to do
+    starved_share: float | None = None  # of the window's time, in which the card waited for the host
+    time_figure: Literal["mean", "median"] | None = None  # which of them `Reading.time_us` is
+    time_mean_us: float | None = None
+    time_mean_half_width_us: float | None = None
+    time_median_half_width_us: float | None = None
+    time_trimmed_half_width_us: float | None = None
+    ceiling_s: float | None = None  # the longest window that was allowed, where it did not converge within
+
+    # the window: power
+    ticks: int | None = None  # of the energy counter, that the window holds
+    ramp_ticks_dropped: int | None = None  # first ticks that were still warm-up
+    power_integral_w: float | None = None  # the power sensor's mean, beside the counter's
+    power_drift: float | None = None  # second half against the first, a fraction, where that is much
+
+    # the card meanwhile
+    lacks: tuple[str, ...] | None = None  # what it does not tell of what a reading is known to be good by
+    throttle_shares: Mapping[str, float] | None = None  # reason -> share of the samples
+    foreign_processes: tuple[int, ...] | None = None  # process ids seen on the card that are not the benchmark's
+    foreign_cpu_share: float | None = None  # of a CPU's cores: their time that other processes had, 0 to 1
+    temperature_slope_c_per_s: float | None = None  # within the window
+    warm_up_slope_c_per_s: float | None = None  # when the warm-up ended
+    memory_temperature_c: float | None = None
+    sampler_busy_share: float | None = None  # of the time, that the sampler's thread spent in the driver
+
+    # other states, and second opinions
+    burst: Burst | None = None
+    context: InContext | None = None
+    context_missing: str | None = None  # why there is none
+    eager_time_us: float | None = None  # of a replayed whole: one pass launched eagerly, the median
+    eager_time_half_width_us: float | None = None
+    eager_time_missing: str | None = None  # why there is none
+    places: Mapping[str, Place] | None = None  # of a whole that is replayed: by tuple id
+    places_missing: str | None = None  # why there are none
+    canary: CanaryNote | None = None
+    unverified: str | None = None  # why a whole could not be verified on its card
+    study: Mapping[str, Any] | None = None  # the study that it was read for: id, name, circumstances
+
+    other: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON under the fields' names; what was not found is not there."""
+        found = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+        if self.activation_peak_bytes is not None:
+            found["found_again"] = self.found_again  # looked at: null says that it could not be told
+        if self.places is not None:
+            found["places"] = {tuple_id: dataclasses.asdict(place) for tuple_id, place in self.places.items()}
+        return {**self.other, **found, **{name: dataclasses.asdict(found[name]) for name in _PARTS if name in found}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> Self:
+        """Of any version: keys that are missing are None, those that are not known stay in `other`."""
+        data = data or {}
+        values = known(cls, data)
+        for name in values.keys() & _PARTS.keys():
+            values[name] = _part(_PARTS[name], values[name])
+        if places := values.get("places"):
+            values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
+        other = {name: data[name] for name in data.keys() - values.keys()} if len(values) < len(data) else {}
+        # Of its fifty fields a reading has five, and a job tens of thousands of readings: the class has what all others are.
+        details = cls.__new__(cls)
+        vars(details).update(values, other=other)
+        return details
+
+
+_NAMES = tuple(entry.name for entry in dataclasses.fields(Details) if entry.name != "other")
+
+
+@functools.cache
+def _fields(kind: type) -> frozenset[str]:
+    return frozenset(entry.name for entry in dataclasses.fields(kind)) - {"other"}
+
+
+def known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a dataclass has fields for, of plain JSON of any version; lists as tuples."""
+    names = _fields(kind)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names}
+
+
+def canary_of(details: Mapping[str, Any]) -> CanaryNote | None:
+    """The canary's note alone, from the JSON of a reading's details: for who looks through thousands of them."""
+    return cast("CanaryNote | None", _part(CanaryNote, details.get("canary")))
+
+
+def _part(kind: type, data: Any) -> Any:
+    """A part of the details; None where there is none, or it lacks what makes it one."""
+    if data is None:
+        return None
+    try:
+        return kind(**known(kind, data))
+    except (TypeError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One result: subject x card x software x protocol -> time, power, energy, their intervals, flags.
+
+    Times are of one pass, in microseconds; half-widths are absolute, of the 95 % interval. What the card
+    cannot tell is None and has a flag, never zero.
+    """
+
+    time_us: float  # what aggregation uses: mean over the window (the median where there is no power to go with it)
+    time_half_width_us: float
+    time_median_us: float
+    time_trimmed_us: float  # 3-sigma-trimmed mean
+    passes: int
+    window_s: float
+    warm_up_s: float
+    power_w: float | None = None
+    power_half_width_w: float | None = None
+    power_source: str = ""  # energy_counter | instant_power | average_power | rapl | simulated | ""
+    energy_mj: float | None = None  # gross, of one pass
+    energy_half_width_mj: float | None = None
+    idle_power_w: float | None = None  # the card at rest
+    base_power_w: float | None = None  # full clocks, nothing to do
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    details: Details = field(default_factory=Details)  # other states of the subject, cross-checks, copies made ...
+    cost_s: dict[str, float] = field(default_factory=dict)  # where the card's time went: rebuild, warm_up, window ...
+    trace: Trace | None = None
+
+    def noting(self, **found: Any) -> Self:
+        """The same reading with these fields of its details."""
+        return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
+
+    def flagged(self, *flags: str) -> Self:
+        """The same reading with these flags as well, in order."""
+        return dataclasses.replace(self, flags=tuple(sorted({*self.flags, *flags})))
+
+    def to_json(self) -> dict[str, Any]:
+        data = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        data["details"] = self.details.to_json()
+        data["trace"] = base64.b64encode(self.trace.pack()).decode() if self.trace else None
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        values = dict(data)
+        packed = values.pop("trace", None)
+        values["throttle_reasons"] = tuple(values.get("throttle_reasons", ()))
+        values["flags"] = tuple(values.get("flags", ()))
+        values["details"] = Details.from_json(values.get("details"))
+        return cls(**values, trace=Trace.unpack(base64.b64decode(packed)) if packed else None)

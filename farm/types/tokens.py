@@ -1,0 +1,163 @@
+"""The token ids that a language model reads: they travel and are stored with a variant, the text does not.
+
+No torch. Whatever arrives is checked here, with bounded sizes, before anything looks at it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from farm.errors import UsageError
+from farm.types.protocol import LARGEST_NUMBER, content_id
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Ids of one input that are taken at most: 64 MiB as they travel through memory.
+MOST_TOKENS = 2**24
+SIDES = ("right", "left")
+
+
+class TokensRejected(ValueError):
+    """What came as stored token ids is none."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The input of a language model: ``batch`` rows of ``length`` ids.
+
+    ``row_lengths`` says how many of each row are text; the rest is padding, on the side ``padding``. ``packed`` is all
+    rows one after the other as little-endian 32-bit integers.
+    """
+
+    batch: int
+    length: int
+    row_lengths: tuple[int, ...]
+    padding: str
+    packed: bytes
+
+    def __post_init__(self) -> None:
+        check_size(self.batch, self.length)
+        if self.padding not in SIDES:
+            raise TokensRejected(f"padding stands at neither side, but {self.padding!r}")
+        if len(self.row_lengths) != self.batch or not all(1 <= row <= self.length for row in self.row_lengths):
+            raise TokensRejected(f"lengths of the rows are not {self.batch} numbers from 1 to {self.length}")
+        if len(self.packed) != self.batch * self.length * 4:
+            raise TokensRejected(f"{len(self.packed)} bytes are not {self.batch}x{self.length} ids")
+        if self.ids.min() < 0:
+            raise TokensRejected("an id is below 0")
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], length: int, *, pad: int, padding: str) -> Self:
+        """Rows of any lengths from 1 to ``length``, padded to it."""
+        import numpy as np
+
+        ids = np.full((len(rows), length), pad, dtype="<i4")
+        for number, row in enumerate(rows):
+            begin = length - len(row) if padding == "left" else 0
+            ids[number, begin : begin + len(row)] = row
+        return cls(len(rows), length, tuple(map(len, rows)), padding, ids.tobytes())
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The ids, of shape (batch, length), int64; not to be written. `torch.from_numpy` of a copy takes them."""
+        import numpy as np
+
+        found = np.frombuffer(self.packed, dtype="<i4").reshape(self.batch, self.length).astype(np.int64)
+        found.flags.writeable = False
+        return found
+
+    @property
+    def mask(self) -> np.ndarray:
+        """1 where there is text, 0 where there is padding; of shape (batch, length), int64."""
+        import numpy as np
+
+        places = np.arange(self.length)
+        if self.padding == "left":
+            places = places[::-1]
+        return (places[None, :] < np.array(self.row_lengths)[:, None]).astype(np.int64)
+
+    @property
+    def padded(self) -> bool:
+        return any(row < self.length for row in self.row_lengths)
+
+    @property
+    def largest(self) -> int:
+        """The largest id: a model's vocabulary must be larger."""
+        return int(self.ids.max())
+
+    @cached_property
+    def id(self) -> str:
+        """The content address, of the ids themselves: no version of a compressor changes it."""
+        return content_id({**self._told(), "ids": hashlib.sha256(self.packed).hexdigest()})
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            "batch": self.batch,
+            "length": self.length,
+            "row_lengths": list(self.row_lengths),
+            "padding": self.padding,
+        }
+
+    def compressed(self) -> bytes:
+        """The ids as the database holds them; `of_compressed` is the way back."""
+        return zlib.compress(self.packed, 6)
+
+    @classmethod
+    def of_compressed(
+        cls, batch: int, length: int, row_lengths: Sequence[int], padding: str, compressed: bytes
+    ) -> Self:
+        """
+        Raises:
+            TokensRejected: it is no input of that size; no more than that size is ever unpacked.
+        """
+        check_size(batch, length)
+        size = batch * length * 4
+        try:
+            packed = zlib.decompressobj().decompress(compressed, size + 1)
+        except zlib.error as error:
+            raise TokensRejected(f"the ids are damaged ({error})") from error
+        return cls(batch, length, tuple(row_lengths), padding, packed)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._told(), "ids": base64.b64encode(self.compressed()).decode()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            TokensRejected: it is not what `to_json` writes.
+        """
+        if not isinstance(data, Mapping) or set(data) != {"batch", "length", "row_lengths", "padding", "ids"}:
+            raise TokensRejected("not what token ids are written as")
+        rows = data["row_lengths"]
+        numbers = [data["batch"], data["length"], *(rows if isinstance(rows, list) else [None])]
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+            raise TokensRejected("sizes that are no whole numbers")
+        try:
+            compressed = base64.b64decode(data["ids"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise TokensRejected(f"the ids are damaged ({error})") from error
+        return cls.of_compressed(data["batch"], data["length"], rows, data["padding"], compressed)
+
+
+def check_size(batch: int, length: int) -> None:
+    """
+    Raises:
+        UsageError: it is no size of an input, or more than is taken.
+    """
+    for what, value, step in (("batch", batch, "Give -b 1 or more."), ("length", length, "Give 128 tokens, say.")):
+        if not 1 <= value <= LARGEST_NUMBER:
+            raise UsageError(f"The {what} is {value}; it must be from 1 to {LARGEST_NUMBER}.", step)
+    if batch * length > MOST_TOKENS:
+        raise UsageError(
+            f"{batch}x{length} tokens are {batch * length}, more than the {MOST_TOKENS} that are taken at a time.",
+            "Ask for a smaller batch or length.",
+        )

@@ -1,0 +1,127 @@
+"""A model in hand: captured, named by its calls, measured on this host's card, and left as it was."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import farm
+from farm.devices.lock import CardLock
+from farm.errors import CaptureError, CardBusy, TupleRejected, UsageError
+from farm.settings import settings
+from farm.types.protocol import Protocol, Stopping
+
+SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
+
+
+class Masked(torch.nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, width)
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, values: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
+        found = torch.relu(self.norm(self.inner(values)))
+        return found if mask is None else found * mask
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_SIMULATED_CARDS", "1")
+    monkeypatch.setenv("FARM_SIMULATED_ITEM_S", "0")
+    settings.cache_clear()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> farm.Database:
+    return farm.open_database(tmp_path / "farm.db")
+
+
+def test_a_model_in_hand_is_one_variant_by_its_calls_whatever_its_weights() -> None:
+    one, same, other = (farm.capture_model(Masked(width).eval(), torch.randn(3, 4)) for width in (8, 8, 16))
+    assert one.variant == same.variant != other.variant
+    assert one.variant.model.startswith("Masked-")
+    assert (one.variant.batch, one.variant.dtype, one.variant.mode) == (3, "float32", "eval")
+    assert [spec.short_name for spec in one.tuples] == ["Linear", "BatchNorm1d", "relu"]
+    assert one.flops == 2 * 3 * 4 * 8
+    assert one.bytes_moved > 0
+    assert "Linear" in one._repr_html_()
+
+
+def test_keyword_inputs_count_and_training_is_another_variant() -> None:
+    model, values = Masked().eval(), torch.randn(3, 4)
+    plain, masked = (farm.capture_model(model, (values,), named) for named in ({}, {"mask": torch.ones(3, 8)}))
+    assert "mul" in [spec.short_name for spec in masked.tuples]
+    before = copy.deepcopy(model.state_dict())
+    training = farm.capture_model(model.train(), values)
+    assert len({entry.variant.id for entry in (plain, masked, training)}) == 3
+    assert training.variant.mode == "train"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_what_cannot_be_captured_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="no model"):
+        farm.capture_model(torch.relu, torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="lazy"):
+        farm.capture_model(torch.nn.LazyLinear(3), torch.ones(2, 2))
+    with pytest.raises(CaptureError, match="raised"):
+        farm.capture_model(torch.nn.Linear(3, 3), torch.ones(2, 2))
+    with pytest.raises(UsageError, match="float64"):
+        farm.capture_model(torch.nn.Linear(3, 3).double(), torch.ones(2, 3).double())
+
+
+@pytest.mark.usefixtures("simulated")
+def test_tuples_are_read_on_a_held_card_and_kept_where_a_database_is_given(database: farm.Database) -> None:
+    captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
+    first, second = farm.measure_tuples([captured.tuples[0], captured.tuples[1].to_json()], database=database)
+    assert (first.spec, second.spec) == captured.tuples[:2]
+    assert first.time_us > 0
+    assert first.reading_id != second.reading_id
+    assert "Linear" in first._repr_html_()
+    assert re.fullmatch(r"<TupleReading Linear .* µs on simulated card>", repr(first))
+    assert farm.measure_tuples(captured.tuples[:1])[0].reading_id == ""
+    with pytest.raises(TupleRejected):
+        farm.measure_tuples([{"operator": "os.system"}])
+    with CardLock(first.card.id, settings().lock_dir), pytest.raises(CardBusy):
+        farm.measure_tuples(captured.tuples)
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_model_is_a_job_to_its_verdict_without_a_broker(database: farm.Database) -> None:
+    captured = farm.capture_model(Masked().eval(), (torch.randn(3, 4),), {"mask": torch.ones(3, 8)})
+    report = farm.measure_model(captured, database=database)
+    assert report.report.state == "done"
+    assert report.outcome == "pass"
+    assert report.report.readings.measured == len(captured.tuples) + 1
+    assert re.fullmatch(rf"<JobReport {report.job_id} Masked-.*: {report.outcome}>", repr(report))
+    assert farm.job_report(database, report.job_id[:6]).to_json() == report.to_json()
+    with database.read() as session:
+        from farm.store import tables
+
+        assert session.get_one(tables.Card, report.report.cards[0].id).state != "idle", "nobody waits on it any more"
+
+
+def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_was(database: farm.Database) -> None:
+    model = Masked().train()
+    before, threads = copy.deepcopy(model.state_dict()), torch.get_num_threads()
+    captured = farm.capture_model(model, (torch.randn(64, 4),), {"mask": torch.ones(64, 8)})
+    report = farm.measure_model(captured, database=database, card="cpu", stopping=SHORT).report
+    assert report.verdict.time.whole is not None
+    assert report.verdict.time.whole.value > 0
+    assert report.readings.measured == len(captured.tuples) + 1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.get_num_threads() == threads
+    with pytest.raises(UsageError, match="graphs"):
+        farm.measure_model(captured, database=database, card="cpu", protocol=Protocol(launch="graph"))
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_label_is_text_in_a_notebook_and_nothing_else() -> None:
+    from farm.api.notebook import table
+
+    assert "<script>" not in table("<script>", ("<b>",), [("<img src=x>",)], "<i>")
+    assert "<img" not in table("", (), [("<img src=x>",)])

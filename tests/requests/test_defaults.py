@@ -1,0 +1,55 @@
+"""What a job gets where nothing was said."""
+
+import pytest
+
+from farm.errors import UsageError
+from farm.requests.command_line import command_of
+from farm.requests.defaults import Wish, complete, operator_names
+from farm.types.protocol import Variant
+from farm.types.request import Request
+
+
+def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
+    on_gpu = complete(Wish(model="resnet18", input_size=224), "cuda", target=0.9)
+    on_cpu = complete(Wish(model="resnet18", input_size=224), "cpu", target=0.9)
+    assert (on_gpu.variant.batch, on_gpu.protocol.launch) == (32, "graph")
+    assert (on_cpu.variant.batch, on_cpu.protocol.launch) == (4, "eager")
+    assert on_cpu.stopping.maximum_s < on_gpu.stopping.maximum_s
+    assert on_gpu.target == 0.9
+
+
+def test_what_was_said_wins_also_when_it_is_false_or_zero():
+    below = Wish(batch=8, tf32=True, warm_up_s=1.0)
+    assert Wish(tf32=False, warm_up_s=0.0).over(below) == Wish(batch=8, tf32=False, warm_up_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "message"),
+    [
+        (Wish(model="resnet18", batch=0), "cuda", "The batch is 0"),
+        (Wish(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
+        (Wish(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
+        (Wish(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),
+        (Wish(model="resnet18", minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
+        (Wish(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
+        (Wish(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
+        (Wish(model="resnet18", input_size=0), "cpu", "not 0 px"),
+        (Wish(), "cpu", "No model was named"),
+    ],
+)
+def test_wrong_values_are_named(wish, kind, message):
+    with pytest.raises(UsageError) as caught:
+        complete(wish, kind, target=0.95)
+    assert message in caught.value.message
+    assert caught.value.next_step
+
+
+def test_operator_names_are_split_and_kept_in_order():
+    assert operator_names("Conv2d, Linear,Conv2d") == ("Conv2d", "Linear")
+    with pytest.raises(UsageError, match="mixes 'auto'"):
+        operator_names("auto,Conv2d")
+
+
+def test_the_command_that_repeats_a_reading_of_somebodys_own_text_asks_for_the_text():
+    variant = Variant("bert-base", 2, 0, length=8, phase="encode", text="0" * 32)
+    assert " --text FILE --tokenizer FOLDER " in command_of(Request(variant=variant))

@@ -1,0 +1,62 @@
+"""What a reading and a verification found, as JSON of this version and of others."""
+
+import json
+
+from farm.types.reading import Burst, CanaryNote, Details, InContext
+from farm.types.verification import Verification
+
+STORED = {
+    "method": 4,
+    "copies": 9,
+    "parameter_bytes": 46_000_000,
+    "activation_peak_bytes": 4_000_000,
+    "found_again": None,
+    "lacks": ["temperature_c"],
+    "throttle_shares": {"power_cap": 1.0},
+    "burst": {"time_us": 80.0, "energy_mj": 50.0, "duties": [0.6, 0.3]},
+    "context": {"alone_us": 80.0, "effect_us": 5.0, "effect_half_width_us": 0.5, "passes": 144},
+    "canary": {"number": 2, "process": 7, "time_us": 27.0, "flags": ["shared"]},
+}
+FOUND = {
+    "matches": False,
+    "missing": {"a": 1},
+    "kernels": {"gemm": {"count": 8, "time_us": 700.0}},
+    "tuple_kernels": {"a": {"gemm": 1}},
+    "in_model": {"calls_us": {"a": [1.0, None]}, "source": "kernels", "passes": 3, "attributed_share": 1.0},
+    "numerics": {"tf32": False},
+    "differences": ["predicted, not seen on the card: 1x a"],
+    "card": "GPU-1",
+}
+
+
+def test_details_of_a_stored_reading_have_types():
+    details = Details.from_json(STORED)
+    assert details.burst == Burst(80.0, energy_mj=50.0, duties=(0.6, 0.3))
+    assert details.context == InContext(80.0, 5.0, 0.5, 144)
+    assert details.canary == CanaryNote(2, 27.0, process=7, flags=("shared",))
+    assert details.lacks == ("temperature_c",)
+    assert (details.starved_share, details.eager_time_us) == (None, None)
+
+
+def test_details_are_written_under_the_keys_that_they_were_read_from():
+    again = json.loads(json.dumps(Details.from_json(STORED).to_json()))
+    assert again.keys() == STORED.keys()
+    assert Details.from_json(again) == Details.from_json(STORED)
+    assert Details().to_json() == {}
+
+
+def test_details_of_another_version_are_read_as_far_as_they_are_known():
+    data = {"copies": 2, "humidity_percent": 40, "burst": {"time_us": 1.0, "colour": "red"}, "canary": {"number": 1}}
+    details = Details.from_json(data)
+    assert details.burst == Burst(1.0)
+    assert details.canary is None, "a canary without a time is none"
+    assert details.to_json()["humidity_percent"] == 40
+    assert Details.from_json(None) == Details.from_json({}) == Details()
+
+
+def test_a_verification_is_written_as_it_was_read():
+    found = Verification.from_json({**FOUND, "from_a_later_version": 1})
+    assert found.kernels["gemm"].time_us == 700.0
+    assert found.in_model.calls_us == {"a": (1.0, None)}
+    assert json.loads(json.dumps(found.to_json())) == {**FOUND, "from_a_later_version": 1}
+    assert Verification.from_json({}).to_json() == {}
