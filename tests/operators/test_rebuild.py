@@ -16,7 +16,7 @@ from farm.operators.capture import capture, predict
 from farm.operators.rebuild import ALLOWED_OPERATORS, rebuild, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec
 from farm.types.validation import parse
-from tests.words.test_tuple import mangle
+from tests.types.test_tuple import mangle
 
 
 class _Model(nn.Module):
