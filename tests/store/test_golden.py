@@ -83,7 +83,9 @@ def ids_of(folder):
     found = {}
     for path in folder.glob("*.parquet"):
         rows = pq.read_table(path).to_pylist()
-        found[path.stem] = sorted({str(row[name]) for row in rows for name in row if name.endswith("_id") and row[name]})
+        found[path.stem] = sorted(
+            {str(row[name]) for row in rows for name in row if name.endswith("_id") and row[name]}
+        )
     return found
 
 
