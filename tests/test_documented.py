@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 from sqlalchemy import text
+from typer.testing import CliRunner
 
 import farm
 from cli.main import app
@@ -15,6 +16,7 @@ from farm.requests.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPIN
 from farm.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
+README = DOCS.parent / "README.md"
 
 
 def commands(group, path="farm"):
@@ -130,3 +132,24 @@ def test_every_public_name_is_documented_with_its_parameters():
         written = str(signature.replace(parameters=bare, return_annotation=signature.empty)).replace("'", '"')
         assert f"| `{name}{written}` |" in text
         assert what.__doc__, name
+
+
+def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch):
+    """`--regenerate-golden` writes the current report into the README."""
+    monkeypatch.setenv("COLUMNS", "100")
+    page = README.read_text()
+    ((job, shown),) = re.findall(r"`farm report (\w+)` prints:\n\n```text\n(.*?)```", page, re.DOTALL)
+    for command in (["import", "h100"], ["report", job]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    printed = "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
+    if request.config.getoption("--regenerate-golden"):
+        README.write_text(page.replace(shown, printed))
+        return
+
+    def parts(report: str) -> tuple[str, list[str]]:
+        """The tables as they are; the words of the remarks without the age, which changes their line breaks."""
+        tables, remarks = report.split("\n  coverage ", 1)
+        return tables, re.sub(r"read\s.*?\sago", "", remarks, flags=re.DOTALL).split()
+
+    assert parts(shown) == parts(printed)

@@ -24,16 +24,21 @@ pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(__file__).parents[2]
 
 
-def test_they_are_small_sound_and_of_the_present_method():
-    (folder,) = packaged_files()
-    assert folder == packaged_named("h200") == FOLDER / "h200"
+@pytest.mark.parametrize(("name", "card_model"), [("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200")])
+def test_packaged_readings_are_small_and_by_the_current_method(name, card_model):
+    folder = packaged_named(name)
+    assert folder == FOLDER / name
     assert {file.name for file in folder.iterdir()} == {
         *("readings.parquet", "calls.parquet", "captures.parquet", "verdicts.parquet", "dictionary.md")
     }
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 5_000_000
     columns = ["method", "simulated", "card_kind", "card_model", "origin"]
     rows = pq.read_table(folder / "readings.parquet", columns=columns).to_pylist()
-    assert {tuple(row.values()) for row in rows} == {(METHOD, False, "cuda", "NVIDIA H200", "h200")}
+    assert {tuple(row.values()) for row in rows} == {(METHOD, False, "cuda", card_model, name)}
+
+
+def test_every_packaged_folder_is_found():
+    assert packaged_files() == [FOLDER / "h100", FOLDER / "h200"]
 
 
 def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
