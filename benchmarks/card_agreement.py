@@ -15,7 +15,7 @@ from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 TIMES = 5
 LOOP_S = 10.0
@@ -101,7 +101,7 @@ def _read_again(
 
 
 def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> dict[str, Any]:
-    from farm.types.fingerprint import pooled
+    from farm.benchmark.fingerprinting import pooled
 
     together = pooled(fingerprints.values())
     lists: dict[str, list[list[float]]] = {
@@ -118,7 +118,7 @@ def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> di
 
 def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[float]:
     """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one knows what."""
-    from farm.types.fingerprint import w_per_c
+    from farm.benchmark.fingerprinting import w_per_c
 
     if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
         return []

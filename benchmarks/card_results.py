@@ -142,7 +142,7 @@ def variant(text: str) -> Variant:
 
 
 def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
-    from farm.requests.defaults import Wish, complete
+    from farm.requests.partial_request import Wish, complete
 
     one = variant(text)
     wish = Wish(
@@ -165,7 +165,7 @@ def plan(options: argparse.Namespace) -> None:
     from farm.devices.installed import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
-    from farm.store.calls import classes
+    from farm.store.content import classes
     from farm.store.database import Database
 
     settings.cache_clear()
@@ -203,7 +203,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
     from farm.devices.installed import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
-    from farm.store.calls import classes
+    from farm.store.content import classes
     from tasks.embedded import EmbeddedFarm
     from tasks.submit import submit
 

@@ -41,7 +41,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     from sqlmodel import col, select
 
     from farm.store import tables
-    from farm.store.batches import fetch
+    from farm.store.rows import fetch
 
     verdict, readings = built.verdict, built.readings
     items = session.exec(select(tables.Item).where(tables.Item.job_id == built.job_id)).all()
@@ -179,7 +179,7 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
     The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
     taken from the fingerprints of all cards of the model together. Wholes at the power limit are left out.
     """
-    from farm.types.fingerprint import pooled, w_per_c
+    from farm.benchmark.fingerprinting import pooled, w_per_c
 
     together = pooled(fingerprints.values())
 

@@ -28,7 +28,7 @@ from farm.settings import settings
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 FORMS = ("normal", "half_zeros", "class", "seen", "normal_again")
 NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "GELU")

@@ -24,7 +24,7 @@ from farm.settings import settings
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant, content_id
 from farm.types.reading import Reading
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 
 def main() -> None:

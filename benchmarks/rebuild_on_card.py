@@ -20,7 +20,7 @@ from typing import Any
 
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 MODELS = [f"{name}:32:{dtype}" for dtype in ("float32", "bfloat16") for name in ("vit_b_16", "swin_t", "convnext_tiny")]
 

@@ -23,7 +23,7 @@ from farm.devices.finding import discover, open_device
 from farm.settings import settings
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 
 class Silent(Device):

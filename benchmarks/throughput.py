@@ -166,7 +166,7 @@ class Runs:
         return self._outcome(name, planned.job_id, card_ids)
 
     def _request(self, operator: str, batch: int, name: str = "") -> Any:
-        from farm.requests.defaults import Wish, complete
+        from farm.requests.partial_request import Wish, complete
         from farm.types.request import Sweep
 
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)

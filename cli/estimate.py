@@ -105,7 +105,7 @@ def estimate(
     from farm.estimate.predictor_choice import FILLS
     from farm.models import catalog
     from farm.pages.plots import check_path
-    from farm.requests.defaults import default_dtype
+    from farm.requests.partial_request import default_dtype
 
     if fill not in FILLS:
         raise UsageError(f"There is no predictor '{fill}'.", f"Give --fill one of {', '.join(FILLS)}.")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farm.memory.transfers import Wire
     from farm.memory_report.step_memory import Memory
-    from farm.requests.memory_sizes import Amount
+    from farm.requests.memory import Amount
     from farm.types.protocol import Variant
 
 
@@ -117,7 +117,7 @@ def memory(
     from farm.memory_report import files
     from farm.memory_report import step_memory as memories
     from farm.models import catalog
-    from farm.requests.memory_sizes import amounts_of, bytes_of
+    from farm.requests.memory import amounts_of, bytes_of
 
     _refuse(fast, slow_bandwidth, moves, run, {"--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute})
     if what_if_recompute and recompute:

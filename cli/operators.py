@@ -58,7 +58,7 @@ def operators(
     """Show a model's operator tuples with counts, FLOPs and bytes."""
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
-    from farm.requests.defaults import default_dtype, defaults_for
+    from farm.requests.partial_request import default_dtype, defaults_for
 
     catalog.find(model)  # before the cards are looked for
     kind = opening.kind_of_cards() if batch is None else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from farm.errors import Unwritable
-from farm.masking import printable
+from farm.types.format import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -171,7 +171,7 @@ def plan(
     from farm.errors import UsageError
     from farm.estimate import next_measurements
     from farm.models import catalog
-    from farm.requests.defaults import default_dtype
+    from farm.requests.partial_request import default_dtype
 
     estimates = []
     for name in models:

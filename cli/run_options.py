@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from farm.requests.defaults import Wish
+    from farm.requests.partial_request import Wish
 
 _what = functools.partial(typer.Option, rich_help_panel="What to measure")
 _how = functools.partial(typer.Option, rich_help_panel="How to measure")
@@ -163,7 +163,7 @@ class Asked:
         from farm.errors import UsageError
         from farm.models.catalog import find, matching
         from farm.requests import measurement_file
-        from farm.requests.defaults import QUICK, Wish, operator_names
+        from farm.requests.partial_request import QUICK, Wish, operator_names
 
         wished = {f.name: getattr(self, f.name) for f in dataclasses.fields(Wish) if hasattr(self, f.name)}
         grid = {name: _numbers(f"--{name}", wished.pop(name)) for name in _GRID}

@@ -38,7 +38,7 @@ def settings(as_json: AsJson = False) -> None:
 
 def _shown(name: str, value: Any) -> Any:
     """The value without passwords."""
-    from farm.masking import masked
+    from farm.types.format import masked
 
     if name in _SECRETS:
         return "***" if value else ""

@@ -42,7 +42,7 @@ def significant(
 def add(operators: Names) -> None:
     """Add operator types."""
     from farm.jobs.closing import remember_significant
-    from farm.requests.operator_names import check_operator_names
+    from farm.requests.partial_request import check_operator_names
 
     check_operator_names(operators)
     with opening.open_database().write() as session:

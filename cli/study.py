@@ -90,7 +90,7 @@ def perform(
     """Choose the card, measure, show."""
     from farm.models.catalog import find
     from farm.pages import plots
-    from farm.requests.defaults import Wish, complete
+    from farm.requests.partial_request import Wish, complete
     from farm.settings import settings
     from farm.store.database import Database
     from farm.study import performing

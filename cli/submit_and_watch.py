@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.jobs.create import Opened
     from farm.jobs.jobs import Progress
     from farm.report.report import Report
-    from farm.requests.defaults import Wish
+    from farm.requests.partial_request import Wish
     from farm.store.database import Database
     from farm.types.request import Request
     from tasks.embedded import EmbeddedFarm
@@ -91,8 +91,7 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
         UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
     """
     from farm.requests.card_selection import by_model
-    from farm.requests.defaults import complete
-    from farm.requests.operator_names import check_asked_operators
+    from farm.requests.partial_request import check_asked_operators, complete
 
     wishes, planned = list(wishes), []
     alone = len({number if wish.where else wish.title for number, wish in enumerate(wishes)}) == 1
@@ -263,7 +262,7 @@ def fitting(planned: Sequence[Planned], outcome: Outcome) -> list[Planned]:
     Raises:
         UsageError: the only one cannot.
     """
-    from farm.requests.memory_check import check_fits
+    from farm.requests.memory import check_fits
 
     left = []
     for job in planned:

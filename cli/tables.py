@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text as RichText
 
 from cli.responsive_table import FittedTable
-from farm.masking import printable
-from farm.types.format import NOTHING
+from farm.types.format import NOTHING, printable
 
 Row = Mapping[str, Any]
 

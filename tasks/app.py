@@ -19,8 +19,8 @@ from kombu.exceptions import OperationalError
 from kombu.utils.url import parse_url
 
 from farm.errors import BrokerUnreachable, SettingsError
-from farm.masking import masked
 from farm.settings import Settings, settings
+from farm.types.format import masked
 from tasks import message_filter
 
 #: How these reach a worker process: in its environment, before Python starts. Not settings: the supervisor's own.

@@ -13,8 +13,8 @@ from redis import RedisError
 from farm.devices.installed import program_versions
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
-from farm.masking import masked
 from farm.settings import Settings
+from farm.types.format import masked
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 

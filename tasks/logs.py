@@ -19,7 +19,7 @@ from typing import Any
 
 from celery.signals import setup_logging
 
-from farm.masking import printable
+from farm.types.format import printable
 from tasks.app import CARD_VARIABLE
 
 #: In the environment of a worker's processes: set, their lines are JSON. Not a setting: the supervisor's own.

@@ -30,7 +30,7 @@ from farm.jobs.items import Claim, Closed, Declined
 from farm.jobs.spool import Spool
 from farm.settings import settings
 from farm.store import tables
-from farm.store.calls import predicted_counts, store_observed
+from farm.store.content import predicted_counts, store_observed
 from farm.store.database import Database
 from farm.store.tables import CardState
 from farm.types.protocol import Software

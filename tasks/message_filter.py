@@ -21,7 +21,7 @@ import kombu.transport
 from celery.app.amqp import AMQP
 from kombu.transport import redis
 
-from farm.masking import masked
+from farm.types.format import masked
 
 log = logging.getLogger("farm.screening")
 

@@ -25,13 +25,12 @@ from sqlmodel import Session, and_, col, func, or_, select
 
 from farm.errors import BrokerUnreachable, FarmError
 from farm.jobs.items import Closed
-from farm.masking import masked
 from farm.settings import Settings, settings
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
-from farm.store.locks import lock_items
+from farm.store.rows import in_batches, lock_items
 from farm.store.tables import Item, ItemState
+from farm.types.format import masked
 from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, refuses
 
 #: Messages of one chord. A publisher that dies has published so many at most without having said so.

@@ -39,7 +39,6 @@ ORDER = (
     "devices",
     "types",
     "settings",
-    "masking",
     "errors",
 )
 MOST_AT_THE_ROOT = 26

@@ -26,19 +26,25 @@ from farm.jobs import cards, items, jobs, owner
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import Tuples, open_job, take_all_layers_apart
 from farm.requests.card_selection import choose_cards
-from farm.requests.defaults import QUICK, Wish, complete, default_data, defaults_for
+from farm.requests.partial_request import QUICK, Wish, complete, default_data, defaults_for
 from farm.settings import settings
 from farm.store import tables
-from farm.store.calls import predicted_counts, store_observed, store_values
-from farm.store.content import add_reading, store_capture, store_operators, store_variant
+from farm.store.content import (
+    add_reading,
+    predicted_counts,
+    store_capture,
+    store_observed,
+    store_operators,
+    store_values,
+    store_variant,
+)
 from farm.store.database import Database
 from farm.types.label import label_of
 from farm.types.memory_tiers import Placements
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 AGAIN_S = 0.5  # between two looks at what another farm reads
 

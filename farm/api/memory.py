@@ -6,7 +6,7 @@ from farm.errors import UsageError
 from farm.exchange.packaged import database_of, packaged_files
 from farm.memory_report import step_memory as memories
 from farm.memory_report.step_memory import Memory
-from farm.requests.memory_sizes import amounts_of, bytes_of
+from farm.requests.memory import amounts_of, bytes_of
 from farm.settings import settings
 from farm.store.database import Database
 from farm.types.protocol import Variant

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.jobs import jobs
-from farm.masking import printable
 from farm.report.report import Report, build
 from farm.store.database import Database
+from farm.types.format import printable
 from farm.verdict.figures import Figure
 
 NOTHING = "\N{EN DASH}"

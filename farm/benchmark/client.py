@@ -26,8 +26,7 @@ from farm.devices.lock import CardLock, turn
 from farm.errors import CardBusy, SettingsError, UnhealthyCard, Unmeasurable
 from farm.settings import environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
-from farm.types.reading import Reading
-from farm.types.verification import Verification
+from farm.types.reading import Reading, Verification
 
 if TYPE_CHECKING:
     from farm.memory.transfers import Move

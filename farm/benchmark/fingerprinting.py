@@ -7,9 +7,10 @@ averaging explain what a window can and cannot tell. Short: some twelve seconds 
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark import intervals
@@ -17,7 +18,6 @@ from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.levels import next_to_nothing
 from farm.benchmark.power import power_by_step
 from farm.benchmark.sampler import Sampler
-from farm.types.fingerprint import VERSION
 
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench
@@ -216,3 +216,41 @@ def _w_per_c(
     fit = intervals.line([point[0] for point in points], [point[1] for point in points])
     at_w = statistics.fmean([point[1] for point in points])
     return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}
+
+
+# ----- merged from farm.benchmark.fingerprinting
+# What a card is like, as its fingerprint says it (`farm.benchmark.fingerprinting` takes one): watts per degree.
+
+#: Of what a fingerprint holds; an older one is taken anew.
+VERSION = 2
+
+
+def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
+    """Watts that one degree (C) more costs an operator of this power at constant work.
+
+    Linear between the two levels at which the fingerprint has it, under load and at full clocks with nothing to do;
+    None where the card was not seen to change its temperature, or one of the two is not told apart from none.
+    """
+    low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
+    if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
+        return None
+    share = (power_w - low["at_w"]) / (high["at_w"] - low["at_w"])
+    return float(low["value"] + share * (high["value"] - low["value"]))
+
+
+def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a degree costs on cards of one model, from the fingerprints of several: the surer one counts more."""
+    found: dict[str, Any] = {}
+    listed = list(fingerprints)
+    for name in ("base_w_per_c", "w_per_c"):
+        known = [one[name] for one in listed if (one.get(name) or {}).get("at_w") and one[name]["half_width"] > 0]
+        if not known:
+            continue
+        weights = [1 / one["half_width"] ** 2 for one in known]
+        total = math.fsum(weights)
+        found[name] = {
+            key: math.fsum(weight * one[key] for weight, one in zip(weights, known, strict=True)) / total
+            for key in ("value", "at_w")
+        }
+        found[name]["half_width"] = math.sqrt(1 / total)
+    return found

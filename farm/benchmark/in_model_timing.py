@@ -22,7 +22,7 @@ import torch
 
 from farm.operators.capture import Capture, Record
 from farm.operators.profiled import RANGE, is_kernel, kernels_between_marks, mark
-from farm.types.verification import InModelTimes
+from farm.types.reading import InModelTimes
 
 PASSES = 3
 LAUNCHES = ("cuda", "cu", "hip")  # how the driver's functions begin that put work on a card

@@ -21,8 +21,7 @@ from farm.errors import Unmeasurable
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Details
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:

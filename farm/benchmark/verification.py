@@ -30,7 +30,7 @@ from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
-from farm.types.verification import Eagerly, Launches, OtherCalls, Verification
+from farm.types.reading import Eagerly, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
     from farm.operators.capture import Capture, Observed, Record

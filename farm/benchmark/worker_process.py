@@ -55,9 +55,8 @@ from farm.errors import FarmError, Unmeasurable
 from farm.models.texts.known import know
 from farm.settings import settings
 from farm.types.protocol import Protocol, Software, Stopping, Subject
-from farm.types.reading import Reading
+from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens
-from farm.types.verification import Verification
 
 PR_SET_PDEATHSIG = 1
 END = object()

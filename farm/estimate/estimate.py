@@ -21,12 +21,11 @@ from farm.errors import Ambiguous, UsageError, did_you_mean
 from farm.estimate.per_token import PerToken, per_token
 from farm.operators.roofline import Roofline, roofline_of
 from farm.prediction.predictor import Asked, Predicted, Predictor, Range
-from farm.requests.command_line import command_of
-from farm.requests.defaults import default_data
+from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
-from farm.store.batches import in_batches
-from farm.store.calls import classes
+from farm.store.content import classes
 from farm.store.reuse import tells_others
+from farm.store.rows import in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request

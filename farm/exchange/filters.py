@@ -20,7 +20,7 @@ from sqlmodel import Session
 from farm.errors import UnknownOperator, UsageError, did_you_mean
 from farm.exchange.columns import CARD, FIGURES, OPERATOR, PARAMETERS, PROTOCOL, READINGS, SOFTWARE, VARIANT, Column
 from farm.store import tables
-from farm.store.batches import in_batches
+from farm.store.rows import in_batches
 from farm.types.sizes import sizes_of
 from farm.types.tuple import DTYPES
 

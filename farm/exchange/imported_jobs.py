@@ -12,7 +12,7 @@ from sqlmodel import Session
 from farm.errors import Unreadable
 from farm.exchange.tidy import capture_key
 from farm.store import content, tables
-from farm.store.batches import in_batches
+from farm.store.rows import in_batches
 from farm.types.request import Request
 
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]

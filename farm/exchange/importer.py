@@ -1,7 +1,7 @@
 """Taking in another farm's export: checked as a whole before anything is written, without duplicates, its origin kept.
 
 A file from elsewhere may be anything. It is read batch by batch, with bounds on every size; every operator is validated by
-`farm.types.validation`, every id is worked out again from what it stands for, and what a reading's details hold is checked
+`farm.types.tuple`, every id is worked out again from what it stands for, and what a reading's details hold is checked
 where sums are made of it.
 """
 
@@ -25,16 +25,14 @@ from farm.exchange.columns import ADDED, FIGURES, FORMAT, OF_VARIANT, TABLES, VA
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.imported_jobs import write_job
 from farm.exchange.tidy import ORIGIN, capture_key
-from farm.masking import printable
 from farm.store import content, tables
-from farm.store.batches import in_batches
 from farm.store.database import Database
+from farm.store.rows import in_batches
+from farm.types.format import printable
 from farm.types.protocol import Protocol, Software, Variant, content_id
-from farm.types.reading import Trace
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.reading import Trace, Verification
+from farm.types.tuple import OperatorTuple, parse
 from farm.types.value_profiles import class_of, is_class
-from farm.types.verification import Verification
 from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
 
 if TYPE_CHECKING:

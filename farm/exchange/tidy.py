@@ -19,7 +19,7 @@ from farm.exchange.columns import CARD, FIGURES, OF_VARIANT, OPERATOR, PROTOCOL,
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import AT_ONCE, in_batches
+from farm.store.rows import AT_ONCE, in_batches
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 

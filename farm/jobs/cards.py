@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import case, update
 from sqlmodel import Session, col, func, select
 
+from farm.benchmark.fingerprinting import VERSION
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
 from farm.requests.card_selection import matching_cards
 from farm.store import tables
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.locks import locked
+from farm.store.rows import locked
 from farm.store.tables import CardState, ItemState
-from farm.types.fingerprint import VERSION
 from farm.types.protocol import Software
 
 #: A card is lost when its worker has not been seen for this many heartbeats.

@@ -19,7 +19,7 @@ from farm.jobs.planning import add_round
 from farm.store import tables
 from farm.store.content import find_capture
 from farm.store.database import Database, database_now
-from farm.store.locks import locked
+from farm.store.rows import locked
 from farm.store.tables import JobState
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators

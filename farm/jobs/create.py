@@ -20,13 +20,19 @@ from farm.jobs.closing import significant
 from farm.jobs.planning import Planned, add_tuples, note_planning, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.operators.roofline import roofline_of
-from farm.requests.memory_check import WithMemory, check_step_fits
+from farm.requests.memory import WithMemory, check_step_fits
 from farm.store import tables
-from farm.store.batches import fetch
-from farm.store.calls import counts, store_values
-from farm.store.content import find_capture, share_tokens, store_capture, store_operators, store_variant
+from farm.store.content import (
+    counts,
+    find_capture,
+    share_tokens,
+    store_capture,
+    store_operators,
+    store_values,
+    store_variant,
+)
 from farm.store.database import Database
-from farm.store.locks import locked
+from farm.store.rows import fetch, locked
 from farm.store.tables import JobState
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep, named

@@ -22,8 +22,8 @@ from farm.devices.installed import is_installed
 from farm.jobs.create import open_job, tuples_of
 from farm.jobs.time_left import together_s
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.database import Database
+from farm.store.rows import in_batches
 from farm.store.tables import Item, ItemState
 from farm.types.protocol import Software, Variant
 from farm.types.request import Request

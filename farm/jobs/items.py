@@ -28,11 +28,10 @@ from sqlmodel import Session, and_, col, or_, select
 from farm.errors import Unreadable
 from farm.jobs import item_state
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.content import find_tokens, reading_row
 from farm.store.database import Database, database_now
-from farm.store.locks import lock_items
 from farm.store.reuse import find_readings, satisfies, subject_key
+from farm.store.rows import in_batches, lock_items
 from farm.store.tables import OPEN, CardState, Item, ItemState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading

@@ -24,7 +24,7 @@ from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.locks import lock_items, locked
+from farm.store.rows import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 from farm.types.request import Request
 

@@ -22,9 +22,8 @@ from farm.jobs import item_state
 from farm.jobs.balance import Waiting, balance_groups
 from farm.jobs.planning import bound_to, card_for_each
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.locks import lock_items, lock_open_jobs, lock_with_open_jobs, locked
+from farm.store.rows import in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 

@@ -19,15 +19,13 @@ from farm.jobs import item_state
 from farm.jobs.balance import Work, place
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import in_batches
-from farm.store.calls import classes
-from farm.store.content import store_protocol
+from farm.store.content import classes, store_protocol
 from farm.store.database import database_now, read_clock_s
 from farm.store.reuse import find_readings
+from farm.store.rows import in_batches
 from farm.store.tables import OPEN, Item, ItemState
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 #: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
 ITEM_OVERHEAD_S = 0.3

@@ -18,7 +18,6 @@ from typing import Any
 from farm.errors import DatabaseUnreachable
 from farm.jobs.items import Claim, Closed, complete
 from farm.store.database import Database
-from farm.store.json_file import write_whole
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 
@@ -120,3 +119,27 @@ def _claim(data: dict[str, Any]) -> Claim:
             "stopping": Stopping.from_json(data["stopping"]),
         }
     )
+
+
+# ----- merged from farm.jobs.spool
+# JSON on disk that is there whole or not at all.
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write a JSON file beside its place and move it there; its folder is made if need be.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to; nothing is left then.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    try:
+        with unfinished.open("w") as file:
+            json.dump(data, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise

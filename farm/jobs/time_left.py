@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from sqlmodel import Session, col, func, select
 
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.database import database_now
+from farm.store.rows import in_batches
 from farm.store.tables import OPEN, Item, ItemState, JobState
 
 #: What a card did this long ago at most, and how many of its newest items, tells how it goes on; fewer tell nothing.

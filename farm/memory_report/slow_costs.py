@@ -14,10 +14,10 @@ from sqlmodel import Session
 from farm.errors import UsageError
 from farm.memory.offload_plan import SlowCosts
 from farm.operators import aten
-from farm.requests.command_line import command_of
+from farm.requests.partial_request import command_of
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
+from farm.store.rows import in_batches
 from farm.training.recorded import StepCall
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
@@ -25,8 +25,7 @@ from farm.types.memory_tiers import Placement
 from farm.types.protocol import Launch, Protocol, Variant
 from farm.types.reading import METHOD
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]

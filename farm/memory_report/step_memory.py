@@ -21,8 +21,8 @@ from farm.memory_report.slow_costs import ReadSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
-from farm.requests.command_line import command_of
-from farm.requests.memory_sizes import Amount
+from farm.requests.memory import Amount
+from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.training.tensor_lifetime import Inactive, Interval, Life, allocated_peak_bytes

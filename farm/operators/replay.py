@@ -20,8 +20,7 @@ from farm.operators.allowed import READS_BACK
 from farm.operators.capture import Capture, Trace, capture
 from farm.operators.rebuild import rebuild
 from farm.types.label import label_of
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 
 class _Once(nn.Module):

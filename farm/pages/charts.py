@@ -15,11 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.masking import printable
 from farm.operators.roofline import Roofline
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TupleRow, TypeRow
-from farm.types.format import ENERGY, TIME, count_of, gap, percent, quantity
+from farm.types.format import ENERGY, TIME, count_of, gap, percent, printable, quantity
 
 Chart = dict[str, Any]
 

@@ -17,18 +17,18 @@ from typing import Any
 from sqlmodel import Session, select
 
 from farm.errors import Unreadable, UsageError
-from farm.masking import printable
 from farm.operators.roofline import Roofline
 from farm.pages import charts
 from farm.report.layers import LayerRow, layers
 from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.remarks import remarks
 from farm.report.report import Report, build
-from farm.requests.command_line import command_of
+from farm.requests.partial_request import command_of
 from farm.store import tables
-from farm.store.batches import fetch_values
+from farm.store.rows import fetch_values
 from farm.types import format
-from farm.types.flags import FLAGS
+from farm.types.format import printable
+from farm.types.reading import FLAGS
 from farm.types.request import Request
 from farm.verdict.parts import roofline_for
 

@@ -22,8 +22,8 @@ from farm.prediction import features
 from farm.prediction.card import CardModel, card_model
 from farm.prediction.described import Described, describe
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.reuse import tells_others
+from farm.store.rows import in_batches
 from farm.types.protocol import Protocol, Software
 from farm.types.reading import Details
 

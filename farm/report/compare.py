@@ -19,7 +19,7 @@ from sqlmodel import Session
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
-from farm.store.batches import in_batches
+from farm.store.rows import in_batches
 from farm.verdict.figures import Figure
 
 Change = Literal["faster", "slower", "same", "unknown"]

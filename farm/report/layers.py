@@ -21,16 +21,15 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
-from farm.masking import printable
+from farm.jobs.spool import write_whole
 from farm.report.report import Report, TupleRow
 from farm.settings import settings
 from farm.store import tables
-from farm.store.batches import fetch_values
-from farm.store.calls import PlacedCall, placed_calls
-from farm.store.json_file import write_whole
+from farm.store.content import PlacedCall, placed_calls
+from farm.store.rows import fetch_values
+from farm.types.format import printable
 from farm.types.label import call_of
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 By = Literal["type", "tuple", "call", "module"]
 BY: tuple[By, ...] = ("type", "tuple", "call", "module")

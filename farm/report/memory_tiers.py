@@ -10,7 +10,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from farm.store import tables
-from farm.store.batches import in_batches
+from farm.store.rows import in_batches
 from farm.types.memory_tiers import Placement
 from farm.verdict.figures import Part
 

@@ -12,7 +12,7 @@ from farm.types.value_profiles import holds_nothing
 if TYPE_CHECKING:
     from farm.report.all_layers import AllLayers
     from farm.report.report import Report
-    from farm.types.verification import InModelTimes
+    from farm.types.reading import InModelTimes
     from farm.verdict.audit import KernelAudit
     from farm.verdict.verdict import Adjustment, Verdict
 

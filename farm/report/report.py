@@ -24,12 +24,11 @@ from farm.report.all_layers import AllLayers, all_layers
 from farm.report.memory_tiers import PlacementRow, placements
 from farm.report.owners import OwnerRow, owners
 from farm.store import tables
-from farm.store.batches import fetch
+from farm.store.rows import fetch
 from farm.store.tables import ItemState, JobState
 from farm.types.protocol import Protocol
-from farm.types.reading import inside_s
+from farm.types.reading import Verification, inside_s
 from farm.types.request import Request
-from farm.types.verification import Verification
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
 from farm.verdict.composing import Evidence, compose, evidence_of

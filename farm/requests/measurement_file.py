@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.requests.defaults import Wish, operator_names
+from farm.requests.partial_request import Wish, operator_names
 from farm.types.memory_tiers import PLACEMENTS
 from farm.types.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
 from farm.types.request import REUSE_CHOICES, Sweep

@@ -30,7 +30,7 @@ from sqlalchemy.types import Float
 from sqlmodel import Session
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
-from farm.masking import masked
+from farm.types.format import masked
 
 if TYPE_CHECKING:  # to ask at what schema a database is needs none of it, and every process of the farm asks
     from alembic.config import Config

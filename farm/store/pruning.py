@@ -9,9 +9,8 @@ from sqlalchemy import delete
 from sqlmodel import Session, col, func, select
 
 from farm.store import tables
-from farm.store.batches import in_batches
 from farm.store.database import Database, database_now
-from farm.store.locks import locked
+from farm.store.rows import in_batches, locked
 from farm.store.tables import Item, JobState
 
 

@@ -26,11 +26,10 @@ from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import write_down
 from farm.jobs.create import capture_for
 from farm.operators.roofline import roofline_of
-from farm.requests.defaults import defaults_for
+from farm.requests.partial_request import defaults_for
 from farm.settings import settings
 from farm.store import tables
-from farm.store.calls import classes
-from farm.store.content import add_reading
+from farm.store.content import add_reading, classes
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.reading import Reading

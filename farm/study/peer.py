@@ -16,7 +16,7 @@ from farm.settings import settings
 from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
 from farm.types.format import percent
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 QUICK = 4  # tuples, a dozen configurations
 FAST = ""  # nothing is slow

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from farm.devices.device import Card
 from farm.errors import FarmError, UsageError
+from farm.jobs.spool import write_whole
 from farm.settings import settings
-from farm.store.json_file import write_whole
 from farm.study import Study
 from farm.study.findings import Findings
 from farm.types.protocol import Variant

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from farm.operators.recorder import Call, Capture, StorageSpec
-from farm.types.tuple import OperatorTuple
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, parse
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from farm.types.verification import Verification
+from farm.types.reading import Verification
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Chosen, Figure, Part, ReadingView, Whole

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from farm.types.verification import Verification
+from farm.types.reading import Verification
 from farm.verdict.figures import Part
 
 KEPT = 30

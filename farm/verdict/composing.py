@@ -10,10 +10,10 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.store import tables
-from farm.store.batches import values
+from farm.store.rows import values
 from farm.types.protocol import Protocol
+from farm.types.reading import Verification
 from farm.types.request import named
-from farm.types.verification import Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, Whole
 from farm.verdict.one_software import of_one_software

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlmodel import Session, col, select
 
-from farm.store.batches import fetch, in_batches
+from farm.store.rows import fetch, in_batches
 from farm.store.tables import Reading, Software
 from farm.verdict.figures import Part, Whole
 from farm.verdict.verdict import Verdict

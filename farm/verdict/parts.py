@@ -15,14 +15,13 @@ from sqlmodel import Session, col, select
 
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
-from farm.store.batches import values
-from farm.store.calls import classes, counts
+from farm.store.content import classes, counts
 from farm.store.reuse import sound
+from farm.store.rows import values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol
-from farm.types.reading import canary_of
-from farm.types.verification import Verification
+from farm.types.reading import Verification, canary_of
 from farm.verdict.figures import NOT_IN_SCOPE, Canary, Part, ReadingView, Whole
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from farm.benchmark import fingerprinting
 from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark.fingerprinting import pooled, w_per_c
 from farm.devices.cpu import cpu_card
 from farm.jobs.cards import keep_fingerprint, wants_fingerprint
 from farm.operators.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.fingerprint import pooled, w_per_c
 
 
 def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_reads_it() -> None:

@@ -21,7 +21,7 @@ from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, content_id
-from farm.types.verification import Verification
+from farm.types.reading import Verification
 
 CARD = "SIM-here-0"
 PROTOCOL, STOPPING = Protocol(), Stopping()

@@ -10,7 +10,7 @@ from farm.benchmark.workload import MAX_COPIES, copies_wanted, prepare
 from farm.errors import Unmeasurable
 from farm.operators.rebuild import rebuild
 from farm.types.protocol import Protocol
-from farm.types.validation import parse
+from farm.types.tuple import parse
 from tests.benchmark.operators import linear
 
 MIB = 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.submit_and_watch import Outcome, Planned, still_to_do
 from farm.jobs.closing import close_known_rounds
-from farm.requests.defaults import Wish
+from farm.requests.partial_request import Wish
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
 

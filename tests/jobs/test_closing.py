@@ -12,8 +12,8 @@ from farm.benchmark.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum, significant
 from farm.report import report
-from farm.store import calls, content, tables
-from farm.types.verification import Verification
+from farm.store import content, tables
+from farm.types.reading import Verification
 from tests.planned import READING, claim, complete, items_of, plan, plan_model, register
 from tests.statements import meanwhile
 
@@ -125,7 +125,7 @@ def test_what_a_card_did_not_see_is_named_by_its_label(any_database):
         capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
         operator = session.exec(select(tables.Operator)).first()
     told = [f"predicted, not seen on the card: 1x {operator.id}", "gap: aten.mul at ''"]
-    calls.store_observed(
+    content.store_observed(
         any_database, capture_id, None, Verification(missing={operator.id: 1}, differences=tuple(told)), card_id="CPU-0"
     )
     with any_database.read() as session:
@@ -138,13 +138,13 @@ def test_what_a_card_says_of_a_prediction_is_asked_once_a_job_and_renewed_with_t
     def asked(job_id):
         with any_database.read() as session:
             capture_id = session.get_one(tables.Round, (job_id, 1)).capture_id
-        return calls.predicted_counts(any_database, capture_id, job_id)[1], capture_id
+        return content.predicted_counts(any_database, capture_id, job_id)[1], capture_id
 
     cards = register(any_database, 0)
     first = plan_model(any_database, cards, ["Conv2d", "ReLU"])
     awaited, capture_id = asked(first)
     assert awaited
-    calls.store_observed(any_database, capture_id, None, Verification(matches=True), card_id="CPU-0")
+    content.store_observed(any_database, capture_id, None, Verification(matches=True), card_id="CPU-0")
     assert asked(first) == (False, capture_id)
     with any_database.write() as session:  # a job that was made after that
         session.get_one(tables.Job, first).created_at_s += 1.0

@@ -12,7 +12,7 @@ from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import open_job, plan_rest, tuples_of
 from farm.models import catalog
 from farm.operators import sweep as sweeps
-from farm.store.calls import counts
+from farm.store.content import counts
 from farm.store.tables import Card, Item, Job, Round
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farm.jobs import items, jobs
 from farm.store import content, tables
-from farm.store.calls import classes, store_values, stored_values
+from farm.store.content import classes, store_values, stored_values
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request

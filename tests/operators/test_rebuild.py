@@ -14,8 +14,7 @@ from farm.errors import TupleRejected, Unmeasurable
 from farm.models import catalog
 from farm.operators.capture import capture, predict
 from farm.operators.rebuild import ALLOWED_OPERATORS, rebuild, written_inputs
-from farm.types.tuple import OperatorTuple, TensorSpec
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, TensorSpec, parse
 from tests.types.test_tuple import mangle
 
 

@@ -12,8 +12,7 @@ from farm.store import content, tables
 from farm.store.database import Database
 from farm.training.extract import taken_apart
 from farm.types.protocol import Protocol, Software, Variant
-from farm.types.reading import METHOD, Trace
-from farm.types.verification import Verification
+from farm.types.reading import METHOD, Trace, Verification
 
 VARIANT = Variant("resnet18", 2, 64)
 SOFTWARE = Software(

@@ -2,8 +2,8 @@
 
 from farm.jobs.create import capture_for
 from farm.report.owners import owners
-from farm.requests.defaults import Wish, complete
-from farm.store import calls
+from farm.requests.partial_request import Wish, complete
+from farm.store import content
 from farm.verdict.figures import Chosen, Figure
 
 
@@ -12,7 +12,7 @@ def test_each_part_of_a_step_is_what_its_calls_take(database):
     request = complete(wish, "cpu", target=0.95)
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
-        counts = calls.counts(session, capture_id)
+        counts = content.counts(session, capture_id)
         chosen = {(id_, "normal"): Chosen(Figure(2.0, 0.0), Figure(3.0, 0.0), "steady") for id_ in counts}
         rows = owners(session, capture_id, chosen, "normal")
         assert sum(row.calls for row in rows) == sum(counts.values())

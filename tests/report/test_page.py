@@ -15,8 +15,8 @@ from farm.models import catalog
 from farm.pages import charts, page
 from farm.store import tables
 from farm.store.database import Database
-from farm.types.flags import FLAGS
 from farm.types.protocol import Variant
+from farm.types.reading import FLAGS
 from tests import browser
 from tests.report import rows
 from tests.report.measured import measured

@@ -3,8 +3,7 @@
 import pytest
 
 from farm.errors import UsageError
-from farm.requests.command_line import command_of
-from farm.requests.defaults import Wish, complete, operator_names
+from farm.requests.partial_request import Wish, command_of, complete, operator_names
 from farm.types.protocol import Variant
 from farm.types.request import Request
 

@@ -5,7 +5,7 @@ import pytest
 from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.requests.memory_check import check_fits, room_of
+from farm.requests.memory import check_fits, room_of
 from farm.settings import settings
 from farm.types.protocol import Variant
 

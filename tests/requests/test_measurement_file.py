@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from farm.errors import MeasurementFileError, UnknownModel, UsageError
-from farm.requests.defaults import complete
 from farm.requests.measurement_file import load, parse
+from farm.requests.partial_request import complete
 
 
 def test_lists_multiply_out_and_defaults_fill_in():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farm.errors import UnknownOperator
-from farm.requests.operator_names import check_operator_names
+from farm.requests.partial_request import check_operator_names
 
 
 def test_every_name_that_tables_show_may_be_asked_for() -> None:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from farm.errors import TupleRejected
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 SPECS = 10_000
 

@@ -24,7 +24,7 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request, Sweep
 from farm.types.tokens import Tokens
-from farm.types.validation import parse
+from farm.types.tuple import parse
 
 GOLDEN = Path(__file__).parent / "golden"
 IDS = json.loads((GOLDEN / "ids.json").read_text())

@@ -22,8 +22,7 @@ from farm.training.step import TrainingStep
 from farm.types.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple, TensorSpec
-from farm.types.validation import parse
+from farm.types.tuple import OperatorTuple, TensorSpec, parse
 from tests.training.test_capture import taken_apart
 
 TOKENS = {"length": 16, "layers": 2}

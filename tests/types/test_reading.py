@@ -2,8 +2,7 @@
 
 import json
 
-from farm.types.reading import Burst, CanaryNote, Details, InContext
-from farm.types.verification import Verification
+from farm.types.reading import Burst, CanaryNote, Details, InContext, Verification
 
 STORED = {
     "method": 4,

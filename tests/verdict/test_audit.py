@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from farm.types.verification import Launches, Verification
+from farm.types.reading import Launches, Verification
 from farm.verdict.aggregate import aggregate
 from farm.verdict.audit import audit_kernels
 from farm.verdict.figures import Part, ReadingView, Whole

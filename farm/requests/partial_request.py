@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from farm.errors import UsageError
+from farm.errors import CaptureError, UnknownOperator, UsageError
+from farm.types.protocol import Protocol, Stopping, Variant
 from farm.types.protocol import Protocol as Method
-from farm.types.protocol import Stopping, Variant
-from farm.types.request import Request, Sweep
+from farm.types.request import Request, Sweep, named
+from farm.types.tuple import short_name_of
 
 
 @dataclass(frozen=True)
@@ -190,3 +192,98 @@ def operator_names(text: str) -> tuple[str, ...]:
             f"--operators '{text}' mixes '{mixed.pop()}' with names.", "Give all, auto, or names such as Conv2d,Linear."
         )
     return names
+
+
+# ----- merged from farm.requests.partial_request
+# From a request back to the command line that asks for it: what a report says to repeat it.
+
+
+def command_of(request: Request) -> str:
+    """``farm run resnet50 --batch 32 --input-size 224 ... --reuse none``; "" for a sweep, which stands in a measurement file.
+
+    What differs between kinds of cards is named even where it is the default. Readings are taken anew. Where a text of somebody's
+    own was read, which nobody keeps, FILE and FOLDER stand for it and its tokenizer.
+    """
+    if request.variant is None:
+        return ""
+    variant, protocol, usual = request.variant, request.protocol, Protocol()
+    words = ["farm", "run", variant.model, "--batch", str(variant.batch)]
+    words += ["--input-size", str(variant.input_size)] if variant.input_size else []
+    words += ["--length", str(variant.length)] if variant.length and variant.phase != "decode" else []
+    # Of a model that generates text, a CPU's default is another than a card's.
+    words += ["--phase", variant.phase, "--dtype", variant.dtype] if variant.phase else []
+    for option, value, default in (
+        ("--cache", str(variant.cache), "0"),
+        ("--layers", str(variant.layers), "0"),
+        ("--dtype", "" if variant.phase else variant.dtype, "" if variant.phase else Variant.dtype),
+        ("--memory-format", variant.memory_format, Variant.memory_format),
+        ("--mode", "" if variant.step else variant.mode, "" if variant.step else Variant.mode),
+        ("--step", variant.step, ""),
+        ("--optimizer", variant.optimizer, ""),
+        ("--amp", variant.amp, ""),
+        ("--accumulate", str(variant.accumulate), "1"),
+        ("--recompute", variant.recompute, ""),
+        ("--operators", ",".join(request.operators), "all"),
+        ("--residency", protocol.residency, usual.residency),
+        ("--placements", request.placements, "none"),
+    ):
+        if value != default:
+            words += [option, value]
+    words += ["--launch", protocol.launch, "--data", protocol.data]
+    words += ["--padded"] * variant.padded
+    words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
+    words += ["--tf32"] * protocol.tf32 + ["--cudnn-benchmark"] * protocol.cudnn_benchmark
+    if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
+        words.append("--quick")
+    elif request.stopping.maximum_s != Stopping.maximum_s:
+        words += ["--window", f"{request.stopping.maximum_s:g}"]
+    return shlex.join([*words, "--reuse", "none"])
+
+
+# ----- merged from farm.requests.partial_request
+# The names of operators that people ask for: whether PyTorch has them, and which one was meant.
+
+
+def check_asked_operators(requests: Sequence[Request]) -> None:
+    """Raises:
+    UnknownOperator: a name that a request asks for is of no operator that PyTorch has.
+    """
+    names = {name for request in requests for name in named(request.operators)}
+    check_operator_names(names, [request.variant for request in requests if request.variant])
+
+
+def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
+    """
+    Args:
+        names: short names, such as Conv2d.
+        variants: what they are asked of; what these run is suggested before all else.
+
+    Raises:
+        UnknownOperator: one of the names is of no operator that PyTorch has.
+    """
+    names = sorted(names)
+    if not names:
+        return
+    from farm.operators import aten
+    from farm.operators.allowed import ALLOWED_OPERATORS
+    from farm.operators.recipes import RECIPES
+
+    # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
+    there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *aten.NAMES)}
+    known = sorted(there, key=lambda name: (name[0].isupper(), name))
+    for name in names:
+        if name not in known:
+            raise UnknownOperator.named(name, _run_by(variants), RECIPES, known)
+
+
+def _run_by(variants: Iterable[Variant]) -> set[str]:
+    """The operators of the models, without those that cannot be taken apart: their own job says so."""
+    from farm.training.extract import taken_apart
+
+    found: set[str] = set()
+    for variant in {variant.model: variant for variant in variants}.values():
+        try:
+            found.update(spec.short_name for spec in taken_apart(variant).capture.tuples.values())
+        except CaptureError:
+            continue
+    return found

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from farm.masking import masked, printable
+from farm.types.format import masked, printable
 
 
 @pytest.mark.parametrize(
