@@ -62,7 +62,7 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
 def _read_again(
     card: Any, share: Sequence[tuple[Any, Any]], until_s: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from farm.benchmark.client import BenchmarkProcess
+    from farm.benchmark_process.client import BenchmarkProcess
 
     stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
     found: list[dict[str, Any]] = [
@@ -140,7 +140,7 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
 def outside(card: Any) -> list[dict[str, Any]]:
     """The farm's own figures beside those of meters that share no code with it, on the same loops."""
     from farm.benchmark.measure import Bench
-    from farm.devices.finding import open_device
+    from farm.devices.host import open_device
 
     cuda = card.kind == "cuda"
     found: list[dict[str, Any]] = []

@@ -79,7 +79,7 @@ def main() -> None:
     os.environ["FARM_DATABASE_URL"] = f"sqlite:///{options.database.resolve()}"
     if options.plan:
         return plan(options)
-    from farm.devices.finding import discover
+    from farm.devices.host import discover
     from farm.settings import settings
     from farm.store.database import Database
 

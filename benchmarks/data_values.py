@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from farm.benchmark import intervals
-from farm.devices.finding import discover, open_device
+from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.label import label_of

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from farm.devices.finding import discover, open_device
+from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.label import label_of

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--shares", default="0.5,0.3", help="of the time that the product takes in company")
     parser.add_argument("--json", type=Path, default=Path("power_limit.json"))
     options = parser.parse_args()
-    from farm.devices.finding import discover
+    from farm.devices.host import discover
     from farm.devices.lock import CardLock
     from farm.settings import settings
 
@@ -48,7 +48,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
     from torch import nn
 
     from farm.benchmark.measure import Bench
-    from farm.devices.finding import open_device
+    from farm.devices.host import open_device
     from farm.operators.capture import capture
     from farm.operators.rebuild import rebuild
     from farm.types.protocol import Protocol, Stopping, Subject

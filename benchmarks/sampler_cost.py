@@ -19,7 +19,7 @@ from typing import Any
 
 from farm.benchmark import intervals
 from farm.devices.device import Card, Device
-from farm.devices.finding import discover, open_device
+from farm.devices.host import discover, open_device
 from farm.settings import settings
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Stopping, Subject, Variant

@@ -66,7 +66,7 @@ def watch():
         more = 1, now[0] - record.info["began_s"], now[0] - began[0], now[1] - began[1]
         with lock:
             tally[:] = struct.pack("dddd", *map(sum, zip(struct.unpack("dddd", tally[:]), more)))
-if "TALLIES" in os.environ and "farm.benchmark.worker_process" not in sys.orig_argv:
+if "TALLIES" in os.environ and "farm.benchmark_process.server" not in sys.orig_argv:
     watch()
 """
 

@@ -116,10 +116,10 @@ class Soak:
     # ------------------------------------------------------------------------------------------- the faults
 
     def _benchmark(self) -> bool | None:
-        return self._kill("farm.benchmark.worker_process")
+        return self._kill("farm.benchmark_process.server")
 
     def _pool(self) -> bool | None:
-        found = self.farm.processes("farm.benchmark.worker_process")
+        found = self.farm.processes("farm.benchmark_process.server")
         return self.chance.choice(found).parent().kill() if found else False
 
     def _worker(self) -> bool | None:
@@ -168,7 +168,7 @@ class Soak:
 
     def _stopped_in_an_item(self) -> bool | None:
         """Only Celery's hard limit ends it; should it have been idle, it goes on after that."""
-        found = self.farm.processes("farm.benchmark.worker_process")
+        found = self.farm.processes("farm.benchmark_process.server")
         if not found:
             return False
         pool = self.chance.choice(found).parent()

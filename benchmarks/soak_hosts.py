@@ -75,7 +75,7 @@ WEIGHTS = {
     "database frozen": 2,
 }
 COMMANDS = {
-    "benchmark": ("farm.benchmark.worker_process",),
+    "benchmark": ("farm.benchmark_process.server",),
     "worker": ("tasks.main", "card"),
     "card": ("tasks.main", "card"),
     "control": ("tasks.main", "control"),

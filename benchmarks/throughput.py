@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
-    from farm.devices.finding import discover
+    from farm.devices.host import discover
     from farm.requests.card_selection import by_model
     from farm.settings import settings
     from farm.store.database import Database

@@ -29,9 +29,9 @@ from farm.errors import FarmUnavailable, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from farm.memory.transfers import Wire
     from farm.memory_report.step_memory import Memory
     from farm.requests.memory import Amount
+    from farm.slow_memory.transfers import Wire
     from farm.types.protocol import Variant
 
 
@@ -215,8 +215,8 @@ def _run(variant: Variant, card: str | None, moves: bool, placed: Callable[[Memo
 def _placed(
     found: Memory, amounts: list[Amount], slow_bytes_per_s: float | None, moves: bool, wire: Wire | None
 ) -> Memory:
-    from farm.memory.offload_plan import POINTS, TIME_LIMIT_S
     from farm.memory_report import step_memory as memories
+    from farm.slow_memory.offload_plan import POINTS, TIME_LIMIT_S
 
     if moves:
         say(f"{POINTS + len(amounts)} programs are solved, each in {TIME_LIMIT_S:g} s at most.")

@@ -15,8 +15,8 @@ from farm.memory_report.plan_table import plan_rows, sentences
 from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:
-    from farm.memory.offload_plan import Placing
     from farm.memory_report.step_memory import Memory
+    from farm.slow_memory.offload_plan import Placing
     from farm.training.recorded import TensorLife
     from farm.training.tensor_lifetime import Interval
 

@@ -36,7 +36,7 @@ def open_database() -> Database:
 def all_own_cards() -> list[Card]:
     """Every card of this host, its CPU included, and also those that refuse to be measured on."""
     from farm.devices.cpu import cpu_card
-    from farm.devices.finding import discover
+    from farm.devices.host import discover
     from farm.settings import settings
 
     found = discover(settings())

@@ -22,8 +22,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init, worker_process_shutdown
 
-from farm.benchmark.client import Answer, BenchmarkProcess
-from farm.devices.finding import open_device
+from farm.benchmark_process.client import Answer, BenchmarkProcess
+from farm.devices.host import open_device
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, Declined

@@ -20,7 +20,7 @@ from redis import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from farm.devices.device import Device
-from farm.devices.finding import find_card, open_device
+from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
 from farm.jobs import cards, census
 from farm.jobs.spool import Spool

@@ -31,7 +31,7 @@ from celery.signals import worker_shutting_down
 from celery.worker import state as worker_state
 
 from farm.devices.device import Card
-from farm.devices.finding import find_card
+from farm.devices.host import find_card
 from farm.devices.lock import CardLock
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.jobs import cards, items

@@ -14,7 +14,7 @@ from typing import Any
 
 from farm.api.capture import CapturedModel
 from farm.devices.device import Card
-from farm.devices.finding import open_device
+from farm.devices.host import open_device
 from farm.errors import Unmeasurable
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading

@@ -18,9 +18,9 @@ from sqlmodel import col, select
 
 from farm.api.capture import CapturedModel
 from farm.api.notebook import JobReport, figure, job_report, table
-from farm.benchmark.client import BenchmarkProcess, held
+from farm.benchmark_process.client import BenchmarkProcess, held
 from farm.devices.device import Card
-from farm.devices.finding import discover
+from farm.devices.host import discover
 from farm.errors import CardUnavailable, Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs, owner
 from farm.jobs.closing import Closing, close_round

@@ -27,7 +27,7 @@ from farm.benchmark.canary import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, pass_times_us
 from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.levels import Levels
-from farm.benchmark.passes import grad_mode, numeric_flags
+from farm.benchmark.passes import Offload, grad_mode, numeric_flags
 from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
@@ -119,6 +119,7 @@ class Bench:
         threads: int = 0,
         canary_every: int | None = None,
         repeats: int | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """
         Args:
@@ -127,6 +128,7 @@ class Bench:
             canary_every: tuples between two canaries, see `Canary`.
             repeats: of a reading that was taken hot, shared, drifting or starved; without it two on a GPU and none on
                 a CPU, which others use as they please.
+            offload: puts the tensors of a placement in slow memory; without it, protocols with one are refused.
         """
         self.device = device
         self.torch_device = torch.device(torch_device)
@@ -148,6 +150,7 @@ class Bench:
         self._knows_processes = known or not self.cuda
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
+        self._offload = offload
         self._others: Others | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
@@ -178,7 +181,7 @@ class Bench:
                         canary = self._canary.newest(read_canary, on_phase)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
-                    workload = prepare(subject, protocol, self.torch_device)
+                    workload = prepare(subject, protocol, self.torch_device, self._offload)
                 with ledger.charged("around"):
                     before = workload.written_sizes()
                     gate = TIMED if protocol.placement else GATES[subject.kind]

@@ -16,7 +16,6 @@ import torch
 
 from farm.benchmark.cache import found_again
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.errors import Unmeasurable
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject, Variant
@@ -25,7 +24,6 @@ from farm.types.tuple import OperatorTuple, parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
-    from farm.benchmark.placed import Outputs
     from farm.operators.capture import Capture
     from farm.operators.rebuild import Rebuilt
 
@@ -34,6 +32,28 @@ Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
 MEMORY_SHARE = 0.8  # of what is free, for all copies together
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """An operator with some of its tensors in slow memory (`farm.slow_memory.offload.offload`).
+
+    Attributes:
+        rebuilt: the operator, with the inputs of the placement in slow memory.
+        run: makes a pass of the operator or of a replica of it.
+        pool: the memory pool that a graph of it must allocate from; None: any pool.
+        memory: owns the slow memory; keep it as long as the passes.
+    """
+
+    rebuilt: Rebuilt
+    run: Callable[[Rebuilt], Pass]
+    details: Details
+    pool: Any
+    memory: object
+
+
+#: Puts the tensors of a placement in slow memory.
+Offload = Callable[["Rebuilt", Placement], Offloaded]
 
 
 @dataclass
@@ -53,16 +73,16 @@ class Passes:
 
 
 def operator_passes(
-    subject: Subject, protocol: Protocol, device: torch.device, slow: SlowMemory | None = None
+    subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None
 ) -> Passes:
-    """A tuple, rebuilt with data and in memory as the protocol wants it.
+    """Rebuild an operator tuple with the data and the memory that the protocol names.
 
     Args:
-        slow: where what the protocol places lies; the card's own slow memory without it.
+        offload: puts the tensors of the protocol's placement in slow memory.
 
     Raises:
-        Unmeasurable: out_of_memory, rejected or not_available (it cannot be chained, or not be placed).
-        TupleRejected: it is not one.
+        Unmeasurable: out_of_memory, rejected or not_available (the operator cannot be chained or offloaded).
+        TupleRejected: the JSON is not a tuple.
     """
     from farm.operators.rebuild import rebuild, written_inputs
 
@@ -73,13 +93,15 @@ def operator_passes(
     placement = Placement.parse(protocol.placement)
     if protocol.residency == "chain":
         if placement:
-            raise Unmeasurable("not_available", "A chain is not placed.", "Use --residency resident.")
+            raise Unmeasurable("not_available", "A chain cannot use slow memory.", "Use --residency resident.")
         return _chain(rebuilt)
-    outputs, details, memory = None, Details(), None
-    if placement:
-        memory = slow or slow_memory_of(device)
-        rebuilt, outputs, details = _placed(rebuilt, placement, memory)
-    run = outputs.run if outputs is not None else operator.attrgetter("run")
+    if not placement:
+        offloaded = Offloaded(rebuilt, operator.attrgetter("run"), Details(), None, None)
+    elif offload is None:
+        raise Unmeasurable("not_available", "This process cannot put tensors in slow memory.")
+    else:
+        offloaded = offload(rebuilt, placement)
+    rebuilt, run = offloaded.rebuilt, offloaded.run
     stream = protocol.residency == "stream"
     copies_weights = bool(rebuilt.weights)
 
@@ -93,22 +115,10 @@ def operator_passes(
         activation_bytes=rebuilt.activation_bytes,
         inputs=rebuilt.activation_memory,
         written=[rebuilt.memory(index) for index in sorted(written_inputs(spec))],
-        details=details,
-        pool=outputs.pool if outputs is not None else None,
-        keep=memory,
+        details=offloaded.details,
+        pool=offloaded.pool,
+        keep=offloaded.memory,
     )
-
-
-def _placed(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory) -> tuple[Rebuilt, Outputs | None, Details]:
-    if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
-        raise Unmeasurable("rejected", f"It has {len(rebuilt.storages)} inputs: there is no in{missing[0]}.")
-    moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
-    outputs = None
-    if placement.outputs:
-        from farm.benchmark.placed import placed_outputs
-
-        outputs = placed_outputs(moved, sorted(placement.outputs), memory)
-    return moved, outputs, Details(slow_memory=memory.name, workspaces=outputs.workspaces if outputs else "fast")
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:

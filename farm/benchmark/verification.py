@@ -9,7 +9,7 @@ All of it is taken from the run that is measured. Where that is the replay of a 
 are called while a graph is captured, and the kernels those of a replay: a model may ask whether it is being captured,
 and run something else. What an eager pass runs otherwise is told beside it.
 
-All of this needs PyTorch's profiler, which leaves its mark on a process: see `farm.benchmark.client`.
+All of this needs PyTorch's profiler, which leaves its mark on a process: see `farm.benchmark_process.client`.
 """
 
 from __future__ import annotations

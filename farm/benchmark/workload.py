@@ -22,7 +22,16 @@ import torch
 
 from farm.benchmark.cache import cache_bytes
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.passes import CHAIN_LAYERS, MEMORY_SHARE, Pass, Passes, free_bytes, operator_passes, variant_passes
+from farm.benchmark.passes import (
+    CHAIN_LAYERS,
+    MEMORY_SHARE,
+    Offload,
+    Pass,
+    Passes,
+    free_bytes,
+    operator_passes,
+    variant_passes,
+)
 from farm.errors import TupleRejected, Unmeasurable
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
@@ -126,7 +135,7 @@ def copies_wanted(
     return min(wanted, MAX_COPIES), wanted <= MAX_COPIES
 
 
-def prepare(subject: Subject, protocol: Protocol, device: torch.device) -> Workload:
+def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None) -> Workload:
     """Make a subject ready to be timed: built, copied as the residency asks, warmed up, captured.
 
     Call it, and launch what it returns, under `numeric_flags` and `grad_mode`, and on a GPU on one stream that is not
@@ -140,7 +149,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device) -> Workl
         raise Unmeasurable("not_available", "'seen' names no data of its own.", "Use --data normal, or a class.")
     try:
         passes = (
-            operator_passes(subject, protocol, device)
+            operator_passes(subject, protocol, device, offload)
             if subject.kind == "operator"
             else variant_passes(subject, protocol, device)
         )

@@ -210,7 +210,7 @@ def _command(pid: int) -> str:
 
 def _has_another(card_id: str) -> bool:
     """Whether this host has another card to choose."""
-    from farm.devices.finding import discover
+    from farm.devices.host import discover
     from farm.settings import settings
 
     return any(card.id != card_id and not card.refusal for card in discover(settings()))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm.devices.device import Card
-from farm.devices.finding import discover, open_device
+from farm.devices.host import discover, open_device
 from farm.devices.installed import Installed, installed_torch
 from farm.doctor.check import Check, ok
 from farm.errors import FarmError

@@ -12,9 +12,9 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.memory.offload_plan import SlowCosts
 from farm.operators import aten
 from farm.requests.partial_request import command_of
+from farm.slow_memory.offload_plan import SlowCosts
 from farm.store import tables
 from farm.store.reuse import tells_others
 from farm.store.rows import in_batches

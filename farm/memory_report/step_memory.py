@@ -13,9 +13,6 @@ from sqlmodel import Session, col, select
 from farm.errors import TupleRejected, UsageError, did_you_mean
 from farm.estimate.estimate import Wanted, peaks_of, readings_taken
 from farm.jobs import jobs
-from farm.memory.offload_plan import PlacementPlan, Placing, placing
-from farm.memory.options import Fit, Offload, Recomputed, largest_batch, offload, recomputed
-from farm.memory.transfers import Wire
 from farm.memory_report.plan_table import PlanRow, plan_rows
 from farm.memory_report.slow_costs import ReadSlow, read_slow, slow_costs
 from farm.models import catalog
@@ -23,6 +20,9 @@ from farm.operators.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
+from farm.slow_memory.offload_plan import PlacementPlan, Placing, placing
+from farm.slow_memory.options import Fit, Offload, Recomputed, largest_batch, offload, recomputed
+from farm.slow_memory.transfers import Wire
 from farm.store import tables
 from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.training.tensor_lifetime import Inactive, Interval, Life, allocated_peak_bytes
@@ -566,7 +566,7 @@ def with_placing(
         moves: let tensors lie there while they wait, too; at ``bytes_per_s``, or else as the wire was measured.
 
     Raises:
-        UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.memory.offload_plan.placing`.
+        UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.slow_memory.offload_plan.placing`.
     """
     copied_bytes_per_s = wire.bytes_per_s if wire is not None else None
     costs = slow_costs(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlmodel import Session
 
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
@@ -174,7 +174,7 @@ class Laboratory:
         return self._keep(sample, protocol, answer.reading, circumstances)
 
     def in_place(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_situ.compare`.
+        """What the model's calls take with tensors in slow memory, where they stand: `farm.slow_memory.in_situ.compare`.
 
         Raises:
             FarmError: that cannot be had of this card, or of this model.

@@ -7,14 +7,14 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farm.benchmark.client import BenchmarkProcess, held
+from farm.benchmark_process.client import BenchmarkProcess, held
 from farm.devices.device import Card
 from farm.devices.reach import no_slow_memory
 from farm.errors import UsageError
-from farm.memory.offload_plan import AsRun
-from farm.memory.transfers import Wire, moves_of
 from farm.memory_report.step_memory import Memory, memory
 from farm.settings import settings
+from farm.slow_memory.offload_plan import AsRun
+from farm.slow_memory.transfers import Wire, moves_of
 from farm.training.recorded import StepCapture
 from farm.types.protocol import Protocol, Subject, Variant
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from farm.benchmark.client import START_TIMEOUT_S, BenchmarkProcess
+from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable

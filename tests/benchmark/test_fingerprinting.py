@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from farm.benchmark import fingerprinting
-from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.fingerprinting import pooled, w_per_c
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.cpu import cpu_card
 from farm.jobs.cards import keep_fingerprint, wants_fingerprint
 from farm.operators.roofline import roofline_of

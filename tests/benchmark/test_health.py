@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from farm.benchmark import health, worker_process
+from farm.benchmark import health
+from farm.benchmark_process import server
 
 
 def test_this_cpu_is_healthy():
@@ -57,7 +58,7 @@ def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatc
 def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
     asked = []
 
-    class Watched(worker_process.Runner):
+    class Watched(server.Runner):
         def unhealthy(self):
             asked.append(1)
             return ""
@@ -66,8 +67,8 @@ def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
     assert runner.check_due
     assert runner.check() == ""
     assert not runner.check_due
-    later = worker_process.time.monotonic() + health.AGAIN_AFTER_S
-    monkeypatch.setattr(worker_process.time, "monotonic", lambda: later)
+    later = server.time.monotonic() + health.AGAIN_AFTER_S
+    monkeypatch.setattr(server.time, "monotonic", lambda: later)
     assert runner.check_due
     assert asked == [1]
 

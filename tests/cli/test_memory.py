@@ -10,14 +10,14 @@ import pytest
 import torch
 from sqlmodel import select
 
-from farm.benchmark import planned_step as benchmarked
-from farm.memory import offload_plan
 from farm.models import catalog
 from farm.settings import settings
+from farm.slow_memory import offload_plan
+from farm.slow_memory import planned_step as benchmarked
 from farm.store import tables
 from farm.study import planned_step
-from tests.benchmark.test_placed import Fake
 from tests.report import filled, measured
+from tests.slow_memory.test_offload import Fake
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("steps_taken_apart_once")

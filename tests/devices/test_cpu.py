@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.devices.cpu import CpuDevice, cpu_card
-from farm.devices.finding import find_card
+from farm.devices.host import find_card
 from farm.settings import settings
 
 

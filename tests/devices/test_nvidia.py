@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from farm.devices.device import Card, Device
-from farm.devices.finding import discover, find_card, open_device
+from farm.devices.host import discover, find_card, open_device
 from farm.errors import NoSuchCard
 from farm.settings import settings
 from tests.devices.fake_nvml import OTHER_UUID, UUID, FakeNvml, behind_pynvml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farm.devices.finding import discover, find_card, open_device
+from farm.devices.host import discover, find_card, open_device
 from farm.devices.simulated import SimulatedDevice
 from farm.errors import NoSuchCard
 from farm.settings import settings

@@ -38,7 +38,7 @@ class Hurt:
         """The benchmark process of a card; its parent is the pool process, whose parent is the worker."""
 
         def find() -> psutil.Process | None:
-            for process in self.farm.processes("farm.benchmark.worker_process"):
+            for process in self.farm.processes("farm.benchmark_process.server"):
                 with contextlib.suppress(psutil.Error):
                     line = process.cmdline()
                     if line[line.index("--card") + 1].endswith(f"-{card}"):

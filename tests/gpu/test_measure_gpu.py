@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from farm.benchmark.cache import cache_bytes, found_again
-from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.health import HealthCheck
 from farm.benchmark.measure import Bench
-from farm.devices.finding import discover, open_device
+from farm.benchmark_process.client import BenchmarkProcess
+from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant

@@ -8,23 +8,25 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from farm.benchmark import slow_memory
-from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.in_situ import changes_of, read_in_place, together
 from farm.benchmark.passes import Passes, numeric_flags, operator_passes
-from farm.benchmark.slow_memory import PeerMemory, PinnedMemory, SlowMemory
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
-from farm.devices.finding import discover
+from farm.devices.host import discover
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.settings import settings
+from farm.slow_memory import memory_tier
+from farm.slow_memory.in_situ import changes_of, read_in_place, together
+from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
+from farm.slow_memory.offload import offload
 from farm.study import find, performing
 from farm.study.laboratory import Plan
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
@@ -149,7 +151,9 @@ def test_what_is_slow_is_read_and_written_on_the_other_gpu_and_a_graph_replays_i
     subject, slow = subject_of(name), Known(CARD)
     placement = all_of(name) if which == "all" else which
     wanted = next(tensors_in(operator_passes(subject, REUSED, CARD).first())).clone()
-    passes = operator_passes(subject, Protocol(residency="reuse", placement=placement), CARD, slow)
+    passes = operator_passes(
+        subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=slow)
+    )
     assert passes.details.slow_memory == "memory of another GPU"
     assert (passes.pool is not None) == (TUPLES[name][3] and "out0" in placement)
     if which == "all" or placement == f"in{TUPLES[name][2] - 1}":  # a module's own tensors come before what it is given
@@ -176,7 +180,9 @@ def test_it_takes_longer_than_all_fast(name: str) -> None:
     subject = subject_of(name)
 
     def took_us(placement: str, memory: SlowMemory | None) -> float:
-        passes = operator_passes(subject, Protocol(residency="reuse", placement=placement), CARD, memory)
+        passes = operator_passes(
+            subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=memory)
+        )
         graph, _ = replayed(passes)
         return time_us(graph.replay)
 
@@ -230,7 +236,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
 
 
 def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> None:  # type: ignore[no-untyped-def]
-    before = slow_memory._of_gpu
+    before = memory_tier._of_gpu
     plan = Plan(Variant("resnet18", 8, 224), True, 2, (pair[1],))
     made = performing.perform(find("peer"), database, pair[0], plan, print)
     for row in made.findings.rows:
@@ -239,4 +245,4 @@ def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> Non
     assert made.findings.rows
     assert made.findings.drawable
     assert any(row["change_host"] is not None for row in made.findings.rows)
-    assert slow_memory._of_gpu is before  # it is the process's, not this one's
+    assert memory_tier._of_gpu is before  # it is the process's, not this one's

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from farm.benchmark import planned_step
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import numeric_flags
-from farm.benchmark.planned_step import PlannedStep, compare, measure_wire, run_planned, take_apart
-from farm.benchmark.slow_memory import PinnedMemory
-from farm.memory.offload_plan import Run
 from farm.models import catalog
+from farm.slow_memory import planned_step
+from farm.slow_memory.memory_tier import PinnedMemory
+from farm.slow_memory.offload_plan import Run
+from farm.slow_memory.planned_step import PlannedStep, compare, measure_wire, run_planned, take_apart
 from farm.training.recorded import StepCapture
 from farm.types.protocol import Protocol, Subject
-from tests.benchmark.test_planned_step import Wiping, every_long_wait, gradients_of
 from tests.gpu import NEEDS_A_CARD
+from tests.slow_memory.test_planned_step import Wiping, every_long_wait, gradients_of
 
 pytestmark = NEEDS_A_CARD
 CARD = torch.device("cuda", 0)

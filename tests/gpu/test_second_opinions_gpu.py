@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from farm.benchmark import verification
-from farm.benchmark.client import BenchmarkProcess
 from farm.benchmark.measure import Bench
-from farm.devices.finding import discover, open_device
+from farm.benchmark_process.client import BenchmarkProcess
+from farm.devices.host import discover, open_device
 from farm.settings import settings
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.verdict.audit import audit_kernels

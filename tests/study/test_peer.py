@@ -7,18 +7,18 @@ import pytest
 import torch
 from sqlmodel import col, select, update
 
-from farm.benchmark import slow_memory
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, FarmError, Unmeasurable, UsageError
 from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
+from farm.slow_memory import memory_tier
 from farm.store import tables
 from farm.study import find, peer, performing
 from farm.study.laboratory import Laboratory, Plan
 from farm.types.protocol import Variant
-from tests.benchmark.test_placed import Fake
 from tests.report import filled
+from tests.slow_memory.test_offload import Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 224)
 
@@ -116,18 +116,18 @@ def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")
 def test_a_card_that_reaches_no_other_says_so_and_keeps_its_slow_memory():
-    before = slow_memory._of_gpu
+    before = memory_tier._of_gpu
     with pytest.raises(Unmeasurable, match="reaches no other GPU's memory") as refused:
-        slow_memory.take_from_peer(torch.device("cuda", 0))
+        memory_tier.take_from_peer(torch.device("cuda", 0))
     assert refused.value.reason == "not_available"
-    assert slow_memory._of_gpu is before
+    assert memory_tier._of_gpu is before
 
 
 def test_where_slow_is_another_gpus_memory_all_that_is_slow_lies_there(monkeypatch):
-    monkeypatch.setattr(slow_memory, "_of_gpu", slow_memory.PinnedMemory)
-    monkeypatch.setattr(slow_memory, "PeerMemory", lambda device: Fake())
-    slow_memory.take_from_peer(torch.device("cuda", 0))
-    assert slow_memory.slow_memory_of(torch.device("cuda", 0)).name == "fake memory"
+    monkeypatch.setattr(memory_tier, "_of_gpu", memory_tier.PinnedMemory)
+    monkeypatch.setattr(memory_tier, "PeerMemory", lambda device: Fake())
+    memory_tier.take_from_peer(torch.device("cuda", 0))
+    assert memory_tier.slow_memory_of(torch.device("cuda", 0)).name == "fake memory"
 
 
 def test_what_a_neighbours_memory_took_is_never_taken_for_the_hosts(database):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from farm.benchmark import in_situ
 from farm.errors import FarmError
+from farm.slow_memory import in_situ
 from farm.study import placement
 from farm.study.laboratory import Plan
 from farm.types.protocol import Protocol, Subject, Variant
-from tests.benchmark.test_in_place import CPU, Fake
+from tests.slow_memory.test_in_situ import CPU, Fake
 
 VARIANT = Variant("squeezenet1_1", 1, 32)
 

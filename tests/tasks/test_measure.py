@@ -9,8 +9,8 @@ import threading
 import pytest
 from celery.exceptions import Ignore, Reject
 
-from farm.benchmark.client import Answer, BenchmarkProcess
 from farm.benchmark.simulated import SOFTWARE
+from farm.benchmark_process.client import Answer, BenchmarkProcess
 from farm.devices.device import Card
 from farm.errors import Unmeasurable
 from farm.jobs import cards, items

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from farm.errors import UsageError
-from farm.memory import offload_plan
-from farm.memory.offload_plan import SlowCosts, placing
-from farm.memory.transfers import Copied, Move, Wire, moves_of
 from farm.memory_report.plan_table import _of_all, _of_wire
+from farm.slow_memory import offload_plan
+from farm.slow_memory.offload_plan import SlowCosts, placing
+from farm.slow_memory.transfers import Copied, Move, Wire, moves_of
 from farm.training.tensor_lifetime import Life
 from tests.training.test_life import step, tensor
 

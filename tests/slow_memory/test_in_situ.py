@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.in_situ import Changed, changes_of, read_in_place, together
-from farm.benchmark.slow_memory import SlowMemory
 from farm.operators.capture import capture
+from farm.slow_memory.in_situ import Changed, changes_of, read_in_place, together
+from farm.slow_memory.memory_tier import SlowMemory
 
 CPU = torch.device("cpu")
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.passes import numeric_flags, operator_passes
-from farm.benchmark.slow_memory import PinnedMemory
 from farm.benchmark.workload import prepare
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
+from farm.slow_memory.memory_tier import PinnedMemory
+from farm.slow_memory.offload import offload
 from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
 
@@ -74,7 +77,9 @@ def on_one_stream():
 def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: str) -> None:
     subject, slow = subject_of(name), Known(CARD)
     wanted = next(tensors_in(operator_passes(subject, Protocol(residency="reuse"), CARD).first())).clone()
-    passes = operator_passes(subject, Protocol(residency="reuse", placement=placement), CARD, slow)
+    passes = operator_passes(
+        subject, Protocol(residency="reuse", placement=placement), CARD, partial(offload, memory=slow)
+    )
     found = next(tensors_in(passes.first()))
     torch.testing.assert_close(found, wanted)
     assert slow.holds(found) == ("out0" in placement)
@@ -96,7 +101,7 @@ def test_what_is_slow_is_read_and_written_where_it_lies(name: str, placement: st
 def test_of_outputs_as_small_as_each_other_one_is_placed_alone_or_none(number: int) -> None:
     subject, slow = subject_of("small_layer_norm"), Known(CARD)
     try:
-        passes = operator_passes(subject, Protocol(placement=f"out{number}"), CARD, slow)
+        passes = operator_passes(subject, Protocol(placement=f"out{number}"), CARD, partial(offload, memory=slow))
     except Unmeasurable as error:
         assert error.reason == "not_available"  # noqa: PT017 - either is right
     else:
@@ -106,7 +111,7 @@ def test_of_outputs_as_small_as_each_other_one_is_placed_alone_or_none(number: i
 @pytest.mark.parametrize("name", ["linear", "conv2d", "layer_norm"])
 def test_a_placed_workload_is_made_and_let_go_of(name: str) -> None:
     for placement in ("in0-2+out0", "out0"):
-        workload = prepare(subject_of(name), Protocol(placement=placement), CARD)
+        workload = prepare(subject_of(name), Protocol(placement=placement), CARD, offload)
         for _ in range(3):
             workload.next_round().launch()
         torch.cuda.synchronize()

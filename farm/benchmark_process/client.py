@@ -29,7 +29,7 @@ from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
 if TYPE_CHECKING:
-    from farm.memory.transfers import Move
+    from farm.slow_memory.transfers import Move
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
 KEPT_LINES = 40
@@ -111,7 +111,7 @@ class BenchmarkProcess:
             [
                 sys.executable,
                 "-m",
-                "farm.benchmark.worker_process",
+                "farm.benchmark_process.server",
                 "--card",
                 self.card_id,
                 "--parent",
@@ -241,7 +241,7 @@ class BenchmarkProcess:
     def in_place(
         self, subject: Subject, protocol: Protocol, *, most: int | None = None, timeout_s: float = 300.0
     ) -> dict[str, Any]:
-        """What calls of a variant take with tensors in slow memory: `farm.benchmark.in_situ.compare`.
+        """What calls of a variant take with tensors in slow memory: `farm.slow_memory.in_situ.compare`.
 
         Args:
             most: at most so many configurations.
@@ -258,7 +258,7 @@ class BenchmarkProcess:
         return dict(event["found"])
 
     def step(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
-        """A training step as the card runs it, as JSON: `farm.benchmark.planned_step.take_apart`.
+        """A training step as the card runs it, as JSON: `farm.slow_memory.planned_step.take_apart`.
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
@@ -269,7 +269,7 @@ class BenchmarkProcess:
         return dict(event["step"])
 
     def wire(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
-        """What copies get of the wire beside a step, as JSON: `farm.benchmark.planned_step.measure_wire`.
+        """What copies get of the wire beside a step, as JSON: `farm.slow_memory.planned_step.measure_wire`.
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
@@ -290,7 +290,7 @@ class BenchmarkProcess:
         *,
         timeout_s: float = 300.0,
     ) -> dict[str, Any]:
-        """What a step takes with all fast, and under plans, as JSON: `farm.benchmark.planned_step.compare`.
+        """What a step takes with all fast, and under plans, as JSON: `farm.slow_memory.planned_step.compare`.
 
         Args:
             calls: the tuple ids of the step's.

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from farm.benchmark.client import BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -230,7 +230,7 @@ def test_a_card_that_is_not_there_is_said_so() -> None:
 
 def start_bare() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "farm.benchmark.worker_process", "--card", CARD],
+        [sys.executable, "-m", "farm.benchmark_process.server", "--card", CARD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -286,7 +286,7 @@ def test_the_end_of_the_input_ends_it_in_the_middle_of_a_measurement() -> None:
 def test_it_dies_with_its_parent() -> None:
     program = (
         "import os, sys, time\n"
-        "from farm.benchmark.client import BenchmarkProcess\n"
+        "from farm.benchmark_process.client import BenchmarkProcess\n"
         f"process = BenchmarkProcess({CARD!r}, {{'FARM_SIMULATED_CARDS': '1', 'FARM_HOST': 'here'}})\n"
         "process.wait_ready()\n"
         "print(process.pid, flush=True)\n"
@@ -309,5 +309,5 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     process.measure(subject(), PROTOCOL, STOPPING)
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
-    program = "import sys, farm.benchmark.client, farm.devices.device, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
+    program = "import sys, farm.benchmark_process.client, farm.devices.device, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

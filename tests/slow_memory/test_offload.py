@@ -1,19 +1,20 @@
 """Tuples with tensors in slow memory: a fake one, behind the same interface."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from farm.benchmark import slow_memory
 from farm.benchmark.passes import operator_passes
-from farm.benchmark.placed import _out_variant
-from farm.benchmark.slow_memory import FarNode, PinnedMemory, SlowMemory
 from farm.devices.device import Card
 from farm.devices.reach import farthest_node, no_slow_memory
 from farm.errors import Unmeasurable
 from farm.operators.capture import capture
+from farm.slow_memory import memory_tier
+from farm.slow_memory.memory_tier import FarNode, PinnedMemory, SlowMemory
+from farm.slow_memory.offload import _out_variant, offload
 from farm.types.protocol import Protocol, Subject
 
 CPU = torch.device("cpu")
@@ -50,7 +51,9 @@ def passes_of(module, *inputs, placement="", slow=None, residency="reuse"):
     with torch.no_grad():
         (spec,) = capture(module.eval(), inputs).tuples.values()
         protocol = Protocol(launch="eager", residency=residency, placement=placement)
-        return operator_passes(Subject("operator", spec.id, spec.to_json()), protocol, CPU, slow)
+        return operator_passes(
+            Subject("operator", spec.id, spec.to_json()), protocol, CPU, partial(offload, memory=slow)
+        )
 
 
 IMAGE = (1, 4, 8, 8)
@@ -148,5 +151,5 @@ def test_the_farthest_node_is_taken(tmp_path):
 
 def test_host_memory_that_cannot_be_pinned_is_one_line_with_the_limit():
     with pytest.raises(Unmeasurable, match=r"TB of host memory cannot be pinned: .*ulimit -l") as refused:
-        slow_memory.check_room(2**60)
+        memory_tier.check_room(2**60)
     assert refused.value.reason == "out_of_memory"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farm.benchmark.slow_memory import SlowMemory
+from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
 from farm.operators.encoding import tensors_in
 from farm.operators.offloadable import made, storage_key
 from farm.operators.rebuild import Rebuilt
+from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
+from farm.types.memory_tiers import Placement
+from farm.types.reading import Details
 
-Pass = Callable[[], object]
 Write = Callable[[Sequence[torch.Tensor]], object]  # run an operator with its results in these tensors
 
 _aten = torch.ops.aten
@@ -52,7 +55,27 @@ class Outputs:
     pool: Any = None
 
 
-def placed_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
+def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = None) -> Offloaded:
+    """Put the tensors that a placement names in slow memory.
+
+    Args:
+        memory: the slow memory to use; without it, the slow memory of the operator's device.
+
+    Raises:
+        Unmeasurable: rejected (the operator has no such input), not_available or out_of_memory.
+    """
+    memory = memory or slow_memory_of(rebuilt.device)
+    if missing := sorted(placement.inputs - set(range(len(rebuilt.storages)))):
+        raise Unmeasurable("rejected", f"The operator has {len(rebuilt.storages)} inputs: there is no in{missing[0]}.")
+    moved = rebuilt.placed(placement.inputs, memory.copied) if placement.inputs else rebuilt
+    outputs = Outputs(operator.attrgetter("run"), "fast")
+    if placement.outputs:
+        outputs = slow_outputs(moved, sorted(placement.outputs), memory)
+    details = Details(slow_memory=memory.name, workspaces=outputs.workspaces)
+    return Offloaded(moved, outputs.run, details, outputs.pool, memory)
+
+
+def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
     """
     Args:
         wanted: numbers of the outputs that are to be slow.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from farm.memory.options import away_while
+from farm.slow_memory.options import away_while
 from farm.training.tensor_lifetime import Life
 
 

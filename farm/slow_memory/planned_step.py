@@ -1,14 +1,14 @@
 """A training step run with chosen tensors in slow memory for their whole lives, and the same with all of them fast.
 
 The calls of the step are played from its tuples, as for `farm.benchmark.call_context`. What no call makes (parameters, states,
-inputs) is copied to slow memory, and what calls make they are told to write there (`farm.benchmark.placed`), each to memory of its own.
+inputs) is copied to slow memory, and what calls make they are told to write there (`farm.slow_memory.offload`), each to memory of its own.
 What nobody can be told to write elsewhere stays fast, and is told.
 
 A GPU replays the step from graphs: launched from Python, it would wait for Python. A call whose outputs need a pool of memory of
 their own cannot share a graph with others, since a graph is captured into one pool. So the step is a row of graphs, each such call one of
 its own, and those between them share a pool; with all fast it is one graph.
 
-What is moved while it waits (`farm.benchmark.copies`) is copied between graphs: the row is also cut at the calls before which a copy
+What is moved while it waits (`farm.slow_memory.copies`) is copied between graphs: the row is also cut at the calls before which a copy
 begins or has to be done. Its room in fast memory is kept, as graphs know addresses: what is run is the time that moves take.
 """
 
@@ -29,14 +29,14 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
-from farm.benchmark.copies import Mover, wire_beside
 from farm.benchmark.cuda_graph import capturing, one_stream
-from farm.benchmark.placed import Outputs, placed_outputs
-from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
-from farm.memory.offload_plan import AsRun, Run
-from farm.memory.transfers import Move, Wire
+from farm.slow_memory.copies import Mover, wire_beside
+from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
+from farm.slow_memory.offload import Outputs, slow_outputs
+from farm.slow_memory.offload_plan import AsRun, Run
+from farm.slow_memory.transfers import Move, Wire
 
 if TYPE_CHECKING:
     from farm.operators.capture import Call, Capture
@@ -304,7 +304,7 @@ class PlannedStep:
     def _tried(self, operator: Rebuilt, wanted: tuple[int, ...]) -> _Placed | None:
         memory = self._make_memory()  # of this attempt: what was taken for one that fails goes with it
         try:
-            outputs = placed_outputs(operator, wanted, memory)
+            outputs = slow_outputs(operator, wanted, memory)
             outputs.run(operator)()  # which sees that they do lie there
         except Unmeasurable as error:
             if error.reason != "not_available":

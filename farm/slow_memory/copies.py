@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from farm.benchmark.slow_memory import SlowMemory
-from farm.memory.transfers import Copied, Move, Wire
+from farm.slow_memory.memory_tier import SlowMemory
+from farm.slow_memory.transfers import Copied, Move, Wire
 
 OUT, BACK = 0, 1
 PIECE_BYTES = 64 * 2**20

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from farm.errors import UsageError
-from farm.memory.options import away_while
-from farm.memory.transfers import Wire
+from farm.slow_memory.options import away_while
+from farm.slow_memory.transfers import Wire
 from farm.training.recorded import TensorLife
 from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life, last_held
 from farm.types.format import count_of

@@ -6,20 +6,20 @@ import json
 import pytest
 import torch
 
-from farm.benchmark import planned_step
 from farm.benchmark.call_context import Player
-from farm.benchmark.copies import Mover
-from farm.benchmark.planned_step import PlannedStep, run_planned
-from farm.benchmark.slow_memory import cannot_pin
 from farm.errors import Unmeasurable
-from farm.memory.offload_plan import AsRun, Run
-from farm.memory.transfers import Wire, moves_of
 from farm.models import catalog
+from farm.slow_memory import planned_step
+from farm.slow_memory.copies import Mover
+from farm.slow_memory.memory_tier import cannot_pin
+from farm.slow_memory.offload_plan import AsRun, Run
+from farm.slow_memory.planned_step import PlannedStep, run_planned
+from farm.slow_memory.transfers import Wire, moves_of
 from farm.training.extract import take_step_apart
 from farm.training.recorded import StepCapture
 from farm.training.tensor_lifetime import Life
 from farm.types.protocol import Protocol, Subject
-from tests.benchmark.test_placed import Fake
+from tests.slow_memory.test_offload import Fake
 
 CPU = torch.device("cpu")
 EAGERLY = Protocol(launch="eager")

@@ -1,9 +1,9 @@
 """The benchmark process: it imports torch and owns the CUDA context of a card.
 
 With --verifier it stands by beside the one that measures, makes no context until it is asked to verify a variant,
-and is ended after that (`farm.benchmark.client`). With --peer it sees a second GPU, in whose memory lies what is slow.
+and is ended after that (`farm.benchmark_process.client`). With --peer it sees a second GPU, in whose memory lies what is slow.
 
-    python -m farm.benchmark.worker_process --card ID
+    python -m farm.benchmark_process.server --card ID
 
 It reads one JSON object a line from standard input and writes one a line to what was standard output when it began;
 after that, standard output *is* standard error, so that nothing a model prints can pass for an answer. It ends when its
@@ -50,7 +50,7 @@ from typing import Any, TextIO
 
 from farm.benchmark.health import AGAIN_AFTER_S, HealthCheck
 from farm.devices.device import Card, Device
-from farm.devices.finding import find_card, open_device
+from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
 from farm.models.texts.known import know
 from farm.settings import settings
@@ -81,7 +81,7 @@ class Answers:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="farm.benchmark.worker_process")
+    parser = argparse.ArgumentParser(prog="farm.benchmark_process.server")
     parser.add_argument("--card", required=True)
     parser.add_argument("--verifier", action="store_true", help="make no context until a request to verify comes")
     parser.add_argument("--peer", action="store_true", help="slow memory is that of the second GPU that is visible")
@@ -215,15 +215,15 @@ class Runner:
         raise NotImplementedError
 
     def in_place(self, subject: Subject, protocol: Protocol, most: int | None) -> dict[str, Any]:
-        """What calls of a variant take with tensors in slow memory, see `farm.benchmark.in_situ`."""
+        """What calls of a variant take with tensors in slow memory, see `farm.slow_memory.in_situ`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
     def step(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
-        """A training step as the card runs it, see `farm.benchmark.planned_step`."""
+        """A training step as the card runs it, see `farm.slow_memory.planned_step`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
     def wire(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
-        """What copies get beside it, see `farm.benchmark.planned_step`."""
+        """What copies get beside it, see `farm.slow_memory.planned_step`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
     def planned_step(
@@ -234,7 +234,7 @@ class Runner:
         plans: list[list[int]],
         moves: list[list[list[int]]],
     ) -> dict[str, Any]:
-        """What it takes with all fast and under plans, see `farm.benchmark.planned_step`."""
+        """What it takes with all fast and under plans, see `farm.slow_memory.planned_step`."""
         raise Unmeasurable("not_available", NO_SLOW_MEMORY)
 
     def unhealthy(self) -> str:
@@ -336,13 +336,14 @@ class TorchRunner(TorchVerifier):
         idle = _IdleWatch(device)  # the card rests while torch is imported: its idle power costs no time of its own
         super().__init__(device)
         from farm.benchmark import measure
+        from farm.slow_memory.offload import offload
 
         idle_power_w = idle.stop()
         cuda = device.card.kind == "cuda"
         self._health: HealthCheck | None = None
-        self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None)
+        self._bench = measure.Bench(device, self._torch_device, idle_power_w if cuda else None, offload=offload)
         if peer:  # after the bench, which tells this process by its being new on the card, and chooses its stream
-            from farm.benchmark.slow_memory import take_from_peer
+            from farm.slow_memory.memory_tier import take_from_peer
 
             take_from_peer(self._torch_device)
 
@@ -357,17 +358,17 @@ class TorchRunner(TorchVerifier):
         return self._bench.measure(subject, protocol, stopping, on_phase)
 
     def in_place(self, subject: Subject, protocol: Protocol, most: int | None) -> dict[str, Any]:
-        from farm.benchmark import in_situ
+        from farm.slow_memory import in_situ
 
         return in_situ.compare(subject, protocol, self._torch_device, most)
 
     def step(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
-        from farm.benchmark import planned_step
+        from farm.slow_memory import planned_step
 
         return planned_step.take_apart(subject, protocol, self._torch_device).to_json()
 
     def wire(self, subject: Subject, protocol: Protocol) -> dict[str, Any]:
-        from farm.benchmark import planned_step
+        from farm.slow_memory import planned_step
 
         return planned_step.measure_wire(subject, protocol, self._torch_device).to_json()
 
@@ -379,8 +380,8 @@ class TorchRunner(TorchVerifier):
         plans: list[list[int]],
         moves: list[list[list[int]]],
     ) -> dict[str, Any]:
-        from farm.benchmark import planned_step
-        from farm.memory.transfers import Move
+        from farm.slow_memory import planned_step
+        from farm.slow_memory.transfers import Move
 
         moved = [[Move(*numbers) for numbers in of_plan] for of_plan in moves]
         return planned_step.compare(subject, protocol, self._torch_device, calls, plans, moved).to_json()

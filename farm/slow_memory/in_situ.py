@@ -20,15 +20,15 @@ import torch
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
 from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.slow_memory import SlowMemory, slow_memory_of
 from farm.errors import Unmeasurable
+from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
-    from farm.benchmark.placed import Outputs
     from farm.operators.capture import Call, Capture
     from farm.operators.rebuild import Rebuilt
+    from farm.slow_memory.offload import Outputs
 
 REPLAYS = 8  # of each run, after one that is not counted
 
@@ -185,14 +185,14 @@ class _Play:
         out = operator.run()
         if (change := self._changes.get(call.index)) is None:
             return out
-        from farm.benchmark.placed import placed_outputs
+        from farm.slow_memory.offload import slow_outputs
 
         placement = Placement.parse(change.placement)
         try:
             slow = {number: self._memory.like(operator.storages[number]) for number in sorted(placement.inputs)}
             outputs = None
             if placement.outputs:
-                outputs = placed_outputs(operator, sorted(placement.outputs), self._memory)
+                outputs = slow_outputs(operator, sorted(placement.outputs), self._memory)
                 if outputs.pool is not None:
                     raise Unmeasurable("not_available", "Its output needs a pool of its own.")
         except Unmeasurable as error:
