@@ -1,7 +1,7 @@
-"""Opening the database named by one URL: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL.
+"""The connection to the database: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL, chosen by a URL.
 
-A process has one `Database`; its sessions are short. Writes on SQLite begin as writers (``BEGIN IMMEDIATE``):
-a transaction that reads first and upgrades later would fail at once under contention instead of waiting.
+A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``: a transaction
+that reads first and becomes a writer later fails at once under contention instead of waiting.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sqlmodel import Session
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.types.format import masked
 
-if TYPE_CHECKING:  # to ask at what schema a database is needs none of it, and every process of the farm asks
+if TYPE_CHECKING:  # every process checks the schema, which does not need Alembic
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-# A host that is cut off must notice within a lease: without these, a statement hangs in the kernel for 15 minutes.
+# A host without network must notice it within a lease. Without these options a statement hangs in the kernel for 15 minutes.
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -46,13 +46,13 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,  # ms
 }
-#: PostgreSQL's code for a server that only reads: a standby, or one that its operator or a full disk closed for writes.
+#: PostgreSQL's error code of a read-only server: a standby, or one that was made read-only.
 READ_ONLY = "25006"
-UPGRADE_LOCK = 0x6661726D  # "farm", a key of PostgreSQL's advisory locks
+UPGRADE_LOCK = 0x6661726D  # "farm": the key of PostgreSQL's advisory lock during an upgrade
 
 
 class database_now(FunctionElement[float]):
-    """Unix seconds on the database's clock, at the moment of the statement (not of the transaction)."""
+    """SQL function: Unix seconds on the database's clock when the statement (not the transaction) starts."""
 
     type = Float(53)
     inherit_cache = True
@@ -69,12 +69,16 @@ def _postgresql_now(element: Any, compiler: Any, **kw: Any) -> str:
 
 
 def read_clock_s(session: Session) -> float:
-    """The database's clock now. Unit: s since 1970."""
+    """Return the current time of the database's clock. Unit: s since 1970."""
     return float(session.scalars(select(database_now())).one())
 
 
 class Database:
-    """Sessions on one engine."""
+    """One engine and its sessions.
+
+    Raises (all methods):
+        DatabaseUnreachable: the database does not answer, is read-only, or its file is damaged.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = make_url_or_explain(url)
@@ -82,13 +86,13 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
-        """A session for reading; objects stay usable after it closes."""
+        """Open a session for reading. Objects stay usable after it closes."""
         with self._explained(), Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back on any exception."""
+        """Open a transaction: commit at the end, roll back on any exception."""
         with self._explained(), Session(self.engine, expire_on_commit=False) as session:
             if self.engine.dialect.name == "sqlite":
                 session.connection(execution_options={"sqlite_begin": "IMMEDIATE"})
@@ -111,93 +115,112 @@ class Database:
         except DatabaseError as error:
             if getattr(error.orig, "sqlstate", None) == READ_ONLY:
                 raise DatabaseUnreachable(
-                    f"The database {self} takes no writes: {first_line(error)}.",
-                    "Make it writable again, or name the server that is in FARM_DATABASE_URL; nothing was lost.",
+                    f"The database {self} is read-only: {first_line(error)}.",
+                    "Make it writable again, or set FARM_DATABASE_URL to the server that is; nothing was lost.",
                 ) from error
             if "not a database" in str(error.orig) or "malformed" in str(error.orig):  # SQLite's NOTADB and CORRUPT
                 raise DatabaseUnreachable(
                     f"{self} cannot be read: {first_line(error)}.",
-                    "Name another file in FARM_DATABASE_URL, or restore this one from a backup.",
+                    "Set FARM_DATABASE_URL to another file, or restore this one from a backup.",
                 ) from error
             raise
 
     @property
     def missing(self) -> bool:
-        """Whether it is a file that is not there; SQLite would make an empty one for whoever only wanted to look."""
+        """True if the database is an SQLite file that does not exist. Connecting would create an empty one."""
         return _is_missing(self.url)
 
     def schema_version(self) -> str | None:
-        """The migration the database is at, None where it is empty."""
+        """Return the schema version of the database; None if it has no farm tables."""
         with self._explained(), self.engine.connect() as connection:
             if not inspect(connection).has_table(VERSION_TABLE):
                 return None
             version: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
             return version
 
-    def _is_foreign(self) -> bool:
-        """Whether it has tables, none of which says at what schema the farm's are: they are somebody else's."""
+    def _check_not_foreign(self) -> None:
+        """Raise `SchemaMismatch` if the database without a schema version has tables: another program owns them."""
         with self._explained(), self.engine.connect() as connection:
-            return bool(set(inspect(connection).get_table_names()) - {VERSION_TABLE})
+            if set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
+                raise SchemaMismatch(
+                    f"The database {self} has tables that are not the farm's.",
+                    "Set FARM_DATABASE_URL to a database for the farm alone; this one was not changed.",
+                )
 
     def check_schema(self) -> None:
-        """Raises:
-        SchemaMismatch: the database is older or newer than this program; NoDatabase: not there; and what to do.
+        """Check that the schema is the one of this program.
+
+        Raises:
+            NoDatabase: the database does not exist or is empty.
+            SchemaMismatch: the schema is older or newer, or the tables belong to another program.
         """
         if self.missing:
             raise NoDatabase(
                 f"There is no database {self} yet.",
-                "`farm run` and `farm import` make it, `farm db upgrade` an empty one.",
+                "`farm run` and `farm import` create it; `farm db upgrade` creates an empty one.",
             )
-        version, head = self.schema_version(), newest_schema()
-        if version == head:
+        version, newest = self.schema_version(), newest_schema()
+        if version == newest:
             return
         if version is None:
-            if self._is_foreign():
-                raise self._of_somebody_else()
+            self._check_not_foreign()
             raise NoDatabase(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
-        if version in known_schemas():
-            raise SchemaMismatch(
-                f"The database {self} has schema {version}, this program needs {head}.",
-                "Stop the workers, then run `farm db upgrade`.",
-            )
+        self._check_known(version)
         raise SchemaMismatch(
-            f"The database {self} has schema {version}, which is newer than this program ({head}).",
-            "Update this host's program to the version that the other hosts run.",
+            f"The database {self} has schema {version}, this program needs {newest}.",
+            "Stop the workers, then run `farm db upgrade`.",
         )
 
     def upgrade(self) -> None:
-        """Bring the schema up to date (creates it where there is none)."""
+        """Create the tables in an empty database, or migrate an older schema to the newest.
+
+        Raises:
+            SchemaMismatch: the schema is newer, too old, or of another program; nothing was changed.
+        """
         if self.engine.dialect.name == "sqlite" and self.url.database:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
         version = self.schema_version()
         if version == newest_schema():
             return
-        if version is not None and version not in known_schemas():
-            self.check_schema()
-        if version is None and self._is_foreign():
-            raise self._of_somebody_else()
+        if version is None:
+            self._check_not_foreign()
+        else:
+            self._check_known(version)
         from alembic import command
 
         config = alembic_config()
         with self._explained(), self._alone() as connection:
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if inspect(connection).has_table(VERSION_TABLE):
+                command.upgrade(config, "head")
+            else:
+                from farm.store import tables
 
-    def _of_somebody_else(self) -> SchemaMismatch:
-        return SchemaMismatch(
-            f"The database {self} has tables that are not the farm's.",
-            "Name a database of its own in FARM_DATABASE_URL; this one is left as it is.",
+                tables.SQLModel.metadata.create_all(connection)
+                command.stamp(config, "head")
+
+    def _check_known(self, version: str) -> None:
+        if version in known_schemas():
+            return
+        if version < min(known_schemas()):
+            raise SchemaMismatch(
+                f"The database {self} has schema {version}; this program reads {min(known_schemas())} and newer.",
+                "Run `farm export` with the program that wrote it, and `farm import` with this one.",
+            )
+        raise SchemaMismatch(
+            f"The database {self} has schema {version}, which is newer than this program ({newest_schema()}).",
+            "Update this host's program to the version of the other hosts.",
         )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
-        """One transaction that no second upgrade can overlap: hosts that start together migrate one after the other."""
+        """Open a transaction that excludes other upgrades: hosts that start together upgrade one after the other."""
         connection = self.engine.connect().execution_options(sqlite_begin="IMMEDIATE")
         sqlite = self.engine.dialect.name == "sqlite"
         driver: Any = connection.connection.dbapi_connection
         try:
             if sqlite:
-                # Changing a table on SQLite means copying and dropping it, and a drop would cascade to its children.
+                # SQLite changes a table by copying and dropping it, and a drop would cascade to the rows that refer to it.
                 driver.execute("PRAGMA foreign_keys=OFF")
             with connection.begin():
                 if not sqlite:
@@ -205,8 +228,8 @@ class Database:
                 yield connection
                 if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
                     raise SchemaMismatch(
-                        f"Upgrading {self} would break a reference of the table {broken[0]}.",
-                        "Nothing was changed. Restore a backup or report the fault.",
+                        f"Upgrading {self} would break a foreign key of the table {broken[0]}.",
+                        "Nothing was changed. Restore a backup, or report this bug.",
                     )
         finally:
             if sqlite:
@@ -221,7 +244,7 @@ class Database:
 
 
 def is_there(url: str) -> bool:
-    """Whether there is something at a URL to be opened: anything but a file of SQLite that nobody has made yet.
+    """True unless the URL names an SQLite file that does not exist.
 
     Raises:
         SettingsError: see `make_url_or_explain`.
@@ -234,18 +257,21 @@ def _is_missing(url: Any) -> bool:
 
 
 def make_url_or_explain(url: str) -> Any:
-    """Raises:
-    SettingsError: it cannot be read, or is of no database that the farm can use; never with the URL's own words.
+    """Parse a database URL.
+
+    Raises:
+        SettingsError: the URL is malformed or names an unsupported database. The message never quotes the URL, because a
+            malformed one may show its password.
     """
     try:
         parsed = make_url(url)
-        if "@" in (parsed.host or ""):  # a piece of the password, which would be told as a host that is not found
+        if "@" in (parsed.host or ""):  # a part of the password; a connection error would show it as the host
             raise ValueError("@ in the host's name")
     except (ArgumentError, ValueError):
         raise SettingsError(
             "The database URL cannot be read.",
             "Write it as sqlite:////path/farm.db or postgresql://user@host/farm, in a password @ as %40 and : as %3A.",
-        ) from None  # its words may be a piece of the password, and `--debug` shows them
+        ) from None  # the error may quote the password, and `--debug` shows it
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
@@ -254,8 +280,8 @@ def make_url_or_explain(url: str) -> Any:
         )
     if parsed.get_backend_name() == "sqlite" and _in_memory(parsed):
         raise SettingsError(
-            "A SQLite database in memory is seen by one process alone, and a farm has several.",
-            "Name a file: sqlite:////path/farm.db.",
+            "An SQLite database in memory is visible to one process only, and a farm has several.",
+            "Give a file: sqlite:////path/farm.db.",
         )
     return parsed
 
@@ -285,12 +311,12 @@ def _engine(url: Any) -> Engine:
         ) from error
     except OSError as error:
         raise DatabaseUnreachable(
-            f"The folder of {url.database} cannot be made: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
+            f"The folder of {url.database} cannot be created: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
         ) from error
 
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # transactions are begun below, not by the driver
+        connection.isolation_level = None  # `_begin` starts the transactions, not the driver
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
         _write_ahead(cursor)
@@ -310,9 +336,9 @@ _DECODER = json.JSONDecoder()
 
 
 def _from_json(text: str | bytes) -> Any:
-    """A JSON column's value; None for what is none, or is nested too deep. One such row must not hide all others.
+    """Decode a JSON column; None if it is malformed or nested too deeply, so that one bad row does not hide all others.
 
-    A job has tens of thousands, most of them shorter than what `json.loads` does besides, and half of them empty.
+    Faster than `json.loads`: a job has tens of thousands of short values, and half of them are empty lists.
     """
     if text == "[]":
         return []
@@ -325,10 +351,10 @@ def _from_json(text: str | bytes) -> Any:
 
 
 def _write_ahead(cursor: Any) -> None:
-    """Switch a file to write-ahead logging, once for good.
+    """Switch a file to write-ahead logging; the switch is permanent.
 
-    The switch wants the file for itself and fails at once where others have it: SQLite does not wait for them here,
-    whatever the busy timeout. They are opening the same new file, so they are soon done.
+    The switch needs exclusive access and fails at once if another process has the file open, whatever the busy timeout. The
+    other processes are opening the same new file, so retrying soon succeeds.
     """
     deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
     while True:
@@ -342,15 +368,15 @@ def _write_ahead(cursor: Any) -> None:
 
 
 def _sqlite_step(problem: str) -> str:
-    """What helps against a problem of the file: there is no server to look at."""
+    """Return the next step for an error of an SQLite file."""
     if "locked" in problem:
-        return "Another process writes to it: try again when that is done; nothing was lost."
+        return "Another process writes to it: try again when it has finished; nothing was lost."
     elsewhere = "or choose another folder with FARM_STATE_DIR (another file with FARM_DATABASE_URL)."
     if "full" in problem:
         return f"Make room on its disk, {elsewhere}"
     if "readonly" in problem or "open" in problem:
-        return f"Let this user write to the file and to its folder, {elsewhere}"
-    return f"Look whether its disk is full, read-only or failing, {elsewhere}"
+        return f"Give this user write access to the file and its folder, {elsewhere}"
+    return f"Check whether its disk is full, read-only or failing, {elsewhere}"
 
 
 def alembic_config() -> Config:
@@ -363,7 +389,7 @@ def alembic_config() -> Config:
 
 @functools.cache
 def known_schemas() -> frozenset[str]:
-    """The names of all migrations: what their files begin with."""
+    """Return the versions of all migrations, from their file names."""
     return frozenset(file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 

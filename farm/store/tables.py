@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
+from sqlalchemy import DDL, JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, event
 from sqlmodel import Field, SQLModel
 
 # Every constraint has a name on every database: a later migration can then change it, on SQLite too.
@@ -418,3 +418,13 @@ class SignificantOperator(Row, table=True):
     name: str = Field(primary_key=True)  # the short name: Conv2d
     added_by: str = "person"  # person | loop
     created_at_s: float = 0.0
+
+
+event.listen(
+    SQLModel.metadata,
+    "after_create",
+    DDL(
+        "CREATE VIEW occurrence AS"
+        ' SELECT capture_id, operator_id, count(*) AS calls FROM "call" GROUP BY capture_id, operator_id'
+    ),
+)

@@ -1,4 +1,4 @@
-"""One URL opens SQLite or PostgreSQL; the migrations build exactly the tables; errors say what to do."""
+"""The database on SQLite and PostgreSQL: one schema, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import MetaData, inspect, text
+from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import SQLModel, select
 
 from farm.errors import DatabaseUnreachable, SchemaMismatch, SettingsError
 from farm.store.database import MIGRATIONS, Database, database_now, known_schemas, newest_schema
-from farm.store.tables import Call, Capture, ModelVariant, Operator, Round, SignificantOperator
-from tests.planned import items_of, plan, register
+from farm.store.tables import Call, Capture, ModelVariant, Operator, SignificantOperator
 
 
 def test_the_migrations_build_exactly_the_tables(any_database):
@@ -42,52 +40,12 @@ def test_a_migration_is_named_as_its_file():
     assert scripts.get_current_head() == newest_schema()
 
 
-def test_a_database_of_the_first_schema_is_upgraded_with_what_is_in_it(any_database_url, monkeypatch):
-    with monkeypatch.context() as patched:
-        upgrade = command.upgrade
-        patched.setattr(command, "upgrade", lambda config, _: upgrade(config, "0001"))
-        database = Database(any_database_url)
-        database.upgrade()
-    assert database.schema_version() == "0001"
-    row = {"id": "op", "schema_version": 1, "name": "n", "short_name": "n", "kind": "module", "label": "n"}
-    row |= {"training": False, "flops": 7, "bytes_moved": 8, "parameters": {}, "spec": {"a": [1]}}
-    with database.engine.begin() as connection:  # as the program of then wrote it
-        first = MetaData()
-        first.reflect(connection, only=["operator"])
-        connection.execute(first.tables["operator"].insert(), row)
-        connection.execute(text("INSERT INTO protocol VALUES ('p', 'eager', 'hot', 'random', '{}')"))
-        connection.execute(
-            text(
-                "INSERT INTO job (id, kind, title, protocol_id, request, request_id, farm, state, round, created_at_s) "
-                "VALUES ('j', 'sweep', 'a sweep', 'p', '{}', 'r', '', 'open', 1, 7.5)"
-            )
-        )
-        connection.execute(
-            text(
-                "INSERT INTO job_round (job_id, number, reason, operators, created_at_s) VALUES ('j', 1, '', '[]', 7.5)"
-            )
-        )
-    with pytest.raises(SchemaMismatch, match="needs " + newest_schema()):
-        database.check_schema()
-    database.upgrade()
-    database.check_schema()
-    with database.read() as session:
-        assert session.get_one(Operator, "op").model_dump() == row
-        its_round = session.exec(select(Round)).one()
-    assert (its_round.planned_at_s, its_round.progress_at_s, its_round.published_at_s) == (7.5, 7.5, None)
-    database.close()
-
-
-def test_what_was_given_up_with_its_card_and_was_known_by_its_sentence_has_a_reason_of_its_own(any_database):
-    given_up, failed = items_of(any_database, plan(any_database, register(any_database, 0), number=2))
-    with any_database.write() as session:
-        for row, message in (given_up, "The card left the farm before it could be measured on it."), (failed, "No."):
-            row.state, row.reason, row.message = "failed", "not_available", message
-            session.add(row)
-    migration = ScriptDirectory(str(MIGRATIONS)).get_revision("0004").module
-    with any_database.engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-        migration.upgrade()
-    assert [row.reason for row in items_of(any_database, given_up.job_id)] == ["card_left", "not_available"]
+@pytest.mark.parametrize("action", ["check_schema", "upgrade"])
+def test_a_schema_that_is_too_old_is_refused_with_the_way_to_keep_its_readings(any_database, action):
+    set_version(any_database, "0009")
+    with pytest.raises(SchemaMismatch, match="schema 0009; this program reads 0010 and newer") as caught:
+        getattr(any_database, action)()
+    assert "farm export" in caught.value.next_step
 
 
 def test_upgrades_at_the_same_time_wait_for_each_other(any_database_url):
@@ -112,9 +70,7 @@ def test_upgrades_at_the_same_time_wait_for_each_other(any_database_url):
 
 
 def test_a_failed_upgrade_leaves_the_database_empty(any_database_url, monkeypatch):
-    from alembic import op
-
-    monkeypatch.setattr(op, "execute", lambda *_: 1 / 0)  # the last step of the first migration
+    monkeypatch.setattr(command, "stamp", lambda *_: 1 / 0)  # the last step
     database = Database(any_database_url)
     with pytest.raises(ZeroDivisionError):
         database.upgrade()
@@ -164,7 +120,7 @@ def test_a_database_with_tables_of_somebody_else_is_left_as_it_is(any_database_u
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true&mode=memory"])
 def test_a_database_in_memory_is_refused_with_the_reason(url):
-    with pytest.raises(SettingsError, match="seen by one process alone"):
+    with pytest.raises(SettingsError, match="visible to one process only"):
         Database(url)
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from sqlmodel import select
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlmodel import SQLModel, select
 
 from farm.exchange.export import export
 from farm.exchange.importer import import_export
@@ -98,6 +100,13 @@ def stored(tmp_path):
     database.check_schema()
     yield database
     database.close()
+
+
+def test_the_migrations_end_at_the_schema_of_a_new_database(stored):
+    with stored.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, SQLModel.metadata) == [], "write a migration (CONTRIBUTING.md)"
+        assert connection.exec_driver_sql("SELECT sum(calls) FROM occurrence").scalar() == 357
 
 
 def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_ids(stored, tmp_path):

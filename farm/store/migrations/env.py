@@ -1,7 +1,7 @@
-"""Alembic's entry: runs the migrations on the connection that `farm.store.database.Database.upgrade` opened.
+"""Alembic's entry point: run the migrations on the connection of `farm.store.database.Database.upgrade`.
 
-The program is its own migration tool (``farm db upgrade``), so there is no alembic.ini, no second place for the URL
-and no offline mode. The transaction is the caller's: a failed upgrade leaves the database as it was.
+There is no alembic.ini: the URL has one place, the settings. The caller owns the transaction, so a failed upgrade leaves the
+database unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import farm.store.tables  # noqa: F401  (fills SQLModel.metadata)
 
 
 def render_item(kind: str, item: Any, _context: Any) -> str | Literal[False]:
-    """Write SQLModel's string as SQLAlchemy's own: a migration must not change when SQLModel does."""
+    """Write SQLModel's string type as SQLAlchemy's, because a migration must not change when SQLModel does."""
     if kind == "type" and isinstance(item, AutoString):
         return f"sa.String(length={item.length})" if item.length else "sa.String()"
     return False
