@@ -300,25 +300,35 @@ class Reading:
 # What the flags of a reading say, for people who meet one in a report; `docs/method.md` has the same words.
 
 FLAGS: dict[str, str] = {
-    "not_converged": "the ceiling came before the wanted interval",
+    "not_converged": "the window reached its maximum length before the interval was narrow enough",
     "few_passes": "fewer than three rounds: the interval is as wide as the figure",
-    "no_energy": "the card tells no power: time only",
+    "no_energy": "the card reports no power: time only",
     "lesser_power_source": "power from samples instead of the energy counter",
     "power_disagrees": "counter and integrated instant power differ by more than 2 %",
-    "drifting": "power of the window's halves differs by more than 3 %, repeated and still so",
-    "starved": "the card waited for the host for more than 0.5 % of the window, repeated and still so",
-    "unsettled": "the temperature still rose or fell when the window had to open, or the wait was too short to tell",
-    "lacks_sensors": "the card does not tell something that a reading is judged by (lacks in the details): processes, throttle reasons, temperature, clock, instant power",
+    "drifting": "the power of the two halves of the window differs by more than 3 %, also after repetition",
+    "starved": "the card waited for the host for more than 0.5 % of the window, also after repetition",
+    "unsettled": "the temperature was still changing when the window had to open, or the wait was too short to decide",
+    "lacks_sensors": (
+        "the card does not report something that a reading is judged by (lacks in the details): processes, "
+        "throttle reasons, temperature, clock, instant power"
+    ),
     "not_cold": "under stream: there are too few copies to exceed the cache",
     "values_moved": "the operator writes its input, and the values there grew, shrank or overflowed from pass to pass",
-    "canary_off": "the reference operator had changed by more than 3 % when this was read; in a report also: by the next time it was read",
-    "throttled_power": "the power cap lowered the clocks; a burst reading stands beside it",
-    "throttled_thermal": "lowered for heat, repeated and still so",
+    "canary_off": (
+        "the reference operator had changed by more than 3 % at the time of the reading; in a report also: "
+        "by its next measurement"
+    ),
+    "throttled_power": "the power limit lowered the clocks; a burst reading is stored beside it",
+    "throttled_thermal": "heat lowered the clocks, also after repetition",
     "throttled_other": "hardware slowdown, power brake or sync boost",
     "shared": "another process computed on the card",
-    "busy_host": "on a CPU: other processes had more than 10 % of the cores' time in the window (foreign_cpu_share in the details of every reading on a CPU whose kernel tells). Of a GPU this is not looked at: a host too busy to feed it shows as starved",
-    "study": "taken by farm study, under its own conditions; never reused",
-    "simulated": "not a measurement at all; never reused",
+    "busy_host": (
+        "on a CPU: other processes used more than 10 % of the cores' time in the window (foreign_cpu_share "
+        "in the details of every reading on a CPU whose kernel reports it). Not checked for a GPU: a host "
+        "too busy to feed it shows as starved"
+    ),
+    "study": "taken by farm study under its own conditions; never reused",
+    "simulated": "not a measurement; never reused",
 }
 
 
