@@ -19,7 +19,7 @@ from farm.devices.device import Card
 from farm.devices.installed import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
-from farm.jobs import cards, jobs, owner
+from farm.jobs import cards, jobs
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -60,7 +60,7 @@ class EmbeddedFarm:
         self.cards = list(cards)
         self.starting = starting
         self.held = held
-        self.id = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:6])
+        self.id = cards.farm_name(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
 
@@ -198,12 +198,12 @@ def _cancel_abandoned(database: Database, host: str) -> None:
     """End the jobs of embedded farms on this host that were killed before they could."""
     with database.read() as session:
         query = select(tables.Job.farm).where(
-            col(tables.Job.farm).startswith(owner.beginning(host), autoescape=True),
+            col(tables.Job.farm).startswith(cards.farm_prefix(host), autoescape=True),
             tables.Job.state == JobState.OPEN,
         )
         farms = set(session.exec(query))
     for farm in farms:
-        if owner.is_gone(farm, host):
+        if cards.is_gone(farm, host):
             _cancel(database, farm)
 
 

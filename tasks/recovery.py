@@ -105,7 +105,7 @@ def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[st
     return due
 
 
-def _publish_lost(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
+def _publish_lost(store: Database, current: Settings, views: Sequence[cards.CardStatus], farm: str) -> None:
     """Publish again what has no message left: where a card rests, and where far fewer messages than items wait for it.
 
     Which items of a busy card have lost theirs cannot be told, so all are published; messages too many are declined.
@@ -146,7 +146,7 @@ def put_right(store: Database, current: Settings, farm: str, job_id: str) -> Non
     _move_stranded(store, current, _views(store, current, farm), farm, job_id)
 
 
-def _views(store: Database, current: Settings, farm: str) -> list[cards.CardView]:
+def _views(store: Database, current: Settings, farm: str) -> list[cards.CardStatus]:
     """This farm's cards. Another embedded farm's listen to another broker: nothing of ours can be given to them."""
     with store.read() as session:
         return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
@@ -160,7 +160,7 @@ def _close_exhausted(store: Database, current: Settings, farm: str, job_id: str 
 
 
 def _move_stranded(
-    store: Database, current: Settings, views: Sequence[cards.CardView], farm: str, job_id: str | None = None
+    store: Database, current: Settings, views: Sequence[cards.CardStatus], farm: str, job_id: str | None = None
 ) -> list[int]:
     """Tuples of cards that are gone or take nothing new go to their peers; wholes wait for the end of their jobs.
 
@@ -189,7 +189,7 @@ def _move_stranded(
     return wanted + give_up(store, away, working, for_now=for_now, farm=farm, job_id=job_id)
 
 
-def _balance(store: Database, current: Settings, views: Sequence[cards.CardView], farm: str) -> None:
+def _balance(store: Database, current: Settings, views: Sequence[cards.CardStatus], farm: str) -> None:
     """Cards that run dry before the next pass take waiting items from the fullest of their kind."""
     kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
     for view in views:
@@ -203,7 +203,7 @@ def _balance(store: Database, current: Settings, views: Sequence[cards.CardView]
                 publish_items(store, moved)
 
 
-def _peer(view: cards.CardView, other: cards.CardView) -> bool:
+def _peer(view: cards.CardStatus, other: cards.CardView) -> bool:
     return (
         other.card.id != view.card.id
         and other.card.model == view.card.model

@@ -13,6 +13,7 @@ A Unix socket's path is limited to 107 bytes, so the folder is made in the short
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import importlib.util
 import os
@@ -50,6 +51,25 @@ if os.getppid() != int(parent):
     sys.exit(1)
 os.execv(command[0], command)
 """
+
+
+#: The signal by which a worker tells its pool process to stop. Celery only waits for the task that runs.
+STOPPING = signal.SIGUSR2
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Ask the kernel to signal this process when its parent ends (Linux; elsewhere the parent stops it in order).
+
+    Args:
+        parent: the expected parent's pid; if that process is gone already, this one exits.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
 
 
 def start_tied(

@@ -40,8 +40,8 @@ from farm.settings import Settings, environment_of_children, settings
 from farm.store.database import Database
 from tasks import logs, remote_control  # noqa: F401 - what a worker answers to others
 from tasks.app import CARD_VARIABLE, CONTROL_QUEUE, EMBEDDED_VARIABLE, HOLDER_VARIABLE, app, configure
-from tasks.parent_death import STOPPING, die_with_parent
 from tasks.queues import card_queue, follow_up
+from tasks.servers import STOPPING, die_with_parent
 from tasks.stall_watchdog import Hearing
 
 log = logging.getLogger("farm.worker")

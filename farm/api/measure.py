@@ -1,16 +1,20 @@
-"""Measuring on a card of this host now: no broker, no worker, one card held as long as it takes.
+"""Measure tuples and models on a card of this host now, without a broker and without a worker.
 
-Tuples and models of the catalog go to the farm's own benchmark process, as they do everywhere. A model in hand cannot travel
-there, for nothing is unpickled: its whole is read in this very process (`farm.api.in_process`), after all its tuples.
+Tuples and models of the catalog go to the card's benchmark process, as they do everywhere. A captured model cannot: it would
+have to be unpickled there. Its whole is measured in this process, after all its tuples, with the same `Bench`. That leaves a
+CUDA context of this process on the card, and whatever else the program does meanwhile affects the reading.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import os
+import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +22,19 @@ from sqlmodel import col, select
 
 from farm.api.capture import CapturedModel
 from farm.api.notebook import JobReport, figure, job_report, table
-from farm.benchmark_process.client import BenchmarkProcess, held
+from farm.benchmark_process.client import Answer
 from farm.devices.device import Card
-from farm.devices.host import discover
-from farm.errors import CardUnavailable, Unmeasurable, UsageError
-from farm.jobs import cards, items, jobs, owner
+from farm.devices.host import discover, open_device
+from farm.errors import Unmeasurable, UsageError
+from farm.jobs import cards, items, jobs
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import Tuples, open_job, take_all_layers_apart
+from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import QUICK, Wish, complete, default_data, defaults_for
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import (
-    add_reading,
-    predicted_counts,
-    store_capture,
-    store_observed,
-    store_operators,
-    store_values,
-    store_variant,
-)
+from farm.store.content import store_capture, store_operators, store_values, store_variant
 from farm.store.database import Database
 from farm.types.label import label_of
 from farm.types.memory_tiers import Placements
@@ -46,15 +43,15 @@ from farm.types.reading import Reading
 from farm.types.request import Request, Reuse
 from farm.types.tuple import OperatorTuple, parse
 
-AGAIN_S = 0.5  # between two looks at what another farm reads
+AGAIN_S = 0.5  # between two looks at items that another farm measures for this job
 
 
 @dataclass(frozen=True)
 class TupleReading:
-    """One tuple read on one card; it shows itself in a notebook.
+    """One tuple measured on one card; a notebook shows it as a table.
 
-    `reading` has the figures of one call, with their 95 % intervals and flags. `reading_id` is its row's, "" where it is
-    not kept.
+    `reading` has the figures of one call with their 95 % intervals and flags. `reading_id` is the id of its row, "" if it
+    is not stored.
     """
 
     spec: OperatorTuple
@@ -66,12 +63,12 @@ class TupleReading:
 
     @property
     def time_us(self) -> float:
-        """Of one call. Unit: us."""
+        """Time of one call. Unit: us."""
         return self.reading.time_us
 
     @property
     def energy_mj(self) -> float | None:
-        """Of one call, None where the card does not tell. Unit: mJ."""
+        """Energy of one call, None if the card does not report it. Unit: mJ."""
         return self.reading.energy_mj
 
     def __repr__(self) -> str:
@@ -98,34 +95,35 @@ def measure_tuples(
     stopping: Stopping | None = None,
     quick: bool = False,
 ) -> list[TupleReading]:
-    """Measure operator tuples alone, one after the other, on one card of this host. Reuses nothing.
+    """Measure operator tuples alone, one after the other, on one card of this host. Reuses no readings.
 
     Args:
-        tuples: as `capture_model` gives them, or as their plain JSON.
-        database: where to keep the readings; without it they are only returned.
-        card: as for ``--card``: an id, an index, "cpu", "gpu", part of a model. Without it the host's first GPU, else its CPU.
-        protocol: how; what suits the card without it.
-        stopping: for how long; what suits the card without it.
-        quick: short windows: figures to look at, not to publish.
+        tuples: the tuples of a `CapturedModel`, or their plain JSON.
+        database: where to store the readings. None: they are only returned.
+        card: as in ``--card``: an id, an index, "cpu", "gpu", part of a model name. Default: the first GPU, else the CPU.
+        protocol: how to measure. Default: what suits the card.
+        stopping: how long to measure. Default: what suits the card.
+        quick: use short windows: the figures are rough.
 
     Raises:
-        TupleRejected: one is no tuple.
-        NoSuchCard, UsageError: there is no such card, or it cannot measure so.
-        CardBusy: a worker or somebody else measures on the card.
-        UnhealthyCard: the card fails a known sum.
-        Unmeasurable: one cannot be measured; what was read before is kept.
+        TupleRejected: a value is not a tuple.
+        NoSuchCard, UsageError: there is no such card, or it does not support the protocol.
+        CardBusy: a worker or another command holds the card.
+        CardUnavailable, UnhealthyCard: the card is in quarantine in this database, or fails its health check.
+        Unmeasurable: a tuple cannot be measured; earlier readings are kept.
     """
     specs = [spec if isinstance(spec, OperatorTuple) else parse(spec) for spec in tuples]
     chosen = _card(card)
     how, until = _how(chosen, protocol, stopping, quick=quick, data="normal")
     limit_s = settings().item_timeout_s
     found = []
-    with held(chosen) as process:
+    with hold_card(chosen, database) as process:
         for spec in specs:
             subject = Subject("operator", spec.id, spec.to_json())
+            check_health(process)  # of a process that was started again
             answer = process.measure(subject, how, until, timeout_s=limit_s)
-            read = TupleReading(spec, answer.reading, how, answer.card, answer.software)
-            found.append(read if database is None else _kept(database, read, subject))
+            row_id = "" if database is None else _keep(database, spec, answer, subject, how)
+            found.append(TupleReading(spec, answer.reading, how, answer.card, answer.software, row_id))
     return found
 
 
@@ -142,36 +140,36 @@ def measure_model(
     reuse: Reuse = "model",
     placements: Placements = "none",
 ) -> JobReport:
-    """Measure a model and all its tuples on one card of this host: a job as `farm run` makes one, to its verdict.
+    """Measure a model and all its tuples on one card of this host: a job like that of `farm run`, up to its verdict.
 
-    The whole of a model in hand is read in this very process, as a copy on the card; the model is left as it was. On a GPU
-    the process holds a context from then on, which later readings on that card are flagged for (`shared`) until it ends.
+    The whole of a captured model is measured in this process, on a copy; the model itself is unchanged. On a GPU this
+    process then has a context until it ends, and later readings on that card are flagged `shared`.
 
     Args:
-        model: what `capture_model` gave, a variant of the catalog, or a name in it.
-        database: where job, calls and readings are kept. What it has of the tuples already is not read again.
-        card: as for `measure_tuples`.
-        protocol: as for `measure_tuples`.
-        stopping: as for `measure_tuples`.
-        quick: as for `measure_tuples`.
-        operators: the types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
-        target: the accuracy that makes a pass.
-        reuse: "model" takes readings of any card of the model, "card" of this one, "none" none at all. A model in hand is known by its
-            calls: one with other weights is the same.
-        placements: "all" or "each": tuples are read also with tensors in slow memory.
+        model: a `CapturedModel`, a variant of the catalog, or a name in it.
+        database: where job, calls and readings are stored. Tuples that it has readings of are not measured again.
+        card: as in `measure_tuples`.
+        protocol: as in `measure_tuples`.
+        stopping: as in `measure_tuples`.
+        quick: as in `measure_tuples`.
+        operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
+        target: the accuracy of a pass.
+        reuse: "model": use readings of any card of the model; "card": of this card; "none": measure everything. A captured
+            model is identified by its calls, whatever its weights.
+        placements: "all" or "each": measure tuples with tensors in slow memory, too.
 
     Raises:
         UnknownModel, UnsupportedModel, CaptureError, UsageError, NoSuchCard: nothing was measured.
-        CardBusy, CardUnavailable, UnhealthyCard: the card is not to be had.
+        CardBusy, CardUnavailable, UnhealthyCard: the card cannot be used.
     """
     chosen = _card(card)
-    in_hand = model if isinstance(model, CapturedModel) else None
+    captured = model if isinstance(model, CapturedModel) else None
     variant = _variant(model, chosen.kind)
     how, until = _how(chosen, protocol, stopping, quick=quick, data=default_data(chosen.kind, variant.step))
-    if in_hand is not None and how.grad != in_hand.grad:
+    if captured is not None and how.grad != captured.grad:
         raise UsageError(
-            f"The model was captured with grad={in_hand.grad} and is to be measured with grad={how.grad}.",
-            "Give `capture_model` and the protocol the same.",
+            f"The model was captured with grad={captured.grad}, but the protocol has grad={how.grad}.",
+            "Give `capture_model` and the protocol the same value.",
         )
     request = Request(
         variant=variant,
@@ -183,30 +181,25 @@ def measure_model(
         placements=placements,
     )
     current = settings()
-    farm = owner.name_of(current.host, os.getpid(), uuid.uuid4().hex[:8])
+    farm = cards.farm_name(current.host, os.getpid(), uuid.uuid4().hex[:8])
     holder = cards.holder_name(chosen.id, current.host, os.getpid(), uuid.uuid4().hex[:8], farm)
-    with held(chosen) as process:
-        software = process.wait_ready()
-        if cards.written_state(database, chosen.id) in cards.KEPT:
-            raise CardUnavailable(
-                f"The card {chosen} takes nothing: it is drained or in quarantine.",
-                "Release it with `farm cards resume` or `farm cards release`.",
-            )
-        cards.register(database, process.card, software, holder=holder, queue="")
+
+    def beat() -> None:
+        items.renew(database, holder, current.lease_s)
+        cards.seen(database, holder)
+
+    with hold_card(chosen, database) as process:
+        refuse_card_in(database, chosen.id, tables.CardState.DRAINING)
+        driver = _JobDriver(chosen.id, holder, database, process, captured=captured)
+        torch = driver.ready().torch
         try:
             take_all_layers_apart(database, request, [chosen.id])
-            known = None if in_hand is None else _stored(database, in_hand, how, chosen.kind, software.torch)
-            job = open_job(
-                database,
-                request,
-                [chosen.id],
-                tuples=known,
-                title=in_hand.title if in_hand else "",
-                farm=farm,
-                pinned=True,
-            )
+            tuples = None if captured is None else _store(database, captured, how, chosen.kind, torch)
+            title = captured.title if captured else ""
+            job = open_job(database, request, [chosen.id], tuples=tuples, title=title, farm=farm, pinned=True)
             try:
-                _Job(database, process, software.id, holder, in_hand).run(job.job_id, job.round)
+                with heartbeat(beat):
+                    driver.run_job(job.job_id, job.round)
             except BaseException:
                 jobs.cancel(database, job.job_id)
                 raise
@@ -215,104 +208,126 @@ def measure_model(
     return job_report(database, job.job_id)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The items of a job, read one after the other by this process instead of a worker."""
+@dataclass
+class _JobDriver(ItemDriver):
+    """Measures all items of a job. The whole of a captured model is measured in this process."""
 
-    database: Database
-    process: BenchmarkProcess
-    software_id: str
-    holder: str
-    in_hand: CapturedModel | None
+    captured: CapturedModel | None = None
 
-    def run(self, job_id: str, number: int | None) -> None:
+    def run_job(self, job_id: str, number: int | None) -> None:
+        """Measure and close round after round, beginning with this one."""
         while number is not None:
             for item_id in self._open(job_id, number):
-                self._read(item_id)
+                self.run(item_id)
             closed = close_round(self.database, job_id, number)
             if closed.closing is Closing.OPEN:
-                time.sleep(AGAIN_S)  # another farm is reading what this job needs, too
+                time.sleep(AGAIN_S)  # another farm measures a subject of this job
             else:
                 number = closed.next_round
 
     def _open(self, job_id: str, number: int) -> list[int]:
-        """A round's items that are not closed, the whole last: a model in hand leaves this process on the card."""
+        """The open items of a round. The whole is first, since it shows what the card does not run.
+
+        The whole of a captured model is last: it leaves a context of this process on the card.
+        """
         item = tables.Item
-        query = select(item).where(item.job_id == job_id, item.round == number, col(item.state).in_(tables.OPEN))
+        query = select(item.id).where(item.job_id == job_id, item.round == number, col(item.state).in_(tables.OPEN))
+        is_whole = col(item.role) == "whole"
+        query = query.order_by(is_whole if self.captured else is_whole.desc(), col(item.id))
         with self.database.read() as session:
-            found = sorted(session.exec(query), key=lambda one: (one.subject_kind == "variant", one.id))
-        return [one.id for one in found if one.id is not None]
+            return [item_id for item_id in session.exec(query) if item_id is not None]
 
-    def _read(self, item_id: int) -> None:
-        current = settings()
-        claimed = items.claim(
-            self.database,
-            item_id,
-            card_id=self.process.card_id,
-            holder=self.holder,
-            software_id=self.software_id,
-            lease_s=2 * current.item_timeout_s,
-            max_attempts=current.max_attempts,
-        )
-        if not isinstance(claimed, items.Claim):
-            return
-        try:
-            reading = self._whole(claimed) if claimed.subject.kind == "variant" else self._measured(claimed)
-        except Unmeasurable as error:
-            if error.reason == "crashed":  # the next claim counts the attempt
-                items.note_attempt(self.database, claimed, error.reason, error.message)
-            else:
-                items.fail(self.database, claimed, error.reason, error.message)
-            return
-        card_id, software_id = self.process.card_id, self.software_id
-        items.complete(self.database, claimed, reading, card_id=card_id, software_id=software_id)
-
-    def _measured(
-        self, claimed: items.Claim, predicted: Mapping[str, int] | None = None, verify: bool = False
-    ) -> Reading:
-        answer = self.process.measure(
-            claimed.subject,
-            claimed.protocol,
-            claimed.stopping,
-            predicted=predicted,
-            verify=verify,
-            timeout_s=settings().item_timeout_s,
-        )
-        if answer.verification is not None and claimed.capture_id is not None:
-            seen = answer.observed, answer.verification
-            store_observed(self.database, claimed.capture_id, *seen, card_id=self.process.card_id)
-        return answer.reading
-
-    def _whole(self, claimed: items.Claim) -> Reading:
-        simulated = self.process.card.kind == "simulated"
-        if claimed.role == "whole" and self.in_hand is not None and not simulated:
-            card = self.process.card
-            self.process.close()  # nothing but this process may be on the card
-            from farm.api.in_process import measure_whole
-
-            return measure_whole(self.in_hand, card, claimed.subject, claimed.protocol, claimed.stopping)
-        if claimed.role != "whole" or claimed.capture_id is None:
-            return self._measured(claimed)
-        predicted, verify = predicted_counts(self.database, claimed.capture_id, claimed.job_id)
-        # They serve verifying; only a simulated card makes its figures of them.
-        return self._measured(claimed, predicted if verify or simulated else None, verify)
+    def measure(self, claimed: items.Claim) -> Answer:
+        if claimed.role != "whole" or self.captured is None or self.benchmark.card.kind == "simulated":
+            return super().measure(claimed)
+        card, software = self.benchmark.card, self.benchmark.wait_ready()
+        self.benchmark.close()  # only one process may be on the card
+        reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
+        return Answer(reading, software, card)
 
 
-# ------------------------------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------------------------------ a captured model
 
 
-def _variant(model: CapturedModel | Variant | str, card_kind: str) -> Variant:
-    if isinstance(model, CapturedModel):
-        return model.variant
-    if isinstance(model, Variant):
-        return model
-    variant = complete(Wish(model=model), card_kind, target=0.95).variant
-    assert variant is not None, "a model was named"
-    return variant
+def measure_whole(
+    captured: CapturedModel, card: Card, subject: Subject, protocol: Protocol, stopping: Stopping
+) -> Reading:
+    """Measure a captured model in this process, on a copy. The caller holds the card's lock.
+
+    Raises:
+        Unmeasurable: out_of_memory, raised, not_capturable or not_available (PyTorch does not see the card).
+    """
+    from farm.benchmark.measure import Bench
+    from farm.benchmark.passes import give_variant
+    from farm.benchmark.workload import why_it_raised
+    from farm.models.own import by_position
+
+    torch_device = _torch_device(card)
+    device = open_device(card)
+    try:
+        with _torch_state_restored(), contextlib.redirect_stdout(sys.stderr):
+            bench = Bench(device, torch_device)
+            try:
+                model, values = _copied(captured, torch_device)
+            except Exception as error:
+                raise why_it_raised(error) from error
+            if captured.kwargs:
+                model = by_position(model, len(captured.args), tuple(captured.kwargs))
+            give_variant(captured.variant, torch_device, model, values)
+            return bench.measure(subject, protocol, stopping)
+    finally:
+        device.close()
 
 
-def _stored(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
-    """The model's tuples and calls as rows, with what stood in its tensors where the protocol goes by that."""
+def _copied(captured: CapturedModel, device: Any) -> tuple[Any, tuple[Any, ...]]:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    model = copy.deepcopy(captured.model).to(device)
+    values = (*captured.args, *captured.kwargs.values())
+    return model, tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, values)
+
+
+def _torch_device(card: Card) -> Any:
+    """The device of the card in this process.
+
+    Raises:
+        Unmeasurable: PyTorch does not see the card here.
+    """
+    import torch
+
+    if card.kind != "cuda":
+        return torch.device("cpu")
+    for index in range(torch.cuda.device_count()):
+        if f"GPU-{torch.cuda.get_device_properties(index).uuid}" == card.id:
+            return torch.device("cuda", index)
+    raise Unmeasurable(
+        "not_available",
+        f"PyTorch {torch.__version__} does not see the card {card} in this process.",
+        "Start Python without CUDA_VISIBLE_DEVICES, with a build of PyTorch for CUDA that suits the driver.",
+    )
+
+
+@contextlib.contextmanager
+def _torch_state_restored() -> Iterator[None]:
+    """Restore the program's threads, device and stream afterwards; a bench changes them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    cuda = torch.cuda.is_available()
+    stream = torch.cuda.current_stream() if cuda and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # and its device
+        elif cuda and torch.cuda.is_initialized():
+            torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
+    """Store the model's tuples and calls; for the data policy `seen` also the values in its tensors."""
     apart, device_type = model.apart, "cuda" if card_kind == "cuda" else "cpu"
     taken = apart.capture
     with database.write() as session:
@@ -329,33 +344,34 @@ def _stored(database: Database, model: CapturedModel, how: Protocol, card_kind: 
             origin="predicted",
         )
     if how.data == "seen":
-        from farm.api.in_process import seen_values
+        from farm.operators.seen import watch
 
-        seen = seen_values(model)
+        with contextlib.redirect_stdout(sys.stderr):
+            seen = watch(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
     return Tuples(taken.counts, capture_id)
 
 
-def _kept(database: Database, read: TupleReading, subject: Subject) -> TupleReading:
+# ------------------------------------------------------------------------------------------ what, where and how
+
+
+def _keep(database: Database, spec: OperatorTuple, answer: Answer, subject: Subject, how: Protocol) -> str:
     from farm.operators.cost import cost
 
     with database.write() as session:
-        store_operators(session, {read.spec: cost(read.spec)})
-        cards.write_down(session, read.card, read.software)
-        row = add_reading(
-            session,
-            read.reading,
-            subject=subject,
-            protocol=read.protocol,
-            software=read.software,
-            card_id=read.card.id,
-            card_model=read.card.model,
-        )
-        return dataclasses.replace(read, reading_id=row.id)
+        store_operators(session, {spec: cost(spec)})
+    return keep_reading(database, answer, subject, how).id
 
 
-# ------------------------------------------------------------------------------------------ where and how
+def _variant(model: CapturedModel | Variant | str, card_kind: str) -> Variant:
+    if isinstance(model, CapturedModel):
+        return model.variant
+    if isinstance(model, Variant):
+        return model
+    variant = complete(Wish(model=model), card_kind, target=0.95).variant
+    assert variant is not None, "a model was named"
+    return variant
 
 
 def _card(wanted: str) -> Card:

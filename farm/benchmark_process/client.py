@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farm.devices.device import Card
-from farm.devices.lock import CardLock, turn
-from farm.errors import CardBusy, SettingsError, UnhealthyCard, Unmeasurable
+from farm.devices.lock import turn
+from farm.errors import CardBusy, SettingsError, Unmeasurable
 from farm.settings import environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, Verification
@@ -453,22 +453,6 @@ class BenchmarkProcess:
             + (f" Last: {last[:300]}" if last else ""),
             "Look at the worker's log.",
         )
-
-
-@contextlib.contextmanager
-def held(card: Card) -> Iterator[BenchmarkProcess]:
-    """The card's lock and a benchmark process that is ready, for as long as the block lasts.
-
-    Raises:
-        CardBusy: a worker serves the card, or somebody else measures on it.
-        UnhealthyCard: it fails a known sum.
-        Unmeasurable: the process does not get ready.
-    """
-    with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
-        process.wait_ready()
-        if process.unhealthy:
-            raise UnhealthyCard(process.unhealthy, "Look at the card; `farm doctor` checks it, too.")
-        yield process
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from farm.doctor.check import Check, Level, ok
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
-from farm.jobs.owner import is_gone
 from farm.settings import Settings
 
 #: Leases live on the database's clock and bear any skew; logs, certificates and graphs do not.
@@ -81,7 +80,7 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
 
     views = cards.views(session, current.heartbeat_s)
     farms = {view.card.id: cards.farm_of(view.card.worker) for view in views}
-    gone = {card_id for card_id, farm in farms.items() if is_gone(farm, current.host)}
+    gone = {card_id for card_id, farm in farms.items() if cards.is_gone(farm, current.host)}
     present = [view for view in views if view.card.id not in gone]
     serving = [view for view in present if view.state in ("idle", "busy")]
     starting = sum(view.state == "starting" for view in present)

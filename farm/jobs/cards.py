@@ -1,9 +1,14 @@
-"""The cards as the database knows them: registered by the worker that serves them, seen by its heartbeat."""
+"""The cards in the database: registered by the worker that serves them, seen by its heartbeat. The names of workers and farms.
+
+A worker signs its card and its claims with its holder name. An embedded farm, which one command starts for itself, has a
+name of its own; its jobs and the holder names of its workers carry it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import case, update
@@ -20,52 +25,81 @@ from farm.store.rows import locked
 from farm.store.tables import CardState, ItemState
 from farm.types.protocol import Software
 
-#: A card is lost when its worker has not been seen for this many heartbeats.
+#: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
 
-#: One that is idle has taken nothing for too long after this many, when items wait for it whose messages are out. Longer
-#: than it takes to publish again what the broker lost.
+#: A card is silent if it is idle and began nothing for this many heartbeats while published items wait for it. Longer than
+#: the reconciler needs to publish again what the broker lost.
 SILENT_AFTER_HEARTBEATS = 6
 
-#: States that a person or a failed check set, and only a person ends; a worker that comes or goes leaves them.
+#: States that a person or a failed health check set and only a person ends. A worker that starts or stops keeps them.
 KEPT = (CardState.DRAINING, CardState.QUARANTINED)
 
 
 def holder_name(card_id: str, host: str, pid: int, tag: str, farm: str = "") -> str:
-    """What a worker signs its card and its claims with; an embedded farm's workers name their farm in it."""
+    """The name that a worker signs its card and its claims with; it ends with the name of its embedded farm, if any."""
     return holder_of_process(card_id, host, pid) + tag + (f"/{farm}" if farm else "")
 
 
 def holder_of_process(card_id: str, host: str, pid: int) -> str:
-    """What the names of all holders begin with that were a card's worker in this process."""
+    """The beginning of all holder names of a card's worker with this process id."""
     return f"{card_id}@{host}:{pid}:"
 
 
 def farm_of(holder: str) -> str:
-    """The embedded farm of a worker, "" for one that serves everybody's jobs: each has a broker of its own."""
+    """The embedded farm of a worker, "" for a worker of the shared farm. Each farm has its own broker."""
     return holder.partition("/")[2]
 
 
+def farm_name(host: str, pid: int, tag: str) -> str:
+    """The name of the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if the process is unknown."""
+    return ":".join([farm_prefix(host) + str(pid), *filter(None, (_started(str(pid)), tag))])
+
+
+def farm_prefix(host: str) -> str:
+    """The beginning of the names of all embedded farms of a host."""
+    return f"embedded:{host}:"
+
+
+def is_gone(farm: str, host: str) -> bool:
+    """Whether the process of an embedded farm of this host has ended. False for other hosts and where /proc is missing.
+
+    The start time distinguishes it from a later process with the same id; names without one go by the id alone.
+    """
+    pid, *rest = farm.removeprefix(farm_prefix(host)).split(":")
+    if not farm.startswith(farm_prefix(host)) or not pid.isdigit() or not Path("/proc/self").exists():
+        return False
+    started = _started(pid)
+    return not started or (len(rest) == 2 and rest[0] != started)
+
+
+def _started(pid: str) -> str:
+    """When a process of this host started, in clock ticks since boot (field 22 of proc(5)); "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 @dataclass(frozen=True)
-class CardView:
-    """One card with what it is doing, for people and for placement."""
+class CardStatus:
+    """One card and what it does now."""
 
     card: tables.Card
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
-    measuring: str  # the label of the item in work, or ""
-    waiting: int  # items that wait for it, the deferred among them
+    measuring: str  # the label of the claimed item, or ""
+    waiting: int  # waiting and deferred items
     done_last_hour: int
     seen_ago_s: float
-    deferred: int = 0  # of those that wait: their subject is being measured for another item
-    silent_s: float = 0.0  # for how long it has been idle while items wait, once that is too long
+    deferred: int = 0  # deferred items: another item measures their subject
+    silent_s: float = 0.0  # how long it began nothing while items wait, once that is too long
 
 
 def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
-    """Write down that ``holder`` is the card's worker before it can measure: it is seen, and takes nothing yet.
+    """Write ``holder`` as the card's worker before it can measure. The card is seen, and takes no items yet.
 
     Args:
-        card: what the host tells of the card; None where it does not find it now. Only a card that is known already is
-            then written.
+        card: the card as the host finds it. None: the host does not find it, and only a registered card is written.
     """
     with database.write() as session:
         row = locked(session, tables.Card, card_id)
@@ -86,7 +120,7 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
 def register(
     database: Database, card: Card, software: Software, *, holder: str, queue: str, capabilities: Sequence[str] = ()
 ) -> str:
-    """Write the card as served by ``holder``, ready to measure, and return its software id.
+    """Write the card as served by ``holder`` and ready to measure; return its software id.
 
     A drain or a quarantine outlives its worker.
     """
@@ -106,7 +140,7 @@ def register(
 
 
 def write_down(session: Session, card: Card, software: Software) -> None:
-    """The card's row, if no worker ever made one: readings point to it. It is not offered to jobs."""
+    """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
     if session.get(tables.Card, card.id) is None:
         row = tables.Card(id=card.id, kind=card.kind, model=card.model)
         _describe(row, card)
@@ -119,18 +153,18 @@ def write_down(session: Session, card: Card, software: Software) -> None:
 def _describe(row: tables.Card, card: Card) -> None:
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index
-    row.origin = ""  # readings of it may have been imported before it joined
+    row.origin = ""  # its readings may have been imported before it joined
 
 
 def written_state(database: Database, card_id: str) -> str:
-    """The state as it was last written, whoever is seen or not; "" for a card that nobody announced."""
+    """The state as last written, heartbeat or not; "" if the card is not registered."""
     with database.read() as session:
         row = session.get(tables.Card, card_id)
         return row.state if row is not None else ""
 
 
 def seen(database: Database, holder: str) -> None:
-    """The heartbeat of a worker."""
+    """Record the heartbeat of a worker."""
     with database.write() as session:
         session.execute(
             update(tables.Card).where(col(tables.Card.worker) == holder).values(last_seen_at_s=database_now())
@@ -138,7 +172,7 @@ def seen(database: Database, holder: str) -> None:
 
 
 def stopped(database: Database, holder: str) -> None:
-    """The worker, named in full or as `holder_of_process`, left in order."""
+    """Record that a worker stopped in order. `holder`: its full name, or `holder_of_process`."""
     own = col(tables.Card.worker).startswith(holder, autoescape=True)
     with database.write() as session:
         session.execute(
@@ -148,10 +182,10 @@ def stopped(database: Database, holder: str) -> None:
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
-    """Have a card take nothing new: its item in work is finished, the waiting ones move to its peers or wait.
+    """Let a card finish its item and take no other. Waiting items move to its peers, or wait.
 
     Raises:
-        NoSuchCard
+        NoSuchCard: the card is not registered.
     """
     with database.write() as session:
         row = _known(locked(session, tables.Card, card_id), card_id)
@@ -164,23 +198,23 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
     """Keep a card from measuring until a person releases it.
 
     Args:
-        farm: the embedded farm that found it unfit, for itself alone: the next one tries it again (`try_again`).
+        farm: the embedded farm that found the card unhealthy, for itself alone; the next one tries it again (`try_again`).
 
     Raises:
-        NoSuchCard
+        NoSuchCard: the card is not registered.
     """
     with database.write() as session:
         row = _known(locked(session, tables.Card, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.quarantined_by = farm
         elif not farm:
-            row.quarantined_by = ""  # a quarantine for everybody outlasts one farm's own
+            row.quarantined_by = ""  # a quarantine for all outlasts that of one embedded farm
         row.state, row.state_reason = CardState.QUARANTINED, storable_text(reason[:500])
         session.add(row)
 
 
 def try_again(database: Database, card_ids: Sequence[str]) -> list[str]:
-    """End the quarantines that an earlier embedded farm had made for itself; of which cards. They are checked anew."""
+    """End quarantines that an earlier embedded farm set for itself, and return those cards. Their next process checks them."""
     with database.write() as session:
         own = col(tables.Card.id).in_(card_ids), col(tables.Card.state) == CardState.QUARANTINED
         rows = session.exec(select(tables.Card).where(*own, col(tables.Card.quarantined_by) != "")).all()
@@ -191,12 +225,12 @@ def try_again(database: Database, card_ids: Sequence[str]) -> list[str]:
 
 
 def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bool:
-    """End a drain (or, with ``quarantined``, a quarantine); False where there was none to end.
+    """End a drain or, with ``quarantined``, a quarantine; False if there was none.
 
-    A card that comes out of quarantine takes items only when its worker has found it fit and registered it again.
+    A card that leaves quarantine takes items only after its worker has checked and registered it again.
 
     Raises:
-        NoSuchCard
+        NoSuchCard: the card is not registered.
     """
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
@@ -210,16 +244,16 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
 
 
 def find(session: Session, name: str) -> tables.Card:
-    """The one registered card that a word means (`farm.requests.card_selection.matching_cards`).
+    """The only registered card that matches a word (`farm.requests.card_selection.matching_cards`).
 
     Raises:
-        NoSuchCard: none, or several.
+        NoSuchCard: no card matches, or several do.
     """
     own = select(tables.Card).where(tables.Card.origin == "")
     found = matching_cards(session.exec(own.order_by(col(tables.Card.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
-        raise NoSuchCard(f"'{name}' means several cards: {several}.", "Give the id; `farm cards` lists them.")
+        raise NoSuchCard(f"'{name}' matches several cards: {several}.", "Give the id; `farm cards` lists them.")
     return _known(found[0] if found else None, name)
 
 
@@ -229,8 +263,8 @@ def _known(row: tables.Card | None, card_id: str) -> tables.Card:
     return row
 
 
-def views(session: Session, heartbeat_s: float) -> list[CardView]:
-    """All cards that ever registered, with what they do now."""
+def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
+    """All registered cards with what they do now."""
     now = read_clock_s(session)
     waiting, deferred = _counts(session, ItemState.WAITING), _counts(session, ItemState.DEFERRED)
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
@@ -248,7 +282,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
     states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
     silent_s = silences(session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)])
     return [
-        CardView(
+        CardStatus(
             card,
             states[card.id],
             (measuring.get(card.id) or "whole model") if card.id in measuring else "",
@@ -263,9 +297,9 @@ def views(session: Session, heartbeat_s: float) -> list[CardView]:
 
 
 def silences(session: Session, found: Sequence[tables.Card]) -> dict[str, float]:
-    """For how long each of these cards has begun nothing while items of its farm wait whose messages are out. Unit: s.
+    """How long each of these cards has begun nothing although published items of its farm wait for it. Unit: s.
 
-    Counted from the last item that it began, or that was published for it; a card for which nothing waits is left out.
+    Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
     """
     item, farms = tables.Item, {card.id: farm_of(card.worker) for card in found}
     if not farms:
@@ -286,9 +320,9 @@ def silences(session: Session, found: Sequence[tables.Card]) -> dict[str, float]
 
 
 def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]]:
-    """The cards of all hosts that should be seen and are not, with how long that is. Unit: s.
+    """The lost cards of all hosts, with the time since they were last seen. Unit: s.
 
-    An embedded farm's are not among them: when its command was killed, nobody waits for them.
+    Cards of embedded farms are left out: if the command was killed, nobody waits for them.
     """
     now_s = read_clock_s(session)
     return [
@@ -299,7 +333,7 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]
 
 
 def alive(session: Session, heartbeat_s: float) -> list[tables.Card]:
-    """Cards that take items now."""
+    """The cards that take items now."""
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
@@ -321,7 +355,7 @@ def _counts(session: Session, state: ItemState, since_s: float | None = None) ->
 
 
 def wants_fingerprint(database: Database, card_id: str, driver: str) -> bool:
-    """Whether the card has no fingerprint that stands for this driver. Simulated cards have none."""
+    """Whether the card lacks a fingerprint taken with this driver. Simulated cards need none."""
     with database.read() as session:
         card = session.get(tables.Card, card_id)
         if card is None or card.kind == "simulated":

@@ -12,7 +12,7 @@ from typing import Any
 from sqlmodel import Session, and_, case, col, func, or_, select
 
 from farm.jobs import cards
-from farm.jobs.cards import CardView
+from farm.jobs.cards import CardStatus
 from farm.store.database import database_now
 from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
@@ -31,7 +31,7 @@ class CardCensus:
     may be tried again, moved or handed back, and fall then.
     """
 
-    view: CardView
+    view: CardStatus
     measured: int = 0  # grows, as does ``reused``
     reused: int = 0
     begun_again: int = 0

@@ -38,7 +38,7 @@ from farm.types.reading import Reading
 from farm.types.request import Request
 
 
-class Declined(StrEnum):
+class DeclineReason(StrEnum):
     """Why a claim was not given."""
 
     GONE = "gone"  # closed, held by another, moved to another card, its job ended, or its card takes nothing new
@@ -75,16 +75,16 @@ class Closed:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Declined:
     """A claim that was not given, and what follows from the item that closed or woke instead."""
 
-    why: Declined
+    why: DeclineReason
     closed: Closed = Closed(False)
 
 
 def claim(
     database: Database, item_id: int, *, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
-) -> Claim | Refused:
+) -> Claim | Declined:
     """Take an item, or learn why not.
 
     An item may be taken when it waits, or when its lease has ended, or when this very holder had it (its
@@ -106,16 +106,16 @@ def claim(
     if isinstance(taken, Claim):
         return taken
     # Not before the commit: see `_finished`.
-    return Refused(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
+    return Declined(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
 
 
-def _refuse(database: Database, item_id: int, card_id: str, holder: str, message: str) -> Refused:
+def _refuse(database: Database, item_id: int, card_id: str, holder: str, message: str) -> Declined:
     """Close an item of which nobody can say any more what it is."""
     with database.write() as session:
         its_own = (col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
         closing = item_state.REFUSE.update(*its_own, **item_state.why("rejected", message))
         rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-    return Refused(Declined.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
+    return Declined(DeclineReason.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
 
 
 def _free_key(database: Database, item_id: int, software_id: str) -> bool:
@@ -133,24 +133,24 @@ def _free_key(database: Database, item_id: int, software_id: str) -> bool:
         return bool(session.exec(freed).rowcount)
 
 
-def _defer(database: Database, item_id: int, software_id: str) -> Refused:
+def _defer(database: Database, item_id: int, software_id: str) -> Declined:
     with database.write() as session:
         item = session.get(Item, item_id)
         job = session.get(tables.Job, item.job_id) if item else None
         if item is None or job is None:
-            return Refused(Declined.GONE)
+            return Declined(DeclineReason.GONE)
         key = subject_key(item, job.asked.get("reuse", "none"), software_id)
         if not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
-            return Refused(Declined.GONE)
+            return Declined(DeclineReason.GONE)
     # The other may have closed in between, without seeing this one: then it wakes at once.
-    return Refused(Declined.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
+    return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
 
 
 def _claim(
     session: Session, item_id: int, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
-) -> Claim | Refused:
+) -> Claim | Declined:
     """The claim, or why there is none; the rounds of what was closed instead are those that may be at their end."""
-    gone = Refused(Declined.GONE)
+    gone = Declined(DeclineReason.GONE)
     # One statement for all three: on a busy card the pause between two items is mostly these.
     found = session.exec(
         select(Item, tables.Job, tables.Card.state)
@@ -167,11 +167,11 @@ def _claim(
     (reading,) = find_readings(session, [item], request, software_id, {card_id})
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Refused(Declined.REUSED, Closed(True, its_round)) if served else gone
+        return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else gone
     if item.attempts >= max_attempts:
         if not session.exec(item_state.EXHAUST.update(claimable, **_last_words(item))).rowcount:
             return gone
-        return Refused(Declined.EXHAUSTED, Closed(True, its_round, _wake(session, _of(item.subject_key))))
+        return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake(session, _of(item.subject_key))))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
     taken = item_state.CLAIM.update(

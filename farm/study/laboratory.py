@@ -21,18 +21,17 @@ from sqlmodel import Session
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.installed import torch_version
-from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import write_down
 from farm.jobs.create import capture_for
+from farm.jobs.item_driver import check_health, hold_card, keep_reading, quarantining
 from farm.operators.roofline import roofline_of
 from farm.requests.partial_request import defaults_for
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import add_reading, classes
+from farm.store.content import classes
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
-from farm.types.reading import Reading
 from farm.types.request import Request
 
 STUDY = "study"  # the flag of every reading taken here
@@ -88,37 +87,38 @@ class Laboratory:
     _expected: int = 0
 
     def __enter__(self) -> Laboratory:
-        self._lock = CardLock(self.card.id, settings().lock_dir).acquire()
-        self._process = BenchmarkProcess(self.card.id)
-        try:
-            self.software: Software = self._process.wait_ready()
-            with self.database.write() as session:
-                write_down(session, self.card, self.software)
-        except BaseException:
-            self._process.kill()
-            self._lock.release()
-            raise
+        self._held = hold_card(self.card, self.database)
+        self._process = self._held.__enter__()
+        self.software = self._process.wait_ready()
+        with self.database.write() as session:
+            write_down(session, self.card, self.software)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.close()
-        self._lock.release()
+    def __exit__(self, *about: Any) -> None:
+        self._held.__exit__(*about)
 
     @contextlib.contextmanager
     def slow_on(self, peer: Card) -> Iterator[None]:
-        """Meanwhile slow is the memory of another GPU of the host, whose lock is held.
+        """Use the memory of another GPU of the host, whose lock is held, as slow memory.
 
         Raises:
-            Unmeasurable: the card does not reach it, or the benchmark process does not get ready.
+            Unmeasurable: the card does not reach that memory, or the benchmark process does not get ready.
         """
         usual, self._process = self._process, BenchmarkProcess(self.card.id, peer_id=peer.id)
-        usual.close()  # one at a time on the card; it starts again when it is asked
+        usual.close()  # one process at a time on the card; the usual one starts again when it is used
         try:
-            self._process.wait_ready()
+            self.check_health()
             yield
         finally:
             self._process.close()
             self._process = usual
+
+    def check_health(self) -> Software:
+        """Raises:
+        UnhealthyCard: the card failed the health check of its newest process; it is now in quarantine.
+        """
+        with quarantining(self.database, self._process):
+            return check_health(self._process)
 
     @property
     def launches(self) -> tuple[str, ...]:
@@ -164,6 +164,7 @@ class Laboratory:
         told = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
         self.say(f"{self._begun} of {self._expected}: {', '.join((sample.label, *told))}")
         try:
+            self.check_health()  # of a process that was started again
             answer = self._process.measure(
                 sample.subject, protocol, stopping, timeout_s=settings().item_timeout_s, verify=False
             )
@@ -171,10 +172,14 @@ class Laboratory:
             self.failures[f"{sample.label} ({protocol})"] = f"{error.reason}: {error.message}"
             return None
         self.card_time_s += answer.reading.cost_s.get("total", 0.0)
-        return self._keep(sample, protocol, answer.reading, circumstances)
+        study = {"id": self.id, "name": self.name, **circumstances}
+        answer = dataclasses.replace(answer, reading=answer.reading.flagged(STUDY).noting(study=study))
+        row = keep_reading(self.database, answer, sample.subject, protocol)
+        self.readings.append(row.id)
+        return row
 
     def in_place(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """What the model's calls take with tensors in slow memory, where they stand: `farm.slow_memory.in_situ.compare`.
+        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_situ.compare`.
 
         Raises:
             FarmError: that cannot be had of this card, or of this model.
@@ -235,23 +240,6 @@ class Laboratory:
             subject = Subject("operator", operator_id, operator.spec)
             samples.append(Sample(subject, operator.label, operator.short_name, count, weight_us, tuple(named.items())))
         return sorted(samples, key=lambda sample: -sample.weight_us)
-
-    def _keep(
-        self, sample: Sample, protocol: Protocol, reading: Reading, circumstances: dict[str, Any]
-    ) -> tables.Reading:
-        reading = reading.flagged(STUDY).noting(study={"id": self.id, "name": self.name, **circumstances})
-        with self.database.write() as session:
-            row = add_reading(
-                session,
-                reading,
-                subject=sample.subject,
-                protocol=protocol,
-                software=self.software,
-                card_id=self.card.id,
-                card_model=self.card.model,
-            )
-        self.readings.append(row.id)
-        return row
 
 
 def _in_words(circumstance: str, value: Any) -> str:

@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farm.benchmark_process.client import BenchmarkProcess, held
+from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.reach import no_slow_memory
 from farm.errors import UsageError
+from farm.jobs.item_driver import hold_card
 from farm.memory_report.step_memory import Memory, memory
 from farm.settings import settings
 from farm.slow_memory.offload_plan import AsRun
@@ -68,6 +69,6 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
         raise UsageError(why, "Leave --run away, or choose another card with --card.")
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
-    with held(card) as process:
+    with hold_card(card) as process:
         step = StepCapture.from_json(process.step(subject, protocol, timeout_s=settings().item_timeout_s))
         yield StepOnCard(memory(variant, "cpu" if card.kind == "cpu" else card.model, step), subject, protocol, process)

@@ -13,6 +13,7 @@ from farm.benchmark_process.client import START_TIMEOUT_S, BenchmarkProcess
 from farm.devices.device import Card
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, Unmeasurable
+from farm.jobs.item_driver import check_health
 from farm.pages.plots import Chart
 from farm.settings import settings
 from farm.store import tables
@@ -142,7 +143,7 @@ def _busy(
         failed = 0  # one after the other
         try:
             with BenchmarkProcess(card.id) as process:
-                process.wait_ready()
+                check_health(process)
                 number = first
                 while not stop.is_set():
                     subject = samples[number % len(samples)].subject

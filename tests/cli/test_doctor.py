@@ -19,7 +19,7 @@ from farm.devices.lock import CardLock
 from farm.doctor import database as database_examined
 from farm.doctor import folders, hardware
 from farm.doctor.hardware import torch_against_driver
-from farm.jobs import cards, owner
+from farm.jobs import cards
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.types.protocol import Software
@@ -155,7 +155,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
     monkeypatch.setenv("FARM_DATABASE_URL", any_database.url.render_as_string(hide_password=False))
     ended = subprocess.Popen(["true"])
     ended.wait()
-    farm = owner.name_of(settings().host if host == "this" else host, ended.pid, "ab")
+    farm = cards.farm_name(settings().host if host == "this" else host, ended.pid, "ab")
     card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", memory_bytes=1, host=host)
     holder = cards.holder_name("GPU-1", host, 7, "ab", farm)
     cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder=holder, queue="q")

@@ -270,7 +270,7 @@ def a_cpu_with_slow_memory(monkeypatch):
     monkeypatch.setattr(benchmarked, "WINDOW_S", 0.01)
     monkeypatch.setattr(offload_plan, "POINTS", 3)
     monkeypatch.setattr(planned_step, "no_slow_memory", lambda card: "")
-    monkeypatch.setattr(planned_step, "held", lambda card: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(planned_step, "hold_card", lambda card: contextlib.nullcontext(Here()))
 
 
 @pytest.mark.usefixtures("a_cpu_with_slow_memory")

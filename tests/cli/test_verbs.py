@@ -13,7 +13,7 @@ from cli import opening, submit, submit_and_watch
 from cli.run_options import Asked
 from cli.trace import sparkline
 from farm.devices.device import Card
-from farm.jobs import jobs, owner
+from farm.jobs import cards, jobs
 from farm.jobs.create import Opened
 from farm.settings import settings
 from farm.store import tables
@@ -308,7 +308,7 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
     ended.wait()
     with database.write() as session:
         job = session.get_one(tables.Job, "job1")
-        job.state, job.farm = "open", owner.name_of(settings().host, ended.pid, "ab")
+        job.state, job.farm = "open", cards.farm_name(settings().host, ended.pid, "ab")
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
     said = farm("status", "job1", *how)

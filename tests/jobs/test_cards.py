@@ -8,7 +8,7 @@ from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
 from farm.errors import NoSuchCard
 from farm.jobs import cards, listing
-from farm.jobs.items import Declined
+from farm.jobs.items import DeclineReason
 from farm.store import tables
 from farm.types.protocol import Software
 from tests import planned
@@ -48,7 +48,7 @@ def test_what_a_card_does_and_runs_is_listed(any_database):
     planned.complete(any_database, planned.claim(any_database, done), "SIM-0")
     planned.claim(any_database, held)
     same = next(item for item in planned.items_of(any_database, second) if item.subject_id == held.subject_id)
-    assert planned.claim(any_database, same).why is Declined.DEFERRED
+    assert planned.claim(any_database, same).why is DeclineReason.DEFERRED
     with any_database.read() as session:
         (row,) = listing.registered_cards(session, 10.0)
     assert (row["waiting"], row["deferred"], row["done_last_hour"]) == (4, 1, 1)

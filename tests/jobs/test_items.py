@@ -13,7 +13,7 @@ from sqlmodel import select
 from farm.benchmark.simulated import SOFTWARE
 from farm.jobs import cards, items, jobs
 from farm.jobs.cards import holder_name, holder_of_process
-from farm.jobs.items import Claim, Declined
+from farm.jobs.items import Claim, DeclineReason
 from farm.store import tables
 from farm.store.tables import ItemState
 from farm.types.protocol import Stopping
@@ -36,7 +36,7 @@ def only(database, job_id):
 def test_a_claimed_item_is_nobody_elses(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     assert isinstance(claim(any_database, item), Claim)
-    assert claim(any_database, item, "another").why is Declined.GONE
+    assert claim(any_database, item, "another").why is DeclineReason.GONE
     assert isinstance(claim(any_database, item), Claim), "the holder itself starts over after its process died"
     assert only(any_database, item.job_id).attempts == 2
 
@@ -46,7 +46,7 @@ def test_a_completed_item_asks_for_its_aggregation_and_is_not_measured_again(any
     closed = complete(any_database, claim(any_database, item), card)
     assert closed.accepted
     assert closed.rounds == ((item.job_id, 1),)
-    assert claim(any_database, item).why is Declined.GONE
+    assert claim(any_database, item).why is DeclineReason.GONE
     assert only(any_database, item.job_id).state == ItemState.DONE
 
 
@@ -74,7 +74,7 @@ def test_only_what_is_in_work_is_renewed(any_database, card):
     assert items.renew(any_database, "holder", 60, set()) == 0
     assert isinstance(claim(any_database, item, "another", lease_s=-1), Claim)
     assert items.renew(any_database, "another", 60, {item.id}) == 1
-    assert claim(any_database, item, "third").why is Declined.GONE
+    assert claim(any_database, item, "third").why is DeclineReason.GONE
 
 
 def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
@@ -83,7 +83,7 @@ def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
         held = claim(any_database, item, max_attempts=2)
         items.note_attempt(any_database, held, "crashed", "signal SIGSEGV")
     refused = claim(any_database, item, max_attempts=2)
-    assert refused.why is Declined.EXHAUSTED
+    assert refused.why is DeclineReason.EXHAUSTED
     assert refused.closed.rounds == ((item.job_id, 1),)
     item = only(any_database, item.job_id)
     assert (item.state, item.reason, item.message) == (ItemState.FAILED, "crashed", "signal SIGSEGV")
@@ -95,7 +95,7 @@ def test_an_item_whose_last_attempt_nobody_ends_is_closed_without_a_card(any_dat
     late = claim(any_database, last, "first", lease_s=-1, max_attempts=2)
     assert not close_exhausted(any_database).accepted, "it may be begun once more"
     late = claim(any_database, last, "second", max_attempts=2)
-    assert claim(any_database, other).why is Declined.DEFERRED
+    assert claim(any_database, other).why is DeclineReason.DEFERRED
     assert not close_exhausted(any_database).accepted, "it is being measured"
     items.renew(any_database, "second", -30)
     assert not close_exhausted(any_database, after_s=60).accepted, "its reading may wait in a spool"
@@ -129,7 +129,7 @@ def test_two_jobs_that_share_a_tuple_measure_it_once(any_database, card):
     operators = store_operators(any_database, [""])
     first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
     held = claim(any_database, first)
-    assert claim(any_database, second).why is Declined.DEFERRED
+    assert claim(any_database, second).why is DeclineReason.DEFERRED
     closed = complete(any_database, held, card)
     assert set(closed.rounds) == {(first.job_id, 1), (second.job_id, 1)}
     second = only(any_database, second.job_id)
@@ -149,7 +149,7 @@ def test_a_reading_that_is_not_good_enough_for_a_deferred_item_wakes_it(any_data
     wants_more = only(any_database, plan(any_database, [card], operators=operators))
     held = claim(any_database, first)
     for behind in (alike, wants_more):
-        assert claim(any_database, behind).why is Declined.DEFERRED
+        assert claim(any_database, behind).why is DeclineReason.DEFERRED
     closed = items.complete(any_database, held, reading, card_id=card, software_id=SOFTWARE.id)
     served = {alike.id} if reading is LOOSE else set()
     assert set(closed.woken) == {alike.id, wants_more.id} - served
@@ -189,7 +189,7 @@ def one_behind_the_other(database, card):
     operators = store_operators(database, [""])
     first, second = (only(database, plan(database, [card], operators=operators)) for _ in range(2))
     held = claim(database, first)
-    assert claim(database, second).why is Declined.DEFERRED
+    assert claim(database, second).why is DeclineReason.DEFERRED
     items.renew(database, "somebody", -1)
     return held, second
 
@@ -256,10 +256,10 @@ def test_of_many_that_claim_at_once_one_gets_it(any_database, card):
 def test_a_card_that_drains_or_is_quarantined_is_given_nothing(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     cards.drain(any_database, card)
-    assert claim(any_database, item).why is Declined.GONE
+    assert claim(any_database, item).why is DeclineReason.GONE
     cards.resume(any_database, card)
     cards.quarantine(any_database, card, "a wrong sum")
-    assert claim(any_database, item).why is Declined.GONE
+    assert claim(any_database, item).why is DeclineReason.GONE
     assert not cards.resume(any_database, card)
     assert cards.resume(any_database, card, quarantined=True)
     assert isinstance(claim(any_database, item), Claim)
@@ -271,7 +271,7 @@ def test_what_is_in_work_when_its_job_is_cancelled_is_kept(any_database, card):
     assert jobs.cancel(any_database, in_work.job_id) == 2
     assert complete(any_database, held, card).accepted
     assert not complete(any_database, held, card).accepted
-    assert claim(any_database, waiting).why is Declined.GONE
+    assert claim(any_database, waiting).why is DeclineReason.GONE
     assert {item.state for item in items_of(any_database, in_work.job_id)} == {ItemState.CANCELLED}
     assert readings(any_database) == 1
 
@@ -281,7 +281,7 @@ def test_what_is_in_work_for_a_cancelled_job_serves_another_and_is_not_measured_
     first, second = (only(any_database, plan(any_database, [card], operators=operators)) for _ in range(2))
     held = claim(any_database, first)
     jobs.cancel(any_database, first.job_id)
-    assert claim(any_database, second, "another").why is Declined.DEFERRED
+    assert claim(any_database, second, "another").why is DeclineReason.DEFERRED
     assert items.renew(any_database, "somebody", 60, {first.id}) == 1
     assert items.wake_orphans(any_database) == ()
     assert set(complete(any_database, held, card).rounds) == {(first.job_id, 1), (second.job_id, 1)}
@@ -297,7 +297,7 @@ def test_when_it_ends_without_a_reading_the_other_is_measured(any_database, card
     held = claim(any_database, first, worker)
     claim(any_database, second, "another")
     jobs.cancel(any_database, first.job_id)
-    assert claim(any_database, first, worker).why is Declined.GONE
+    assert claim(any_database, first, worker).why is DeclineReason.GONE
     if end == "it fails":
         assert items.fail(any_database, held, "raised", "no").woken == (second.id,)
     elif end == "its lease ends":

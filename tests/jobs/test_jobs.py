@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from farm.errors import NoSuchCard, UsageError
-from farm.jobs import cards, jobs, owner
+from farm.jobs import cards, jobs
 from farm.jobs.items import Claim
 from farm.settings import settings
 from farm.store import tables
@@ -72,9 +72,9 @@ def test_a_job_whose_command_was_killed_says_so_and_measures_nothing(any_databas
     ended = subprocess.Popen(["true"])
     ended.wait()
     here = settings().host
-    assert told(owner.name_of(here, os.getpid(), "ab")) == ("", 1)
-    assert told(owner.name_of("another", ended.pid, "ab")) == ("", 1), "only its host could tell"
-    assert told(owner.name_of(here, ended.pid, "ab")) == (jobs.ABANDONED, 0)
+    assert told(cards.farm_name(here, os.getpid(), "ab")) == ("", 1)
+    assert told(cards.farm_name("another", ended.pid, "ab")) == ("", 1), "only its host could tell"
+    assert told(cards.farm_name(here, ended.pid, "ab")) == (jobs.ABANDONED, 0)
 
 
 def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is_known_to_have_ended(any_database):
@@ -95,10 +95,10 @@ def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is
             assert session.get_one(tables.Job, job_id).farm == ("another" if taken else farm)
         return taken
 
-    assert not taken_from(owner.name_of(here, os.getpid(), "ab"))
-    assert taken_from(owner.name_of(here, os.getpid(), "ab"), unseen_s=60.0)
-    assert taken_from(owner.name_of(here, ended.pid, "ab"))
-    assert not taken_from(owner.name_of("elsewhere", ended.pid, "ab")), "only its host could tell"
+    assert not taken_from(cards.farm_name(here, os.getpid(), "ab"))
+    assert taken_from(cards.farm_name(here, os.getpid(), "ab"), unseen_s=60.0)
+    assert taken_from(cards.farm_name(here, ended.pid, "ab"))
+    assert not taken_from(cards.farm_name("elsewhere", ended.pid, "ab")), "only its host could tell"
 
 
 def test_a_canary_is_read_beside_the_tuple_it_repeats(any_database, two_cards):

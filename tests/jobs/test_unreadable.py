@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import Unreadable
 from farm.jobs import closing, items, listing
-from farm.jobs.items import Claim, Declined, Refused
+from farm.jobs.items import Claim, Declined, DeclineReason
 from farm.jobs.moving import move_items
 from farm.report.report import build
 from farm.store import tables
@@ -36,8 +36,8 @@ def test_a_job_whose_request_cannot_be_read_ends_with_the_reason(on_sqlite, text
     write_raw(database, "job", "request", job_id, text)
     for item in items_of(database, job_id):
         refused = claim(database, item)
-        assert isinstance(refused, Refused)
-        assert refused.why is Declined.REFUSED
+        assert isinstance(refused, Declined)
+        assert refused.why is DeclineReason.REFUSED
     assert refused.closed.rounds == ((job_id, 1),)
     assert {(item.state, item.reason) for item in items_of(database, job_id)} == {("failed", "rejected")}
     assert all("cannot be read" in item.message for item in items_of(database, job_id))
@@ -67,7 +67,7 @@ def test_an_operator_that_cannot_be_read_is_refused(on_sqlite, text):
     (item,) = items_of(on_sqlite, plan(on_sqlite, register(on_sqlite, 0)))
     write_raw(on_sqlite, "operator", "spec", item.subject_id, text)
     refused = claim(on_sqlite, item)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Declined)
     (item,) = items_of(on_sqlite, item.job_id)
     assert (item.state, item.reason) == ("failed", "rejected")
     assert closing.close_round(on_sqlite, item.job_id, 1).closing is closing.Closing.DONE
@@ -80,7 +80,7 @@ def test_a_reading_is_written_although_what_waits_for_it_cannot_be_read(on_sqlit
     second = plan(on_sqlite, cards[1:], operators=[item.subject_id])
     held = claim(on_sqlite, item)
     (waiting,) = items_of(on_sqlite, second)
-    assert claim(on_sqlite, waiting).why is Declined.DEFERRED
+    assert claim(on_sqlite, waiting).why is DeclineReason.DEFERRED
     write_raw(on_sqlite, "job", "request", second, "no json")
     assert complete(on_sqlite, held, cards[0]).accepted
     (waiting,) = items_of(on_sqlite, second)
@@ -96,7 +96,7 @@ def test_a_cancelled_item_whose_process_crashes_gives_its_claim_back_at_once(any
     other = plan(any_database, cards[1:], operators=[item.subject_id])
     held = claim(any_database, item)
     (waiting,) = items_of(any_database, other)
-    assert claim(any_database, waiting).why is Declined.DEFERRED
+    assert claim(any_database, waiting).why is DeclineReason.DEFERRED
     jobs.cancel(any_database, job_id)
     assert items.note_attempt(any_database, held, "crashed", "its process is gone").woken == (waiting.id,)
     (item,), (waiting,) = items_of(any_database, job_id), items_of(any_database, other)

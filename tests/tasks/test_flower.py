@@ -13,7 +13,7 @@ import psutil
 from flower.options import options
 from packaging.requirements import Requirement
 
-from tasks.events import failure
+from tasks.measure import failure
 from tasks.servers import BrokerServer
 from tests.farms import ROOT
 from tests.flowers import AUTH, flower_of

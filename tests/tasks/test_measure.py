@@ -25,6 +25,7 @@ class Benchmark:
     """One that is ready at once, reads the same of everything, and counts what was asked of it."""
 
     card = CARD
+    card_id = CARD.id
     unhealthy = ""
 
     def __init__(self):
@@ -63,7 +64,7 @@ def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_databa
     with monkeypatch.context() as patched:
         patched.setattr(items, "complete", refuse)
         with pytest.raises(ValueError, match="not this one"):
-            measure._write_down(worker, held, Answer(READING, SOFTWARE, CARD))
+            worker._store(held, Answer(READING, SOFTWARE, CARD))
     assert worker.spool.items() == {item.id}
     (closed,) = worker.spool.flush(any_database, "SIM-0")
     assert closed.accepted
@@ -75,7 +76,7 @@ def test_a_reading_that_waits_on_disk_is_written_before_its_item_is_claimed_agai
     held = claim(any_database, item, "holder-0")  # the very holder: it may claim at once
     worker.spool.keep(held, READING, card_id="SIM-0", software_id=SOFTWARE.id)
     with pytest.raises(Ignore):
-        measure._measure(None, worker, item.id)
+        measure.run_item(None, worker, item.id)
     assert len(worker.spool) == 0
     assert worker.benchmark.asked == ["ready"], "nothing is measured again"
     (item,) = items_of(any_database, item.job_id)
@@ -87,13 +88,13 @@ def test_a_card_in_quarantine_begins_no_process_for_its_messages(worker, any_dat
     worker.benchmark.unhealthy = "a sum came out wrong"
     for item in waiting:
         with pytest.raises(Ignore):
-            measure._measure(None, worker, item.id)
+            measure.run_item(None, worker, item.id)
     assert worker.benchmark.asked == ["ready"]
     assert all(item.attempts == 0 for item in items_of(any_database, waiting[0].job_id))
     # Released, it is checked anew.
     worker.benchmark.unhealthy = ""
     cards.resume(any_database, "SIM-0", quarantined=True)
-    assert measure._measure(None, worker, waiting[0].id)["status"] == "done"
+    assert measure.run_item(None, worker, waiting[0].id)["status"] == "done"
 
 
 @pytest.mark.parametrize("ending", ["told to stop", "its worker died"])
@@ -111,7 +112,7 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
     monkeypatch.setattr(process, "_stand_by", lambda: threading.Thread(target=end).start())
     with pytest.raises(Reject):
-        measure._measure(None, worker, item.id)
+        measure.run_item(None, worker, item.id)
     assert cards.written_state(any_database, "SIM-0") == "idle"
     (item,) = items_of(any_database, item.job_id)
     assert (item.state, item.attempts) == ("waiting", 0)

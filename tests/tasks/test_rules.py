@@ -14,7 +14,7 @@ import redis
 from sqlmodel import select
 
 from farm.jobs import cards, items, jobs
-from farm.jobs.items import Claim, Refused
+from farm.jobs.items import Claim, Declined
 from farm.settings import settings
 from farm.store import tables
 from tasks import aggregate, recovery
@@ -68,7 +68,7 @@ class Desk:
         """Those cards, or both, measure until no message is left, and the control worker aggregates."""
         for card in of or self.cards:
             while (taken := self.take(card)) is not None:
-                assert isinstance(taken, Refused) or self.give(card, taken)
+                assert isinstance(taken, Declined) or self.give(card, taken)
         while (round_id := self._next(CONTROL_QUEUE)) is not None:
             aggregate.aggregate(round_id)
 
@@ -130,7 +130,7 @@ def test_a_card_that_is_seen_keeps_what_it_has_however_long_that_takes(desk):
     held = desk.take(desk.card)
     for _ in range(10):
         desk.later(settings().lease_s / 2)
-    assert isinstance(desk.take(desk.card), Refused | None), "its message may come again meanwhile"
+    assert isinstance(desk.take(desk.card), Declined | None), "its message may come again meanwhile"
     assert desk.give(desk.card, held)
     desk.work()
     assert desk.ended(job_id)
@@ -143,7 +143,7 @@ def test_a_drained_card_ends_its_item_and_its_peer_takes_the_rest(desk):
     cards.drain(desk.database, desk.card)
     desk.later()
     assert {item.card_id for item in desk.items(job_id) if item.state == "waiting"} == {desk.peer}
-    assert isinstance(desk.take(desk.card), Refused), "of what moved it may still have a message"
+    assert isinstance(desk.take(desk.card), Declined), "of what moved it may still have a message"
     assert desk.give(desk.card, held)
     desk.work()
     assert desk.ended(job_id)

@@ -8,7 +8,7 @@ from sqlmodel import select
 
 from farm.errors import BrokerUnreachable
 from farm.jobs import cards, items
-from farm.jobs.items import Claim, Closed, Declined
+from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.operators import sweep as sweeps
 from farm.settings import settings
 from farm.store.tables import Card, Item, Job, Round
@@ -59,7 +59,7 @@ def test_resuming_puts_right_what_the_reconciler_would_and_publishes_the_rest(an
     assert isinstance(claim(any_database, items_of(any_database, elsewhere)[0], "elsewhere"), Claim)
     job_id = plan(any_database, [drained], operators=[shared, *others])
     deferred, exhausted, let_go, held, _ = items_of(any_database, job_id)
-    assert claim(any_database, deferred).why is Declined.DEFERRED
+    assert claim(any_database, deferred).why is DeclineReason.DEFERRED
     for holder in ("first", "second"):
         claim(any_database, exhausted, holder, lease_s=-1000)
     claim(any_database, let_go, lease_s=-1)

@@ -1,0 +1,386 @@
+"""Measure items on one card: the same steps for the worker, for `farm.measure_model` and for studies.
+
+The steps: lock the card, start its benchmark process, check its health, claim an item, measure it, store what the card
+observed of a model, drop the tuples that the card does not run, store the reading. `hold_card` does the first three for
+callers that measure without items. `ItemDriver` does all but the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from farm.benchmark_process.client import Answer, BenchmarkProcess
+from farm.devices.device import Card
+from farm.devices.host import open_device
+from farm.devices.lock import CardLock
+from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, NoSuchCard, UnhealthyCard, Unmeasurable
+from farm.jobs import cards, items
+from farm.jobs.items import Claim, Closed, DeclineReason
+from farm.jobs.spool import Spool
+from farm.settings import settings
+from farm.store import tables
+from farm.store.content import add_reading, predicted_counts, store_observed
+from farm.store.database import Database
+from farm.store.tables import CardState
+from farm.types.protocol import Protocol, Software, Subject
+
+log = logging.getLogger("farm.worker")
+
+T = TypeVar("T")
+
+
+def check_health(process: BenchmarkProcess) -> Software:
+    """Wait until a benchmark process is ready and return its software.
+
+    Raises:
+        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next one checks again.
+        Unmeasurable: the process does not get ready.
+    """
+    software = process.wait_ready()
+    if reason := process.unhealthy:
+        process.kill()
+        raise UnhealthyCard(
+            reason,
+            f"Check the card with `farm doctor`. If it is in quarantine, `farm cards release {process.card_id}` ends that.",
+        )
+    return software
+
+
+@contextlib.contextmanager
+def hold_card(card: Card, database: Database | None = None) -> Iterator[BenchmarkProcess]:
+    """Lock a card of this host and start its benchmark process, for as long as the block lasts.
+
+    Args:
+        database: where the state of the card is kept. A card that fails its health check is put in quarantine there, until
+            a person releases it or the next command that starts its own farm tries it again. None: the state is unknown.
+
+    Raises:
+        CardBusy: a worker or another command holds the card.
+        CardUnavailable: the card is in quarantine.
+        UnhealthyCard: the card fails its health check.
+        Unmeasurable: the benchmark process does not get ready.
+    """
+    with CardLock(card.id, settings().lock_dir):
+        if database is not None:
+            cards.try_again(database, [card.id])
+            refuse_card_in(database, card.id, CardState.QUARANTINED)
+        with BenchmarkProcess(card.id) as process, quarantining(database, process):
+            check_health(process)
+            yield process
+
+
+def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None:
+    """Raises:
+    CardUnavailable: the card is in one of these states.
+    """
+    state = cards.written_state(database, card_id)
+    if state in states:
+        end = "resume" if state == CardState.DRAINING else "release"
+        raise CardUnavailable(f"The card {card_id} is {state}.", f"End that with `farm cards {end} {card_id}`.")
+
+
+@contextlib.contextmanager
+def quarantining(database: Database | None, process: BenchmarkProcess) -> Iterator[None]:
+    """Put the card in quarantine if the block raises `UnhealthyCard`."""
+    try:
+        yield
+    except UnhealthyCard as error:
+        if database is not None:
+            farm = cards.farm_name(settings().host, os.getpid(), uuid.uuid4().hex[:6])
+            with contextlib.suppress(NoSuchCard):
+                cards.quarantine(database, process.card_id, error.message, farm=farm)
+        raise
+
+
+def keep_reading(database: Database, answer: Answer, subject: Subject, protocol: Protocol) -> tables.Reading:
+    """Store a reading that belongs to no item, with its card."""
+    with database.write() as session:
+        cards.write_down(session, answer.card, answer.software)
+        return add_reading(
+            session,
+            answer.reading,
+            subject=subject,
+            protocol=protocol,
+            software=answer.software,
+            card_id=answer.card.id,
+            card_model=answer.card.model,
+        )
+
+
+@contextlib.contextmanager
+def heartbeat(beat: Callable[[], None]) -> Iterator[None]:
+    """Call `beat` every few seconds in a thread until the block ends. Errors of it are logged."""
+    current = settings()
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(min(current.heartbeat_s, current.lease_s / 3)):
+            try:
+                beat()
+            except FarmError as error:
+                log.warning("Heartbeat: %s", error.message)
+            except Exception:
+                log.exception("Heartbeat failed")
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """What became of an item that `ItemDriver.run` was given.
+
+    `declined`: another has it, or nothing is left to do. `fenced`: measured, but the claim was lost meanwhile.
+    `spooled`: measured, and the reading waits on disk because the database is away.
+    """
+
+    status: Literal["done", "reused", "failed", "spooled", "declined", "fenced"]
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass
+class ItemDriver:
+    """Measures items on one card, one after the other. A subclass overrides the hooks at the end of the class.
+
+    The caller renews the leases of `holder` while this measures (`heartbeat`, `farm.jobs.items.renew`).
+    """
+
+    card_id: str
+    holder: str
+    database: Database
+    benchmark: BenchmarkProcess
+    spool: Spool | None = None  # where readings wait while the database is away; None: `ask` waits for it
+    software: Software | None = None  # the software that the card is registered with; None: not registered
+    queue: str = ""
+
+    def register(self) -> Software:
+        """Wait for the benchmark process and write the card with its software.
+
+        Raises:
+            UnhealthyCard, Unmeasurable: see `check_health`.
+        """
+        software = check_health(self.benchmark)
+        if software != self.software:
+            card = self.benchmark.card
+            capabilities: tuple[str, ...] = ()
+            with contextlib.suppress(FarmError):
+                capabilities = tuple(open_device(card).capabilities)
+            cards.register(
+                self.database, card, software, holder=self.holder, queue=self.queue, capabilities=capabilities
+            )
+            self.software = software
+            self.registered(card)
+        return software
+
+    def ready(self) -> Software:
+        """Return the software of the card if it can measure now. A card that cannot is put in quarantine.
+
+        Raises:
+            UnhealthyCard: the card failed its health check, or its benchmark process did not get ready twice.
+            CardUnavailable: the card was in quarantine before, or this process is ending.
+        """
+        if self.software is None:
+            self.ask(partial(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED), claimed=False)
+        for last in (False, True):
+            try:
+                return self.ask(self.register, claimed=False)
+            except UnhealthyCard as error:
+                failure: FarmError = error
+                break
+            except Unmeasurable as error:
+                failure = error
+                if self.ending():  # the benchmark process ends with this one, which is not a fault of the card
+                    self.software = None
+                    raise CardUnavailable("The worker is stopping.") from error
+                if not last:
+                    log.warning("The benchmark process of %s did not get ready: %s", self.card_id, error.message)
+        self.software = None
+        farm = cards.farm_of(self.holder)
+        try:
+            self.ask(partial(cards.quarantine, self.database, self.card_id, failure.message, farm=farm), claimed=False)
+        except NoSuchCard:
+            log.error("The card %s cannot be served: %s", self.card_id, failure.message)
+        else:
+            log.error("The card %s is put in quarantine: %s", self.card_id, failure.message)
+        raise UnhealthyCard(failure.message, failure.next_step) from failure
+
+    def run(self, item_id: int) -> ItemOutcome:
+        """Claim an item and measure it; after a crash of the benchmark process again, while attempts are left.
+
+        Raises:
+            UnhealthyCard, CardUnavailable: the card cannot measure, see `ready`.
+            DatabaseUnreachable: see `ask`.
+        """
+        current = settings()
+        if self.spool is not None and item_id in self.spool.items():
+            # A new claim would invalidate the token of the reading that waits on disk.
+            for closed in self.ask(partial(self.spool.flush, self.database, self.card_id), claimed=False):
+                self.follow_up(closed)
+        while True:
+            claim = partial(
+                items.claim,
+                self.database,
+                item_id,
+                card_id=self.card_id,
+                holder=self.holder,
+                software_id=self.ready().id,
+                lease_s=current.lease_s,
+                max_attempts=current.max_attempts,
+            )
+            claimed = self.ask(claim, claimed=False)
+            if isinstance(claimed, Claim):
+                if (outcome := self._attempt(claimed)) is not None:
+                    return outcome
+                continue  # the benchmark process crashed; the next claim counts the attempt
+            if claimed.why is DeclineReason.DEFERRED and item_id in claimed.closed.woken:
+                continue
+            self.follow_up(claimed.closed)
+            if claimed.why in (DeclineReason.GONE, DeclineReason.DEFERRED):
+                return ItemOutcome("declined")
+            if claimed.why is DeclineReason.REUSED:
+                return ItemOutcome("reused")
+            with self.database.read() as session:
+                item = session.get_one(tables.Item, item_id)
+            return ItemOutcome("failed", item.reason, item.message)
+
+    def measure(self, claimed: Claim) -> Answer:
+        """Measure a claimed item in the benchmark process. A whole model is verified first if the job has not done so.
+
+        Raises:
+            Unmeasurable: see `BenchmarkProcess.measure`.
+        """
+        predicted, verify = None, False
+        if claimed.role == "whole" and claimed.capture_id is not None:
+            predicted, verify = self.ask(partial(predicted_counts, self.database, claimed.capture_id, claimed.job_id))
+            if not verify and self.benchmark.card.kind != "simulated":
+                predicted = None  # only a simulated card makes its figures from them
+        return self.benchmark.measure(
+            claimed.subject,
+            claimed.protocol,
+            claimed.stopping,
+            predicted=predicted,
+            verify=verify,
+            timeout_s=settings().item_timeout_s,
+            on_phase=partial(self.phase, claimed),
+        )
+
+    def ask(self, query: Callable[[], T], *, claimed: bool = True) -> T:
+        """Ask the database; wait while it is away, since the card could do nothing without it.
+
+        Args:
+            claimed: this driver holds a claim whose outcome must be written: it goes on waiting when told to stop.
+
+        Raises:
+            DatabaseUnreachable: the database was away for as long as an item may take, or this process is to stop. A claim
+                then ends with its lease.
+        """
+        deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
+        pauses_s = _pauses_s(2.0)
+        while True:
+            try:
+                return query()
+            except DatabaseUnreachable as error:
+                pause_s = next(pauses_s)
+                if time.monotonic() + pause_s > deadline_s or (self.told_to_stop() and not claimed):
+                    raise
+                log.warning("Waiting for the database: %s", error.message)
+                time.sleep(pause_s)
+
+    # -------------------------------------------------------------------------------- hooks
+
+    def registered(self, card: Card) -> None:
+        """Called after the card was registered with new software."""
+
+    def follow_up(self, closed: Closed) -> None:
+        """Publish what the closing of an item asks for. Without a broker the reconcilers of other farms find it."""
+
+    def phase(self, claimed: Claim, phase: str, details: dict[str, Any]) -> None:
+        """Called when a phase of the measurement begins."""
+
+    def retrying(self, reason: str, message: str) -> None:
+        """Called when an attempt crashed and the item is claimed again."""
+
+    def ending(self) -> bool:
+        """Whether this process is about to end."""
+        return self.told_to_stop()
+
+    def told_to_stop(self) -> bool:
+        """Whether this process was told to stop."""
+        return False
+
+    # -------------------------------------------------------------------------------- one attempt
+
+    def _attempt(self, claimed: Claim) -> ItemOutcome | None:
+        """One attempt at a claimed item; None if the item may be tried again."""
+        try:
+            answer = self.measure(claimed)
+        except Unmeasurable as error:
+            log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
+            crashed = error.reason == "crashed"
+            close = items.note_attempt if crashed else items.fail
+            self.follow_up(self.ask(partial(close, self.database, claimed, error.reason, error.message)))
+            if not crashed:
+                return ItemOutcome("failed", error.reason, error.message)
+            self.retrying(error.reason, error.message)
+            return None
+        if answer.verification is not None and claimed.capture_id is not None:
+            found = (answer.observed, answer.verification)
+            store = partial(store_observed, self.database, claimed.capture_id, *found, card_id=self.card_id)
+            if (observed_id := self.ask(store)) is not None:
+                self.ask(partial(items.drop_not_run, self.database, claimed.job_id, observed_id))
+        closed = self._store(claimed, answer)
+        if closed is None:
+            return ItemOutcome("spooled")
+        self.follow_up(closed)
+        return ItemOutcome("done" if closed.accepted else "fenced")
+
+    def _store(self, claimed: Claim, answer: Answer) -> Closed | None:
+        """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
+
+        If the disk of the spool is full too, the reading waits in memory until one of them has room; its token decides
+        whether it is accepted then. A reading that the database refuses for another reason is kept in the spool as well.
+        """
+        about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
+        complete = partial(items.complete, self.database, claimed, answer.reading, **about)
+        if self.spool is None:
+            return self.ask(complete)
+        pauses_s = _pauses_s(0.5)
+        while True:
+            try:
+                return complete()
+            except DatabaseUnreachable as away:
+                try:
+                    self.spool.keep(claimed, answer.reading, **about)
+                except OSError as full:
+                    log.warning("The reading of %s waits in memory: %s Spool: %s", claimed.label, away.message, full)
+                    time.sleep(next(pauses_s))
+                    continue
+                log.warning("The database is away; the reading of %s waits in %s", claimed.label, self.spool.folder)
+                return None
+            except Exception:
+                with contextlib.suppress(OSError):
+                    self.spool.keep(claimed, answer.reading, **about)
+                    log.error("The reading of %s was not written and waits in %s", claimed.label, self.spool.folder)
+                raise
+
+
+def _pauses_s(most_s: float) -> Iterator[float]:
+    """Pauses between tries: each twice as long as the one before, up to a limit. Unit: s."""
+    pause_s = 0.1
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, most_s)
