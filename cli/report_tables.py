@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cli import tables
 from cli.tables import Text
-from farm.report.owners import OF_OWNERS, grouped
+from farm.report.breakdowns import OF_OWNERS, grouped
 from farm.report.remarks import remarks
 from farm.types.format import (
     ENERGY,

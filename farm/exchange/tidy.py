@@ -369,7 +369,7 @@ def verdicts(session: Session, selection: Selection) -> Batches:
             models.setdefault(job_id, set()).add(model)
     made_of, rounds = _made_of(session, models), _rounds(session, models)
     for found, of in rows:
-        details = found.details or {}
+        details = {name: value for name, value in (found.details or {}).items() if name != "tuples"}
         asked = of.asked.get("protocol") or {}
         yield _one(
             job_id=of.id,

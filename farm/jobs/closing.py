@@ -23,7 +23,7 @@ from farm.store.rows import locked
 from farm.store.tables import JobState
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators
-from farm.verdict.composing import compose, evidence_of
+from farm.verdict.evidence import Evidence
 from farm.verdict.figures import Part
 from farm.verdict.verdict import Verdict
 
@@ -75,8 +75,8 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
-    evidence = evidence_of(session, job, number)
-    verdict = compose(session, job, evidence)
+    evidence = Evidence(session, job, number)
+    verdict = evidence.verdict()
     row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()

@@ -38,7 +38,7 @@ from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
-from farm.verdict.parts import unscoped_parts
+from farm.verdict.evidence import unscoped_parts
 
 _log = logging.getLogger(__name__)
 

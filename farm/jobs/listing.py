@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     """The newest jobs, each with its newest verdict. Accuracies and coverage are fractions, None where there is none."""
+    from sqlalchemy.orm import defer
     from sqlmodel import col, func, select
 
     from farm.store import tables
@@ -35,7 +36,9 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
         items[job_id] += number
         closed[job_id] += number if state in tables.CLOSED else 0
     by_round = select(tables.Verdict).where(col(tables.Verdict.job_id).in_(ids)).order_by(col(tables.Verdict.round))
-    verdicts = {verdict.job_id: verdict for verdict in session.exec(by_round)}
+    # The details hold every tuple of the job.
+    without_details = by_round.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
+    verdicts = {verdict.job_id: verdict for verdict in session.exec(without_details)}
     theirs = select(tables.ImportedVerdict.job_id, tables.ImportedVerdict.origin)
     origins = dict(session.exec(theirs.where(col(tables.ImportedVerdict.job_id).in_(ids))).all())
     return [

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlmodel import Session, select
+from sqlmodel import Session
 
 from farm.errors import Unreadable, UsageError
 from farm.operators.roofline import Roofline
 from farm.pages import charts
+from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.layers import LayerRow, layers
-from farm.report.owners import OF_OWNERS, OwnerGroup, grouped
 from farm.report.remarks import remarks
 from farm.report.report import Report, build
 from farm.requests.partial_request import command_of
@@ -30,7 +30,7 @@ from farm.types import format
 from farm.types.format import printable
 from farm.types.reading import FLAGS
 from farm.types.request import Request
-from farm.verdict.parts import roofline_for
+from farm.verdict.evidence import Evidence
 
 MOST_TUPLES = 10
 _KIND = "Name an .html file in a folder that you may write to."
@@ -93,8 +93,7 @@ def job_page(session: Session, job_id: str) -> JobPage:
     """
     report = build(session, job_id)
     job = session.get_one(tables.Job, job_id)
-    items = session.exec(select(tables.Item.role, tables.Item.card_id).where(tables.Item.job_id == job_id)).all()
-    peaks = roofline_for(session, job, [_Placed(*item) for item in items])
+    peaks = Evidence(session, job, job.round).roofline
     fingerprints = [session.get_one(tables.Card, card.id).fingerprint for card in report.cards[:1]]
     reading = tables.Reading.__table__.columns  # type: ignore[attr-defined]
     wanted = (reading.id, reading.power_w, reading.sm_clock_mhz)
@@ -109,12 +108,6 @@ def job_page(session: Session, job_id: str) -> JobPage:
         states=states,
         command=_command(report),
     )
-
-
-@dataclass(frozen=True)
-class _Placed:
-    role: str
-    card_id: str
 
 
 def _command(report: Report) -> str:

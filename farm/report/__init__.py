@@ -1,5 +1,6 @@
-"""What a person or a program is shown of a job: `build` makes a `Report` from the rows of the database."""
+"""Reports on jobs, readings and models: `build` makes a `Report` from the rows of the database."""
 
-from farm.report.report import CardView, Report, RoundView, TupleRow, TypeRow, build
+from farm.report.report import Report, ReportCard, RoundView, TypeRow, build
+from farm.verdict.verdict import TupleRow
 
-__all__ = ["CardView", "Report", "RoundView", "TupleRow", "TypeRow", "build"]
+__all__ = ["Report", "ReportCard", "RoundView", "TupleRow", "TypeRow", "build"]

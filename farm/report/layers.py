@@ -21,8 +21,7 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
-from farm.jobs.spool import write_whole
-from farm.report.report import Report, TupleRow
+from farm.report.report import Report
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import PlacedCall, placed_calls
@@ -30,6 +29,7 @@ from farm.store.rows import fetch_values
 from farm.types.format import printable
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse
+from farm.verdict.verdict import TupleRow
 
 By = Literal["type", "tuple", "call", "module"]
 BY: tuple[By, ...] = ("type", "tuple", "call", "module")

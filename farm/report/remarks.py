@@ -10,7 +10,7 @@ from farm.types.format import ENERGY, TIME, interval, percent, plural, quantity,
 from farm.types.value_profiles import holds_nothing
 
 if TYPE_CHECKING:
-    from farm.report.all_layers import AllLayers
+    from farm.report.breakdowns import AllLayers
     from farm.report.report import Report
     from farm.types.reading import InModelTimes
     from farm.verdict.audit import KernelAudit

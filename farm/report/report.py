@@ -1,28 +1,25 @@
-"""The report of a job: everything there is to say about it, as plain values, for a terminal, JSON or a plot.
+"""The report of a job as plain values, for a terminal, JSON or a page.
 
-A finished round has its verdict in the database, and that one is shown. While a round is open, what is there so
-far is summed up in the same way and marked as preliminary.
+The report of a closed round shows the verdict that the database stores, with the tuples in it. For an open round, or a
+verdict stored without its tuples, the same function as at closing computes them; an open round is marked as preliminary.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlmodel import Session, col, select
+from sqlalchemy.orm import defer
+from sqlmodel import Session, select
 
 from farm.errors import NoSuchJob
 from farm.estimate.per_token import PerToken, per_token
 from farm.jobs import item_state
-from farm.report.all_layers import AllLayers, all_layers
-from farm.report.memory_tiers import PlacementRow, placements
-from farm.report.owners import OwnerRow, owners
+from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.store import tables
 from farm.store.rows import fetch
 from farm.store.tables import ItemState, JobState
@@ -31,79 +28,47 @@ from farm.types.reading import Verification, inside_s
 from farm.types.request import Request
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
-from farm.verdict.composing import Evidence, compose, evidence_of
-from farm.verdict.figures import Chosen, Part, ReadingView, Whole
-from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
+from farm.verdict.evidence import Evidence
+from farm.verdict.figures import ReadingView
+from farm.verdict.verdict import VERDICT_SCHEMA, TupleRow, Verdict
 
 SCHEMA = 1
 
-InModel = Mapping[str, Sequence[float | None]]  # tuple id -> what each of its calls took in the running model, in µs
-Taken = tuple[Part, Chosen | None]  # a part, and what the sum takes of its reading
-
-
-@dataclass(frozen=True)
-class TupleRow:
-    """One operator tuple of the job; figures are of one call, as they went into the sum."""
-
-    operator_id: str
-    short_name: str
-    label: str
-    calls: int
-    flops: int
-    bytes_moved: int
-    estimated_us: float
-    time_us: float | None
-    time_half_width_us: float | None
-    energy_mj: float | None
-    energy_half_width_mj: float | None
-    used: str  # steady | burst | interpolated | ""
-    card_id: str
-    reading_id: str | None
-    reused: bool
-    reason: str  # why it is not measured
-    flags: tuple[str, ...]
-    data: str = "normal"  # the class of data in its inputs
-    in_model_us: float | None = None  # one call where it stands in the running model: the median over its calls
-    context_us: float | None = None  # of the time: what its place among other operators changes
-    kernels: Mapping[str, int] = field(default_factory=dict)  # launched by one call, on cards where that was looked at
-
-    @property
-    def power_w(self) -> float | None:
-        return None if self.energy_mj is None or not self.time_us else self.energy_mj / self.time_us * 1e3
+CallTimes = Mapping[str, Sequence[float | None]]  # tuple id -> time of each of its calls in the running model, in µs
 
 
 @dataclass(frozen=True)
 class TypeRow:
-    """One operator type, all its calls summed. Shares are of the sums over all types."""
+    """One operator type: the sum of all its calls. Shares are of the sums over all types."""
 
     short_name: str
     calls: int
     tuples: int
     measured_tuples: int
-    time_us: float | None  # None: none of its tuples was measured
+    time_us: float | None  # None: none of its tuples is measured
     time_share: float | None
     energy_mj: float | None  # None: not available for all measured tuples
     energy_share: float | None
     estimated_us: float
     estimated_share: float
-    in_model_us: float | None = None  # all its calls where they stand in the running model, a second opinion
+    in_model_us: float | None = None  # all its calls in the running model
 
 
 @dataclass(frozen=True)
 class EagerRow:
-    """An operator that an eagerly launched pass calls more or less often than the one that is measured."""
+    """An operator that an eager pass calls more or less often than the measured pass."""
 
     operator_id: str
     label: str
-    launched: int  # calls in the run that is measured
+    launched: int  # calls in the measured pass
     eager: int
-    time_us: float | None  # of one call; None where nobody has read it for this job
+    time_us: float | None  # of one call; None: not measured for this job
     energy_mj: float | None
 
 
 @dataclass(frozen=True)
-class CardView:
-    """A card that took part."""
+class ReportCard:
+    """A card of the job."""
 
     id: str
     kind: str
@@ -117,7 +82,7 @@ class CardView:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round: what it added, why, and how it was judged."""
+    """One round: its new operator types, why it was added, and its outcome."""
 
     number: int
     reason: str
@@ -131,7 +96,7 @@ class RoundView:
 
 @dataclass(frozen=True)
 class ReadingCounts:
-    """Where the readings of the job came from. `repeated` is work that came too late to be accepted."""
+    """Where the readings of the job come from. `repeated` counts results that came too late to be accepted."""
 
     items: int
     measured: int
@@ -139,16 +104,16 @@ class ReadingCounts:
     failed: int
     open: int
     cancelled: int
-    not_run: int  # predicted, and not measured: the card showed that the model does not run them
+    not_run: int  # predicted, not measured: the card showed that the model does not run them
     repeated: int
-    card_time_s: float  # what the card was held for the readings measured for this job, everything included
-    window_time_s: float  # of that, inside warm-ups, windows and bursts
+    card_time_s: float  # time on the card for the readings measured for this job, in total
+    window_time_s: float  # of that, in warm-ups, windows and bursts
     card_time_median_s: float | None  # of one reading
 
 
 @dataclass(frozen=True)
 class Report:
-    """A job as it stands. `preliminary`: its round is open, the verdict is of what is there so far."""
+    """The state of a job. `preliminary`: its round is open, and the verdict is of the readings so far."""
 
     job_id: str
     title: str
@@ -159,7 +124,7 @@ class Report:
     ended_at_s: float | None
     request: dict[str, Any]
     protocol: Protocol
-    cards: tuple[CardView, ...]
+    cards: tuple[ReportCard, ...]
     software: tuple[dict[str, Any], ...]
     flops: int  # of one pass, as the sum of the tuples
     bytes_moved: int
@@ -170,16 +135,16 @@ class Report:
     rounds: tuple[RoundView, ...]
     readings: ReadingCounts
     capture_origin: str  # predicted | observed | ""
-    verification: Verification  # of the capture; without what is told by tuple
-    eagerly: tuple[EagerRow, ...] = ()  # what runs otherwise when the model is launched eagerly
-    origin: str = ""  # the farm that it was imported from
-    all_layers: AllLayers | None = None  # of a model of which some layers were read
+    verification: Verification  # of the capture, without the values of single tuples
+    eagerly: tuple[EagerRow, ...] = ()  # operators that differ if the model is launched eagerly
+    origin: str = ""  # the farm from which it was imported
+    all_layers: AllLayers | None = None  # of a model with some of its layers measured
     owners: tuple[OwnerRow, ...] = ()  # of a training step
-    placements: tuple[PlacementRow, ...] = ()  # where tuples were read with tensors in slow memory, too
+    placements: tuple[PlacementRow, ...] = ()  # of tuples measured with tensors in slow memory too
 
     @property
     def per_token(self) -> PerToken:
-        """Of the whole model where it was read, else of the sum where all of it was."""
+        """Cost per token of the whole model; of the sum if only that is complete."""
         time, energy, complete = self.verdict.time, self.verdict.energy, self.verdict.measured == self.verdict.parts
         return per_token(
             Request.from_json(self.request).variant,
@@ -188,27 +153,24 @@ class Report:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON with units in the key names; shares and accuracies are fractions."""
-        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Everything as plain JSON with units in the key names; shares and accuracies are fractions."""
+        data = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        # `asdict` would copy thousands of rows deeply.
         for name in ("cards", "types", "rounds", "eagerly", "owners"):
             data[name] = [vars(entry) for entry in data[name]]
+        data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]
         data["placements"] = [{**vars(row), "times_fast": row.times_fast} for row in self.placements]
-        data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]  # asdict would copy each deeply
-        if not self.owners:
-            del data["owners"]
-        if not self.placements:
-            del data["placements"]
-        if self.all_layers is None:
-            del data["all_layers"]
-        else:
-            data["all_layers"] = self.all_layers.to_json()
+        data["all_layers"] = self.all_layers.to_json() if self.all_layers else None
+        for name in ("owners", "placements", "all_layers"):
+            if not data[name]:
+                del data[name]
         return {
             "schema": SCHEMA,
             **data,
-            **dataclasses.asdict(self.per_token),
+            **asdict(self.per_token),
             "software": list(self.software),
             "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
-            "readings": dataclasses.asdict(self.readings),
+            "readings": asdict(self.readings),
             "verdict": self.verdict.to_json(),
             "verification": self.verification.to_json(),
         }
@@ -218,19 +180,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     """The report of a job, of its newest round or of round `number`.
 
     Raises:
-        NoSuchJob: there is no job of that id, or it has no such round.
+        NoSuchJob: there is no job with that id, or the job has no such round.
     """
-    # Thousands of tuples make objects of which none goes away; the collector would look at them again and again.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _build(session, job_id, number)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _build(session: Session, job_id: str, number: int | None) -> Report:
     job = session.get(tables.Job, job_id)
     if job is None:
         raise NoSuchJob(f"There is no job '{job_id}'.", "List the jobs with `farm jobs`.")
@@ -238,19 +189,22 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
     protocol = Request.from_json(job.request).protocol
-    evidence = evidence_of(session, job, shown)
-    parts, wholes, seen, items = evidence.parts, evidence.wholes, evidence.seen, evidence.items
-    stored = _stored_verdict(session, job_id, shown)
-    verdict = stored or compose(session, job, evidence)
-    if stored is not None and stored.launch_gap_us is None:
-        # The other launch may have been read since: it judges nothing, so it may be told later.
-        verdict = dataclasses.replace(stored, launch_gap_us=launch_gap_us(wholes))
-    in_model = (seen.in_model.calls_us if seen.in_model else None) or {}
-    taken = _taken(parts, wholes, protocol.launch)
+    evidence = Evidence(session, job, shown)
+    of_rounds = select(tables.Verdict).where(tables.Verdict.job_id == job_id)
+    verdicts = {row.round: row for row in session.exec(of_rounds.options(defer(tables.Verdict.details)))}  # type: ignore[arg-type]
+    stored = _stored_verdict(verdicts.get(shown), evidence)
+    verdict = stored or evidence.verdict()
     if stored is None and job.state == JobState.CANCELLED:
-        verdict = _cancelled(verdict, items)
-    round_row = session.get(tables.Round, (job_id, shown))
-    capture = session.get(tables.Capture, round_row.capture_id) if round_row and round_row.capture_id else None
+        begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in evidence.items)
+        verdict = verdict.withheld(
+            f"Cancelled after {begun} of {len(evidence.items)} items; the same command continues the job."
+        )
+    seen = evidence.seen
+    call_times = (seen.in_model.calls_us if seen.in_model else None) or {}
+    tuples = _with_observed(verdict.tuples, call_times, seen.tuple_kernels or {})
+    capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
+    imported = select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id)
+    timed = replace(seen.in_model, calls_us=None) if seen.in_model else None
     return Report(
         job_id=job.id,
         title=job.title,
@@ -261,29 +215,105 @@ def _build(session: Session, job_id: str, number: int | None) -> Report:
         ended_at_s=job.ended_at_s,
         request=job.request,
         protocol=protocol,
-        cards=_cards(session, items, evidence.readings),
-        software=_software(session, evidence.readings),
-        flops=sum(part.count * part.flops for part in parts),
-        bytes_moved=sum(part.count * part.bytes_moved for part in parts),
-        types=_types(taken, in_model),
-        tuples=_tuples(taken, in_model, seen.tuple_kernels or {}),
+        cards=_cards(session, evidence),
+        software=tuple(
+            software.model_dump()
+            for software in fetch(
+                session, tables.Software, (row.software_id for row in evidence.origins_of_readings.values())
+            ).values()
+        ),
+        flops=sum(row.calls * row.flops for row in tuples),
+        bytes_moved=sum(row.calls * row.bytes_moved for row in tuples),
+        types=_types(tuples, call_times),
+        tuples=tuples,
         verdict=verdict,
         preliminary=stored is None,
-        rounds=_rounds(session, job_id, shown, items),
-        readings=_counts(items, evidence.readings),
+        rounds=_rounds(session, evidence, verdicts),
+        readings=_counts(evidence),
         capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
-        verification=_without_calls(seen),
+        verification=replace(seen, tuple_kernels=None, in_model=timed),
         eagerly=_eagerly(evidence),
-        origin=session.scalar(select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id))
-        or "",
-        all_layers=all_layers(session, job, capture, evidence),
-        owners=_owners(session, capture, taken, protocol.data),
-        placements=placements(session, parts, items, evidence.readings) if job.asked.get("placements") else (),
+        origin=session.exec(imported).first() or "",
+        all_layers=all_layers(evidence, capture),
+        owners=owners(session, capture.id, tuples, protocol.data) if capture and capture.id else (),
+        placements=placements(evidence) if job.asked.get("placements") else (),
     )
 
 
+def _stored_verdict(row: tables.Verdict | None, evidence: Evidence) -> Verdict | None:
+    """The stored verdict, with what it lacks; None if there is none, or one of another schema."""
+    if row is None or row.details.get("schema") != VERDICT_SCHEMA:
+        return None
+    verdict = Verdict.from_json(row.details)
+    if verdict.launch_gap_us is None:
+        # The other launch may have been measured later. It does not affect the outcome.
+        verdict = replace(verdict, launch_gap_us=launch_gap_us(evidence.wholes))
+    return verdict if verdict.tuples else replace(verdict, tuples=evidence.tuples)
+
+
+def _with_observed(
+    rows: tuple[TupleRow, ...], call_times: CallTimes, kernels: Mapping[str, Mapping[str, int]]
+) -> tuple[TupleRow, ...]:
+    """The tuples with their times in the running model and their kernels, as far as a card was observed."""
+    if not call_times and not kernels:
+        return rows
+    found = []
+    for row in rows:
+        timed = [value for value in call_times.get(row.operator_id, ()) if value is not None]
+        in_model_us = statistics.median(timed) if timed else None
+        found.append(replace(row, in_model_us=in_model_us, kernels=dict(kernels.get(row.operator_id, {}))))
+    return tuple(found)
+
+
+def _types(tuples: Sequence[TupleRow], call_times: CallTimes) -> tuple[TypeRow, ...]:
+    groups: dict[str, list[TupleRow]] = defaultdict(list)
+    for row in tuples:
+        groups[row.short_name].append(row)
+    time_us, energy_mj, _ = _sums(tuples)
+    estimate_us = sum(row.calls * row.estimated_us for row in tuples)
+    rows = []
+    for name, group in groups.items():
+        type_us, type_mj, measured = _sums(group)
+        estimated_us = sum(row.calls * row.estimated_us for row in group)
+        rows.append(
+            TypeRow(
+                short_name=name,
+                calls=sum(row.calls for row in group),
+                tuples=len(group),
+                measured_tuples=measured,
+                time_us=type_us,
+                time_share=type_us / time_us if type_us is not None and time_us else None,
+                energy_mj=type_mj,
+                # A share of an incomplete sum would mislead.
+                energy_share=type_mj / energy_mj if type_mj is not None and energy_mj else None,
+                estimated_us=estimated_us,
+                estimated_share=estimated_us / estimate_us if estimate_us else 0.0,
+                in_model_us=_in_model_us(group, call_times),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
+
+
+def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, int]:
+    """Time in µs and energy in mJ of the measured tuples, and their number. The energy is None if one has none."""
+    read = [row for row in rows if row.time_us is not None]
+    energies = [row.calls * row.energy_mj for row in read if row.energy_mj is not None]
+    time_us = sum(row.total_us for row in read) if read else None
+    return time_us, sum(energies) if read and len(energies) == len(read) else None, len(read)
+
+
+def _in_model_us(rows: Sequence[TupleRow], call_times: CallTimes) -> float | None:
+    """All calls of some tuples in the running model; None if one is unknown. Data classes share their tuple's calls."""
+    if not call_times:
+        return None
+    ids = {row.operator_id for row in rows}
+    known = [value for operator_id in ids for value in call_times.get(operator_id, ()) if value is not None]
+    wanted = sum(row.calls for row in rows)
+    return math.fsum(known) if wanted and len(known) == wanted else None
+
+
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
-    """What an eager pass runs otherwise, with what a call takes: what was predicted was read in an earlier round."""
+    """The operators that an eager pass calls differently, with the cost of a call from this or an earlier round."""
     if not evidence.seen.eagerly or not evidence.seen.eagerly.operators:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
@@ -295,135 +325,17 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     found = []
     for entry in evidence.seen.eagerly.operators:
         row = read.get(entry.operator_id)
-        taken = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
-        energy = taken.energy if taken else None
-        found.append(
-            EagerRow(
-                **vars(entry), time_us=taken.time.value if taken else None, energy_mj=energy.value if energy else None
-            )
-        )
+        chosen = choose(ReadingView.of(row), wholes, entry.operator_id) if row else None
+        energy_mj = chosen.energy.value if chosen and chosen.energy else None
+        found.append(EagerRow(**vars(entry), time_us=chosen.time.value if chosen else None, energy_mj=energy_mj))
     return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
 
 
-def _stored_verdict(session: Session, job_id: str, number: int) -> Verdict | None:
-    query = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
-    row = session.exec(query).first()
-    # One of another version is worked out anew from the same readings.
-    return Verdict.from_json(row.details) if row and row.details.get("schema") == VERDICT_SCHEMA else None
-
-
-def _cancelled(verdict: Verdict, items: Sequence[Any]) -> Verdict:
-    """What was read before the end is no basis for a verdict."""
-    begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
-    return verdict.withheld(f"Cancelled after {begun} of {len(items)} items; the same command goes on.")
-
-
-def _taken(parts: Sequence[Part], wholes: Sequence[Whole], launch: str) -> list[Taken]:
-    own = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
-    return [(part, choose(part.reading, own, part.operator_id) if part.reading else None) for part in parts]
-
-
-def _owners(
-    session: Session, capture: tables.Capture | None, taken: Sequence[Taken], data: str
-) -> tuple[OwnerRow, ...]:
-    if capture is None or capture.id is None:
-        return ()
-    return owners(session, capture.id, {part.key: chosen for part, chosen in taken if chosen}, data)
-
-
-def _without_calls(seen: Verification) -> Verification:
-    """The single calls' times and the kernels of tuples are told by tuple."""
-    timed = dataclasses.replace(seen.in_model, calls_us=None) if seen.in_model else None
-    return dataclasses.replace(seen, tuple_kernels=None, in_model=timed)
-
-
-def _in_model_us(parts: Sequence[Part], in_model: InModel) -> float | None:
-    """All calls of some tuples, None where one of them is not known. Data classes share their tuple's calls."""
-    if not in_model:
-        return None
-    values = [value for operator_id in {part.operator_id for part in parts} for value in in_model.get(operator_id, ())]
-    wanted = sum(part.count for part in parts)
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if wanted and len(known) == wanted else None
-
-
-def _tuples(
-    taken: Sequence[Taken], in_model: InModel, kernels: Mapping[str, Mapping[str, int]]
-) -> tuple[TupleRow, ...]:
-    rows = []
-    for part, chosen in taken:
-        energy = chosen.energy if chosen else None
-        timed = [value for value in in_model.get(part.operator_id, ()) if value is not None]
-        rows.append(
-            TupleRow(
-                operator_id=part.operator_id,
-                short_name=part.short_name,
-                label=part.label,
-                calls=part.count,
-                flops=part.flops,
-                bytes_moved=part.bytes_moved,
-                estimated_us=part.estimated_us,
-                time_us=chosen.time.value if chosen else None,
-                time_half_width_us=chosen.time.half_width if chosen else None,
-                energy_mj=energy.value if energy else None,
-                energy_half_width_mj=energy.half_width if energy else None,
-                used=chosen.used if chosen else "",
-                card_id=part.card_id,
-                reading_id=part.reading.reading_id if part.reading else None,
-                reused=part.reused,
-                reason=part.reason,
-                flags=part.reading.flags if part.reading else (),
-                in_model_us=statistics.median(timed) if timed else None,
-                data=part.data,
-                context_us=chosen.context_us if chosen else None,
-                kernels=dict(kernels.get(part.operator_id, {})),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -(row.calls * (row.time_us or 0.0))))
-
-
-def _types(taken: Sequence[Taken], in_model: InModel) -> tuple[TypeRow, ...]:
-    groups: dict[str, list[Taken]] = defaultdict(list)
-    for one in taken:
-        groups[one[0].short_name].append(one)
-    time_sum = sum(part.count * chosen.time.value for part, chosen in taken if chosen)
-    energies = [(part.count, chosen.energy) for part, chosen in taken if chosen]
-    energy_sum = sum(count * energy.value for count, energy in energies if energy)
-    estimate_sum = sum(part.weight_us for part, _ in taken)
-    # A share of a sum with holes in it would mislead.
-    whole_energy = bool(energies) and all(energy for _, energy in energies)
-    rows = []
-    for name, group in groups.items():
-        parts = [part for part, _ in group]
-        read = [(part.count, chosen) for part, chosen in group if chosen]
-        time_us = sum(count * chosen.time.value for count, chosen in read) if read else None
-        known = [count * chosen.energy.value for count, chosen in read if chosen.energy]
-        energy_mj = sum(known) if read and len(known) == len(read) else None
-        estimated_us = sum(part.weight_us for part in parts)
-        rows.append(
-            TypeRow(
-                short_name=name,
-                calls=sum(part.count for part in parts),
-                tuples=len(group),
-                measured_tuples=len(read),
-                time_us=time_us,
-                time_share=time_us / time_sum if time_us is not None and time_sum else None,
-                energy_mj=energy_mj,
-                energy_share=energy_mj / energy_sum if energy_mj is not None and whole_energy and energy_sum else None,
-                estimated_us=estimated_us,
-                estimated_share=estimated_us / estimate_sum if estimate_sum else 0.0,
-                in_model_us=_in_model_us(parts, in_model),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
-
-
-def _cards(session: Session, items: Sequence[Any], rows: dict[str, Any]) -> tuple[CardView, ...]:
-    readings = Counter(row.card_id for row in rows.values())
-    ids = dict.fromkeys([*readings, *(item.card_id for item in items)])
-    known = fetch(session, tables.Card, ids)
+def _cards(session: Session, evidence: Evidence) -> tuple[ReportCard, ...]:
+    readings = Counter(row.card_id for row in evidence.origins_of_readings.values())
+    known = fetch(session, tables.Card, dict.fromkeys([*readings, *(item.card_id for item in evidence.items)]))
     views = [
-        CardView(
+        ReportCard(
             id=card.id,
             kind=card.kind,
             model=card.model,
@@ -438,40 +350,20 @@ def _cards(session: Session, items: Sequence[Any], rows: dict[str, Any]) -> tupl
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _software(session: Session, rows: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    found = fetch(session, tables.Software, (row.software_id for row in rows.values()))
-    return tuple(software.model_dump() for software in found.values())
-
-
-def _rounds(session: Session, job_id: str, shown: int, items: Sequence[Any]) -> tuple[RoundView, ...]:
-    added = Counter(item.round for item in items)
-    verdicts = {
-        row.round: row for row in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
-    }
-    rounds = session.exec(
-        select(tables.Round)
-        .where(tables.Round.job_id == job_id, col(tables.Round.number) <= shown)
-        .order_by(col(tables.Round.number))
-    ).all()
+def _rounds(session: Session, evidence: Evidence, verdicts: Mapping[int, tables.Verdict]) -> tuple[RoundView, ...]:
+    added = Counter(item.round for item in evidence.items)
+    rounds = session.exec(select(tables.Round).where(tables.Round.job_id == evidence.job.id)).all()
     views = []
-    for row in rounds:
+    for row in sorted((row for row in rounds if row.number <= evidence.number), key=lambda row: row.number):
         verdict = verdicts.get(row.number)
-        views.append(
-            RoundView(
-                number=row.number,
-                reason=row.reason,
-                operators=tuple(row.operators),
-                items=added[row.number],
-                outcome=verdict.outcome if verdict else None,
-                accuracy_time=verdict.accuracy_time if verdict else None,
-                accuracy_energy=verdict.accuracy_energy if verdict else None,
-                coverage=verdict.coverage if verdict else None,
-            )
-        )
+        names = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
+        judged = {name: getattr(verdict, name) if verdict else None for name in names}
+        views.append(RoundView(row.number, row.reason, tuple(row.operators), added[row.number], **judged))
     return tuple(views)
 
 
-def _counts(items: Sequence[Any], rows: dict[str, Any]) -> ReadingCounts:
+def _counts(evidence: Evidence) -> ReadingCounts:
+    items, rows = evidence.items, evidence.origins_of_readings
     states = Counter(item.state for item in items)
     not_run = sum(item.reason == item_state.NOT_RUN for item in items)
     own = [item.reading_id for item in items if item.state == ItemState.DONE and not item.reused]

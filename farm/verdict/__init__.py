@@ -1,1 +1,1 @@
-"""Sum against whole: which figure of a reading a sum takes, coverage, kernels, intervals, pass or fail."""
+"""Sum against whole: the choice of figures for a sum, kernel audit, coverage, intervals, and the judgement."""

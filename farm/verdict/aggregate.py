@@ -1,128 +1,126 @@
-"""Does the sum of the parts explain the whole? The sums of a verdict, apart from database and cards.
+"""Does the sum of the parts explain the whole? The sums of a verdict, independent of database and cards.
 
     sum       = Σ count × reading              over the measured tuples of a model
     gap       = sum / whole - 1                signed; too large fails as well as too small
-    accuracy  = 1 - |sum - whole| / whole      for time, and for energy where every reading has it
+    accuracy  = 1 - |sum - whole| / whole      for time, and for energy if every reading has it
     coverage  = Σ count × estimate (measured) / Σ count × estimate (all)
 
-A verdict passes with accuracy *and* coverage at the target: errors that cancel while half of the model was left
-out do not pass. What was not measured is listed with its reason; energy that is missing anywhere is "not
-available", never zero.
+A verdict passes if accuracy *and* coverage reach the target: errors that cancel while half of the model is missing do not
+pass. Unmeasured tuples are listed with a reason. Energy that is missing for any tuple is "not available", never zero.
 
-**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times; different tuples are
-independent and add in quadrature; what differs between cards, or drifts, is common to all tuples and is added
-linearly, as large as the canaries show it. Quadrature alone would give absurdly narrow sums.
+**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times. Different tuples are independent and
+add in quadrature. Differences between cards and drift are common to all tuples: they add linearly, as large as the
+canaries show. Quadrature alone would give intervals that are far too narrow.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from farm.types.reading import Verification
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
-from farm.verdict.figures import NOT_IN_SCOPE, Canary, Chosen, Figure, Part, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole
 from farm.verdict.judging import Sums, judge
-from farm.verdict.verdict import Adjustment, Comparison, Unmeasured, Verdict
+from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict
 
-__all__ = [
-    "NOT_IN_SCOPE",
-    "Adjustment",
-    "Canary",
-    "Chosen",
-    "Comparison",
-    "Figure",
-    "Part",
-    "ReadingView",
-    "Unmeasured",
-    "Verdict",
-    "Whole",
-    "aggregate",
-    "coverage_of",
-    "launch_gap_us",
-    "next_operators",
-]
+Choice = tuple[Part, Chosen | None]  # a part, and the figures that the sum takes from its reading
+
+
+def choices_of(parts: Iterable[Part], wholes: Iterable[Whole], launch: str) -> list[Choice]:
+    """Choose the figures of each part, given the wholes of this launch."""
+    readings = [whole.reading for whole in wholes if whole.reading and whole.launch in ("", launch)]
+    return [(part, choose(part.reading, readings, part.operator_id) if part.reading else None) for part in parts]
 
 
 def aggregate(
     parts: Sequence[Part],
     wholes: Sequence[Whole] = (),
-    canaries: Sequence[Canary] = (),
+    canaries: Sequence[CanaryReading] = (),
     *,
     target: float,
     launch: str,
-    asked: Sequence[str] = (),
+    requested: Sequence[str] = (),
     seen: Verification | None = None,
 ) -> Verdict:
-    """Hold the sum of the parts against the whole.
+    """Compare the sum of the parts with the whole.
 
     Args:
         parts: every tuple of the model, measured or not.
-        wholes: the whole model on each card that contributed, which count by what their cards gave to the sum;
-            those of another launch only give the launch gap.
-        canaries: readings of reference tuples over the cards.
+        wholes: the whole model on each card that contributed, weighted by the card's share of the sum. Wholes of another
+            launch only give the launch gap.
+        canaries: readings of reference tuples on the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
-        asked: the operator types that were asked for by name; where these alone cannot reach the target, the outcome
-            is "none".
-        seen: what verifying the whole on a card found; its kernels are held against those of the tuples.
+        requested: the operator types requested by name. If these alone cannot reach the target, the outcome is "none".
+        seen: the verification of the whole on a card; its kernels are compared with those of the tuples.
     """
     own = [whole for whole in wholes if whole.launch in ("", launch)]
     readings = [whole.reading for whole in own if whole.reading]
-    measured = [(part, choose(part.reading, readings, part.operator_id)) for part in parts if part.reading]
-    weights = _weights(measured, readings)
-    systematic_time, systematic_energy, note = _systematic(measured, readings, canaries)
+    choices = choices_of(parts, own, launch)
+    measured = [(part, part.reading, chosen) for part, chosen in choices if part.reading and chosen]
+    every = [reading for _, reading, _ in measured] + readings
+    systematic_time, systematic_energy, note = _systematic(every, canaries)
 
-    with_energy = bool(measured) and all(chosen.energy for _, chosen in measured)
-    whole_energy = bool(readings) and all(reading.energy for reading in readings)
-    common_us = _over_calls(measured, lambda chosen: chosen.unsure_us)
-    time = Comparison(
-        _sum((chosen.time.times(part.count) for part, chosen in measured), systematic_time, common_us),
-        _mean([reading.time for reading in readings], weights),
-        common_us,
-    )
+    def total(of: Callable[[Chosen], float]) -> float:
+        return math.fsum(of(chosen) * part.count for part, _, chosen in measured)
+
+    def compared(
+        terms: Sequence[Figure | None], of_wholes: Sequence[Figure | None], systematic: float, common: float
+    ) -> Comparison | None:
+        """The sum over all calls against the mean of the wholes; None if a term is missing."""
+        known = [figure.times(part.count) for (part, *_), figure in zip(measured, terms, strict=True) if figure]
+        if len(known) < len(terms):
+            return None
+        value = math.fsum(figure.value for figure in known)
+        half_width = math.hypot(*(figure.half_width for figure in known)) + systematic * abs(value) + common
+        return Comparison(Figure(value, half_width), _mean(of_wholes, weights), common)
+
+    weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], readings)
+    times = [chosen.time for *_, chosen in measured]
+    time = compared(times, [reading.time for reading in readings], systematic_time, total(lambda one: one.unsure_us))
+    assert time is not None
     energy = above_idle = power = None
-    if with_energy:
-        common_mj = _over_calls(measured, lambda chosen: chosen.unsure_mj)
-        energy = Comparison(
-            _sum(
-                (chosen.energy.times(part.count) for part, chosen in measured if chosen.energy),
-                systematic_energy,
-                common_mj,
-            ),
-            _mean([reading.energy for reading in readings if reading.energy], weights) if whole_energy else None,
-            common_mj,
-        )
+    if measured and all(chosen.energy for *_, chosen in measured):
+        common_mj = total(lambda chosen: chosen.unsure_mj)
+        energies = [chosen.energy for *_, chosen in measured]
+        energy = compared(energies, [reading.energy for reading in readings], systematic_energy, common_mj)
+        assert energy is not None
         power = Comparison(
             _power(energy.total, time.total),
             _power(energy.whole, time.whole) if energy.whole and time.whole else None,
         )
-        above_idle = _above_idle(measured, readings if whole_energy else [], weights, systematic_energy, common_mj)
+        above_idle = compared(
+            [_above_idle(chosen.energy, chosen.time, reading) for _, reading, chosen in measured],
+            [_above_idle(reading.energy, reading.time, reading) for reading in readings],
+            systematic_energy,
+            common_mj,
+        )
 
-    apart = sum(part.reading is not None and part.reading.details.context is None for part, _ in measured)
-    among = apart < len(measured)
+    alone = sum(reading.details.context is None for _, reading, _ in measured)
+    with_context = alone < len(measured)
     sums = Sums(
         time=time,
         energy=energy,
         coverage=coverage_of(parts),
         parts=len(parts),
         measured=len(measured),
-        without_energy=sum(chosen.energy is None for _, chosen in measured),
-        read_alone=apart if among else 0,
+        without_energy=sum(chosen.energy is None for *_, chosen in measured),
+        looped_alone=alone if with_context else 0,
         wholes=own,
         systematic_time=systematic_time,
-        flags=dict(Counter(flag for reading in _all(measured, readings) for flag in reading.flags).most_common()),
+        flags=dict(Counter(flag for reading in every for flag in reading.flags).most_common()),
         kernels=audit_kernels(seen, parts) if seen else None,
-        asked=asked,
-        asked_share=_share(parts, lambda part: part.in_scope),
+        requested=requested,
+        requested_share=_share(parts, lambda part: part.in_scope),
     )
     judgement = judge(sums, target)
 
-    def hold(comparison: Comparison) -> Comparison:
-        return dataclasses.replace(comparison, held=judgement.held)
+    def held(comparison: Comparison | None) -> Comparison | None:
+        return comparison and replace(comparison, held=judgement.held)
 
     return Verdict(
         outcome=judgement.outcome,
@@ -130,10 +128,10 @@ def aggregate(
         launch=launch,
         reasons=judgement.reasons,
         coverage=sums.coverage,
-        time=hold(time),
-        energy=energy and hold(energy),
-        energy_above_idle=above_idle and hold(above_idle),
-        power=power and hold(power),
+        time=replace(time, held=judgement.held),
+        energy=held(energy),
+        energy_above_idle=held(above_idle),
+        power=held(power),
         systematic_time=systematic_time,
         systematic_energy=systematic_energy,
         systematic_note=note,
@@ -145,31 +143,63 @@ def aggregate(
         flags=dict(sums.flags),
         launch_gap_us=launch_gap_us(wholes),
         kernels=sums.kernels,
-        context_time_us=_over_calls(measured, lambda chosen: chosen.context_us) if among else None,
-        context_energy_mj=_over_calls(measured, lambda chosen: chosen.context_mj) if among and energy else None,
-        weights_in_cache=weights_in_cache(readings) if among else None,
+        context_time_us=total(lambda chosen: chosen.context_us) if with_context else None,
+        context_energy_mj=total(lambda chosen: chosen.context_mj) if with_context and energy else None,
+        weights_in_cache=weights_in_cache(readings) if with_context else None,
         asked_for=judgement.asked_for,
         asked_share=judgement.asked_share,
+        tuples=tuple_rows(choices),
     )
 
 
+def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:
+    """The tuples as the sum takes them, the most expensive first."""
+    rows = []
+    for part, chosen in choices:
+        energy = chosen.energy if chosen else None
+        rows.append(
+            TupleRow(
+                operator_id=part.operator_id,
+                short_name=part.short_name,
+                label=part.label,
+                calls=part.count,
+                flops=part.flops,
+                bytes_moved=part.bytes_moved,
+                estimated_us=part.estimated_us,
+                time_us=chosen.time.value if chosen else None,
+                time_half_width_us=chosen.time.half_width if chosen else None,
+                energy_mj=energy.value if energy else None,
+                energy_half_width_mj=energy.half_width if energy else None,
+                used=chosen.used if chosen else "",
+                card_id=part.card_id,
+                reading_id=part.reading.reading_id if part.reading else None,
+                reused=part.reused,
+                reason=part.reason,
+                flags=part.reading.flags if part.reading else (),
+                data=part.data,
+                context_us=chosen.context_us if chosen else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: -row.total_us))
+
+
 def coverage_of(parts: Iterable[Part]) -> float | None:
-    """Share of the estimated cost that was measured; None where nothing has a cost."""
+    """Share of the estimated cost that was measured; None if nothing has a cost."""
     return _share(parts, lambda part: part.reading is not None)
 
 
 def _share(parts: Iterable[Part], of: Callable[[Part], bool]) -> float | None:
     weights = [(part.weight_us, of(part)) for part in parts]
-    everything = math.fsum(weight for weight, _ in weights)
-    return math.fsum(weight for weight, counts in weights if counts) / everything if everything else None
+    total = math.fsum(weight for weight, _ in weights)
+    return math.fsum(weight for weight, counts in weights if counts) / total if total else None
 
 
 def next_operators(parts: Sequence[Part], significant: set[str], *, target: float = 0.95) -> list[str]:
-    """The operator types that the accuracy loop adds next, heaviest first; empty when nothing is left.
+    """The operator types that the accuracy loop adds next, heaviest first; empty if none is left.
 
-    The first round (no part in scope yet) takes the significant types that the model has, or, where there are
-    none, the heaviest until their share of the estimated cost reaches the target. Each later round fills up to
-    the target in the same way, and adds at least one type: when the share is there already, the accuracy is not.
+    The first round (no part in scope yet) takes the significant types of the model. If there are none, it takes the
+    heaviest until their share of the estimated cost reaches the target. Each later round fills up to the target in the same
+    way, and adds at least one type: if the share is reached already, the accuracy is not.
     """
     weight: dict[str, float] = defaultdict(float)
     chosen: set[str] = set()
@@ -180,45 +210,33 @@ def next_operators(parts: Sequence[Part], significant: set[str], *, target: floa
     order = sorted((name for name in weight if name not in chosen), key=lambda name: (-weight[name], name))
     if not chosen and (known := [name for name in order if name in significant]):
         return known
-    everything = math.fsum(weight.values())
+    total = math.fsum(weight.values())
     reached = math.fsum(weight[name] for name in chosen)
     added: list[str] = []
     for name in order:
-        if added and reached >= target * everything:
+        if added and reached >= target * total:
             break
         added.append(name)
         reached += weight[name]
     return added
 
 
-def _sum(figures: Iterable[Figure], systematic: float, common: float = 0.0) -> Figure:
-    """The sum: own errors in quadrature; what is common to all linearly, relative (systematic) and in the figures' unit."""
-    listed = list(figures)
-    total = math.fsum(figure.value for figure in listed)
-    return Figure(total, math.hypot(*(figure.half_width for figure in listed)) + systematic * abs(total) + common)
-
-
-def _over_calls(measured: Sequence[tuple[Part, Chosen]], of: Callable[[Chosen], float]) -> float:
-    """One figure of what was chosen, over all calls of all tuples."""
-    return math.fsum(of(chosen) * part.count for part, chosen in measured)
-
-
-def _weights(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[float]:
-    """How much each card's whole counts: as much as the card gave to the sum, all alike where that is unknown."""
-    given: dict[str, float] = defaultdict(float)
-    for part, chosen in measured:
-        if part.reading:
-            given[part.reading.card_id] += part.count * chosen.time.value
-    there = Counter(whole.card_id for whole in wholes)
-    weights = [given[whole.card_id] / there[whole.card_id] for whole in wholes]
+def _weights(given_us: Iterable[tuple[ReadingView, float]], wholes: Sequence[ReadingView]) -> list[float]:
+    """The weight of each card's whole: the card's share of the sum, or equal weights if that is unknown."""
+    of_card: dict[str, float] = defaultdict(float)
+    for reading, time_us in given_us:
+        of_card[reading.card_id] += time_us
+    number = Counter(whole.card_id for whole in wholes)
+    weights = [of_card[whole.card_id] / number[whole.card_id] for whole in wholes]
     total = math.fsum(weights)
     return [weight / total if total else 1 / len(wholes) for weight in weights]
 
 
-def _mean(figures: Sequence[Figure], weights: Sequence[float]) -> Figure | None:
-    """The mean of one quantity over cards: their own errors, and how far the cards lie apart."""
-    counted = [(figure, weight) for figure, weight in zip(figures, weights, strict=True) if weight]
-    if not counted:
+def _mean(figures: Sequence[Figure | None], weights: Sequence[float]) -> Figure | None:
+    """The mean of one quantity over cards, with their own errors and the distance between cards; None if one is missing."""
+    known = [(figure, weight) for figure, weight in zip(figures, weights, strict=True) if figure]
+    counted = [(figure, weight) for figure, weight in known if weight]
+    if len(known) < len(figures) or not counted:
         return None
     mean = math.fsum(weight * figure.value for figure, weight in counted)
     own = math.hypot(*(weight * figure.half_width for figure, weight in counted))
@@ -226,62 +244,44 @@ def _mean(figures: Sequence[Figure], weights: Sequence[float]) -> Figure | None:
 
 
 def _power(energy_mj: Figure, time_us: Figure) -> Figure:
-    """Average power in W; energy was read as power times time, so their errors are taken as independent."""
+    """Average power in W. Energy was measured as power times time, so the errors count as independent."""
     if not time_us.value:
         return Figure(0.0)
     power_w = energy_mj.value / time_us.value * 1e3
     return Figure(power_w, power_w * math.hypot(energy_mj.relative, time_us.relative))
 
 
-def _above_idle(
-    measured: Sequence[tuple[Part, Chosen]],
-    wholes: Sequence[ReadingView],
-    weights: Sequence[float],
-    systematic: float,
-    common_mj: float,
-) -> Comparison | None:
-    """Energy beyond what the resting card draws in the same time; gross is this plus idle power × total time."""
-    terms: list[Figure] = []
-    for part, chosen in measured:
-        figure = _beyond(chosen.energy, chosen.time, part.reading.idle_power_w if part.reading else None)
-        if figure is None:
-            return None
-        terms.append(figure.times(part.count))
-    above = [_beyond(whole.energy, whole.time, whole.idle_power_w) for whole in wholes]
-    known = [figure for figure in above if figure]
-    return Comparison(
-        _sum(terms, systematic, common_mj), _mean(known, weights) if known and len(known) == len(above) else None
-    )
-
-
-def _beyond(energy: Figure | None, time: Figure, idle_power_w: float | None) -> Figure | None:
-    if energy is None or idle_power_w is None:
+def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Figure | None:
+    """Energy beyond that of the idle card in the same time, in mJ."""
+    if energy is None or reading.idle_power_w is None:
         return None
-    return Figure(energy.value - idle_power_w * time.value * 1e-3, energy.half_width)
+    return Figure(energy.value - reading.idle_power_w * time.value * 1e-3, energy.half_width)
 
 
-def _systematic(
-    measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView], canaries: Sequence[Canary]
-) -> tuple[float, float, str]:
-    """The largest deviation of any canary reading from its subject's mean, relative, for time and energy."""
-    by_subject: dict[str, list[Canary]] = defaultdict(list)
+def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
+    """The largest deviation of a canary reading from the mean of its subject, relative, for time and energy; and a note."""
+    by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
         by_subject[canary.subject_id].append(canary)
     compared = [group for group in by_subject.values() if len(group) > 1]
-    cards = {reading.card_id for reading in _all(measured, wholes) if reading.card_id}
+    cards = {reading.card_id for reading in readings if reading.card_id}
     if not compared:
         if len(cards) > 1:
-            return 0.0, 0.0, f"No canary compares the {len(cards)} cards; the intervals leave out how they differ."
-        return 0.0, 0.0, "No canary was read twice; the intervals leave out what drifts."
+            return (
+                0.0,
+                0.0,
+                f"No canary compares the {len(cards)} cards: the intervals exclude differences between them.",
+            )
+        return 0.0, 0.0, "No canary was measured twice: the intervals exclude drift."
     time = max(_spread([canary.reading.time_us for canary in group]) for group in compared)
     energies = [[c.reading.energy_mj for c in group if c.reading.energy_mj is not None] for group in compared]
     energy = max((_spread(values) for values in energies if len(values) > 1), default=0.0)
     places = {canary.card_id for group in compared for canary in group}
-    what = f"{len(places)} cards" if len(places) > 1 else "one card"
-    note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, read on {what}."
+    on = f"{len(places)} cards" if len(places) > 1 else "one card"
+    note = f"{len(compared)} canary tuple{'s' if len(compared) > 1 else ''}, measured on {on}."
     if others := sorted(cards - places):
         left_out = others[0] if len(others) == 1 else f"{len(others)} of the cards"
-        note += f" None on {left_out}: the intervals leave out how that differs."
+        note += f" None on {left_out}: the intervals exclude how that differs."
     return time, energy, note
 
 
@@ -290,19 +290,15 @@ def _spread(values: Sequence[float]) -> float:
     return max(abs(value - mean) for value in values) / mean if mean else 0.0
 
 
-def _all(measured: Sequence[tuple[Part, Chosen]], wholes: Sequence[ReadingView]) -> list[ReadingView]:
-    return [part.reading for part, _ in measured if part.reading] + list(wholes)
-
-
 def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
-    everything = math.fsum(part.weight_us for part in parts)
+    total_us = math.fsum(part.weight_us for part in parts)
     missing = [
         Unmeasured(
             part.operator_id,
             part.short_name,
             part.label,
             part.count,
-            part.weight_us / everything if everything else 0.0,
+            part.weight_us / total_us if total_us else 0.0,
             part.reason or ("no reading" if part.in_scope else NOT_IN_SCOPE),
         )
         for part in parts
@@ -311,24 +307,21 @@ def _unmeasured(parts: Sequence[Part]) -> tuple[Unmeasured, ...]:
     return tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label)))
 
 
-def _adjustments(measured: Sequence[tuple[Part, Chosen]]) -> tuple[Adjustment, ...]:
+def _adjustments(measured: Iterable[tuple[Part, ReadingView, Chosen]]) -> tuple[Adjustment, ...]:
     found = []
-    for part, chosen in measured:
+    for part, reading, chosen in measured:
         if chosen.used == "steady" and not chosen.why:
             continue
-        assert part.reading is not None
-        effect_energy = None
-        if chosen.energy and part.reading.energy:
-            effect_energy = part.count * (chosen.energy.value - chosen.context_mj - part.reading.energy.value)
-        effect_time = part.count * (chosen.time.value - chosen.context_us - part.reading.time_us)
-        found.append(
-            Adjustment(part.operator_id, part.label, part.count, chosen.used, chosen.why, effect_time, effect_energy)
-        )
+        time_us = part.count * (chosen.time.value - chosen.context_us - reading.time_us)
+        energy_mj = None
+        if chosen.energy and reading.energy:
+            energy_mj = part.count * (chosen.energy.value - chosen.context_mj - reading.energy.value)
+        found.append(Adjustment(part.operator_id, part.label, part.count, chosen.used, chosen.why, time_us, energy_mj))
     return tuple(sorted(found, key=lambda entry: -abs(entry.effect_time_us)))
 
 
 def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
-    """Eager minus graph, the mean over the cards that have both: as readings, or the eager time beside a replayed one."""
+    """Eager minus graph: the mean over the cards with both, from two readings or from the eager time in a graph reading."""
     times: dict[str, dict[str, float]] = defaultdict(dict)
     for whole in wholes:
         if whole.reading is None:

@@ -1,9 +1,9 @@
-"""One level below the tuples: are the kernels of the whole model the kernels of its tuples?
+"""The kernel audit: compare the kernels of the whole model with the kernels of its tuples.
 
-A sum can agree with a whole by chance. If the tuples launch the same kernels as often as the model does, it agrees
-for a reason; where they do not, the names say where to look: another algorithm was chosen for the same convolution,
-a copy was made that the model does not make. The whole's kernels come from an unobserved pass on the card, those of a
-tuple from one pass of its own, rebuilt, in the same process.
+A sum can agree with a whole by chance. The agreement is explained if the tuples launch the same kernels as often as the
+model does. If they do not, the kernel names show the cause: another algorithm for the same convolution, or a copy that the
+model does not make. The kernels of the whole come from an unobserved pass on the card. The kernels of a tuple come from one
+pass of the rebuilt tuple in the same process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from farm.types.reading import Verification
 from farm.verdict.figures import Part
 
-KEPT = 30
+KEPT = 30  # kernels listed of each kind
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel by name: how often the whole launched it and the tuples together did, and its time in the whole."""
+    """One kernel: its launches in the whole and in all tuples together, and its time in the whole."""
 
     name: str
     whole: int
@@ -30,37 +30,38 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelAudit:
-    """The whole's kernels against those of its tuples.
+    """The kernels of the whole compared with those of its tuples.
 
-    `explained` is the share of the whole's kernel time that the tuples' launches of the same kernels account for.
-    The lists hold the heaviest, at most 30 each; the numbers count all.
+    `explained` is the share of the whole's kernel time that launches of the same kernels by the tuples account for.
+    Each list holds at most the 30 heaviest kernels; the counts include all.
     """
 
     explained: float
     time_us: float  # of all kernels of one unobserved pass
     launches: int
-    unknown_tuples: int  # of the model's tuples, those whose kernels nobody has seen
+    unknown_tuples: int  # tuples of the model without known kernels
     only_whole: tuple[Kernel, ...] = ()
     only_tuples: tuple[Kernel, ...] = ()
     other_counts: tuple[Kernel, ...] = ()
     only_whole_count: int = 0
     only_tuples_count: int = 0
     other_counts_count: int = 0
-    launch: str = "eager"  # of the pass that was looked at
+    launch: str = "eager"  # of the observed pass
 
     @property
     def same(self) -> bool:
-        """Whether whole and tuples launch the same kernels equally often."""
+        """True if whole and tuples launch the same kernels equally often."""
         return not (self.only_whole_count or self.only_tuples_count or self.other_counts_count)
 
 
 def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | None:
-    """Hold the kernels of a whole against those of its parts.
+    """Compare the kernels of a whole with those of its parts.
 
     Args:
-        seen: what verifying the whole on a card found: its `kernels` and `tuple_kernels`.
+        seen: the verification of the whole on a card, with `kernels` and `tuple_kernels`.
 
-    None where the whole's kernels are not known, or those of no part (a CPU).
+    Returns:
+        None if the kernels of the whole or those of all parts are unknown, as on a CPU.
     """
     whole, of_tuples = seen.kernels or {}, seen.tuple_kernels or {}
     expected: Counter[str] = Counter()
@@ -73,8 +74,8 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
         known += 1
         for name, times in kernels.items():
             expected[name] += times * part.count
-    everything_us = sum(launches.time_us for launches in whole.values())
-    if not everything_us or not known:
+    total_us = sum(launches.time_us for launches in whole.values())
+    if not total_us or not known:
         return None
     both = [Kernel(name, launches.count, expected[name], launches.time_us) for name, launches in whole.items()]
     both.sort(key=lambda kernel: -kernel.time_us)
@@ -83,8 +84,8 @@ def audit_kernels(seen: Verification, parts: Iterable[Part]) -> KernelAudit | No
     only_tuples = [Kernel(name, 0, launches) for name, launches in expected.most_common() if name not in whole]
     explained_us = sum(kernel.time_us * min(1.0, kernel.tuples / kernel.whole) for kernel in both if kernel.whole)
     return KernelAudit(
-        explained=explained_us / everything_us,
-        time_us=everything_us,
+        explained=explained_us / total_us,
+        time_us=total_us,
         launches=sum(kernel.whole for kernel in both),
         unknown_tuples=unknown,
         only_whole=tuple(only_whole[:KEPT]),

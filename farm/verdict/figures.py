@@ -1,4 +1,4 @@
-"""What a verdict is made of: figures with their intervals, readings as a sum sees them, parts, wholes and canaries."""
+"""The inputs of a verdict: figures with intervals, readings, parts, wholes and canary readings."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ NOT_IN_SCOPE = "not in scope"
 
 @dataclass(frozen=True)
 class Figure:
-    """A value and the half-width of its 95 % interval, in the value's unit."""
+    """A value and the half-width of its 95 % interval, in the unit of the value."""
 
     value: float
     half_width: float = 0.0
 
     def times(self, factor: float) -> Figure:
+        """The figure multiplied by an exact number."""
         return Figure(self.value * factor, self.half_width * abs(factor))
 
     @property
     def relative(self) -> float:
-        """Half-width as a share of the value."""
+        """The half-width as a fraction of the value."""
         return self.half_width / abs(self.value) if self.value else 0.0
 
 
 @dataclass(frozen=True)
 class ReadingView:
-    """The columns of a stored reading that a verdict is made of. Figures are of one call (or one whole pass)."""
+    """The columns of a stored reading that a verdict uses. Figures are of one call, or of one pass of the whole model."""
 
     time_us: float
     time_half_width_us: float = 0.0
@@ -47,7 +48,7 @@ class ReadingView:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """From a row of the table of readings."""
+        """Make a view of a row of the table of readings."""
         return cls(
             time_us=row.time_us,
             time_half_width_us=row.time_half_width_us,
@@ -73,13 +74,13 @@ class ReadingView:
 
     @property
     def power_throttled(self) -> bool:
-        """The card held its clocks back for power (not for heat) while this was read."""
+        """True if the card lowered its clocks for power (not for heat) during this reading."""
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One operator tuple of a model: how often it is called, what it should cost, and what was read."""
+    """One operator tuple of a model: the number of its calls, its estimated cost, and its reading."""
 
     operator_id: str
     short_name: str
@@ -91,33 +92,29 @@ class Part:
     reading: ReadingView | None = None
     reason: str = ""  # why there is no reading
     card_id: str = ""
-    data: str = "normal"  # the class of data in its inputs
-    in_scope: bool = True  # its operator type was chosen by --operators
+    data: str = "normal"  # data class of the inputs
+    in_scope: bool = True  # --operators selects its operator type
     reused: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What tells it from the other parts: one tuple in two classes of data is two parts."""
-        return self.operator_id, self.data
-
-    @property
     def weight_us(self) -> float:
+        """Estimated time of all calls."""
         return self.count * self.estimated_us
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The whole model, read on one card; without a reading, `reason` says why."""
+    """The whole model on one card; `reason` says why there is no reading."""
 
     card_id: str
     reading: ReadingView | None = None
     reason: str = ""
-    launch: str = ""  # "" means the verdict's own
+    launch: str = ""  # "": the launch of the verdict
 
 
 @dataclass(frozen=True)
-class Canary:
-    """One reading of a reference tuple; several of one subject show what differs between cards, or drifts."""
+class CanaryReading:
+    """One reading of a reference tuple. Several of one subject show differences between cards, and drift."""
 
     subject_id: str
     card_id: str
@@ -126,13 +123,13 @@ class Canary:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the sum takes of one part's reading, per call."""
+    """The figures of one call that the sum takes from the reading of a part."""
 
     time: Figure
     energy: Figure | None
     used: Used
     why: str = ""
-    context_us: float = 0.0  # of the time: what its place among other operators changes, against the loop
-    context_mj: float = 0.0  # of the energy
-    unsure_us: float = 0.0  # half-width that all tuples have in common: it adds up over a sum
+    context_us: float = 0.0  # of the time: the effect of the neighbouring operators, compared with the loop
+    context_mj: float = 0.0  # of the energy: the same
+    unsure_us: float = 0.0  # half-width that all tuples have in common: it adds linearly over a sum
     unsure_mj: float = 0.0

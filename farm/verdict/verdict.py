@@ -1,15 +1,14 @@
-"""What a verdict says: sum against whole of each quantity, what was adjusted, what is missing.
+"""The result of a verdict: sum against whole of each quantity, the tuples in the sum, adjustments, and what is missing.
 
-Plain values, apart from the arithmetic (`farm.verdict.aggregate`), so that a stored verdict can be shown without judging
-it again. As JSON every key carries its unit.
+Plain values, separate from the arithmetic (`farm.verdict.aggregate`): a stored verdict is shown without judging again. In
+JSON every key carries its unit.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -26,9 +25,9 @@ VERDICT_SCHEMA = 4
 class Comparison:
     """Sum against whole of one quantity, in one unit. `gap` is relative and signed.
 
-    `common` is the part of the total's half-width that longer windows do not narrow: what neighbours in the model, or
-    clocks at the power limit, leave unsure of all tuples alike. It is not stored. Where the readings say nothing of the
-    model, as on a busy host, the two are not `held` against each other: there is no gap.
+    `common` is the part of the total's half-width that longer windows do not narrow: uncertainty that all tuples share,
+    from neighbours in the model or from clocks at the power limit. It is not stored. `held` is False if the readings do
+    not represent the model, as on a busy host: then there is no gap.
     """
 
     total: Figure
@@ -50,7 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """A power-limited tuple that was not taken at its steady figure, and what that changed in the sum."""
+    """A power-limited tuple for which the sum does not take the steady figure, and the effect on the sum."""
 
     operator_id: str
     label: str
@@ -74,11 +73,47 @@ class Unmeasured:
 
 
 @dataclass(frozen=True)
+class TupleRow:
+    """One operator tuple of a job; figures are of one call, as in the sum."""
+
+    operator_id: str
+    short_name: str
+    label: str
+    calls: int
+    flops: int
+    bytes_moved: int
+    estimated_us: float
+    time_us: float | None
+    time_half_width_us: float | None
+    energy_mj: float | None
+    energy_half_width_mj: float | None
+    used: str  # steady | burst | interpolated | ""
+    card_id: str
+    reading_id: str | None
+    reused: bool
+    reason: str  # why it is not measured
+    flags: tuple[str, ...]
+    data: str = "normal"  # data class of the inputs
+    context_us: float | None = None  # of the time: the effect of the neighbouring operators
+    in_model_us: float | None = None  # one call in the running model: the median over its calls
+    kernels: Mapping[str, int] = field(default_factory=dict)  # launches of one call, if a card was observed
+
+    @property
+    def power_w(self) -> float | None:
+        return None if self.energy_mj is None or not self.time_us else self.energy_mj / self.time_us * 1e3
+
+    @property
+    def total_us(self) -> float:
+        """Time of all calls; 0 if it is not measured."""
+        return self.calls * (self.time_us or 0.0)
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Sum against whole for one job and round; everything needed to show it and to argue with it."""
+    """Sum against whole for one round of a job, with everything needed to show it and to question it."""
 
     outcome: Outcome
-    reasons: tuple[str, ...]  # why it is not a pass, and what limits it, in plain sentences
+    reasons: tuple[str, ...]  # why it does not pass, and what limits it, in plain sentences
     target: float
     launch: str
     coverage: float | None
@@ -86,7 +121,7 @@ class Verdict:
     energy: Comparison | None
     energy_above_idle: Comparison | None
     power: Comparison | None
-    systematic_time: float  # relative, added linearly to the sums' half-widths
+    systematic_time: float  # relative, added linearly to the half-widths of the sums
     systematic_energy: float
     systematic_note: str
     parts: int
@@ -96,32 +131,34 @@ class Verdict:
     adjustments: tuple[Adjustment, ...]
     flags: dict[str, int]
     launch_gap_us: float | None = None  # eager minus graph, of the whole
-    kernels: KernelAudit | None = None  # those of the whole against those of its tuples
-    context_time_us: float | None = None  # of the sum: what the tuples' places among other operators change
+    kernels: KernelAudit | None = None
+    context_time_us: float | None = None  # of the sum: the effect of the neighbours of the tuples
     context_energy_mj: float | None = None
     weights_in_cache: float | None = None  # share of the weights that a pass of the whole finds in the cache
-    asked_for: tuple[str, ...] = ()  # the only operator types asked for, where these cannot reach the target
-    asked_share: float | None = None  # of the estimated cost, theirs
+    asked_for: tuple[str, ...] = ()  # the requested operator types, if these alone cannot reach the target
+    asked_share: float | None = None  # their share of the estimated cost
+    tuples: tuple[TupleRow, ...] = field(default=(), compare=False)  # stored, but not part of the JSON
 
     @property
     def missed(self) -> bool:
-        """Whether it did not pass, other than because only a part of the model was asked for, all of which was read."""
+        """True if it does not pass, unless only a part of the model was requested and all of that part was measured."""
         partial = bool(self.asked_for) and all(entry.reason == NOT_IN_SCOPE for entry in self.unmeasured)
         return self.outcome != "pass" and not partial
 
     @property
     def too_large(self) -> bool:
-        """Whether a sum exceeds its whole by more than the target allows."""
-        gaps = (held.gap for held in (self.time, self.energy) if held)
+        """True if a sum exceeds its whole by more than the target allows."""
+        gaps = (comparison.gap for comparison in (self.time, self.energy) if comparison)
         return any(gap.value > 1 - self.target for gap in gaps if gap)
 
     def withheld(self, reason: str) -> Verdict:
         """The same figures without an outcome, for this reason alone."""
-        return dataclasses.replace(self, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
+        return replace(self, outcome="none", reasons=(reason,), asked_for=(), asked_share=None)
 
     def columns(self) -> dict[str, Any]:
-        """The columns of the table of verdicts."""
-        energy = self.energy
+        """The columns of the table of verdicts. The tuples are stored as one list per field."""
+        energy, whole = self.energy, self.time.whole
+        tuples = {name: [getattr(row, name) for row in self.tuples] for name in _STORED}
         return {
             "outcome": self.outcome,
             "target": self.target,
@@ -129,59 +166,55 @@ class Verdict:
             "accuracy_energy": energy.accuracy if energy else None,
             "coverage": self.coverage,
             "sum_time_us": self.time.total.value if self.measured else None,
-            "whole_time_us": self.time.whole.value if self.time.whole else None,
+            "whole_time_us": whole.value if whole else None,
             "sum_energy_mj": energy.total.value if energy else None,
             "whole_energy_mj": energy.whole.value if energy and energy.whole else None,
-            "details": self.to_json(),
+            "details": {**self.to_json(), **({"tuples": tuples} if self.tuples else {})},
         }
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; gaps, accuracies, shares and coverage are fractions."""
-        kept = _VERDICTS.dump_python(self, mode="json", exclude={*_UNITS, "wholes"})
-        kept["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
+        plain = _VERDICT.dump_python(self, mode="json", exclude={*_UNITS, "wholes", "tuples"})
+        plain["wholes"] = [_whole_to_json(whole) for whole in self.wholes]
         data: dict[str, Any] = {"schema": VERDICT_SCHEMA}
-        for name in (field.name for field in dataclasses.fields(self)):
-            data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: kept[name]}
+        for name in (entry.name for entry in fields(self) if entry.name != "tuples"):
+            data |= _comparison_to_json(name, getattr(self, name)) if name in _UNITS else {name: plain[name]}
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """The inverse of `to_json`; of the wholes, what a report shows of them comes back."""
-        comparisons = {name: _comparison_from_json(name, data) for name in _UNITS}
-        wholes = [_whole_from_json(entry) for entry in data["wholes"]]
-        return _VERDICTS.validate_python({**data, **comparisons, "wholes": wholes})
+        """The inverse of `to_json`, with the tuples of stored details. Wholes have the columns that `to_json` keeps."""
+        stored = data.get("tuples") or {}
+        made = {
+            **{name: _comparison_from_json(name, data) for name in _UNITS},
+            "wholes": [_whole_from_json(entry) for entry in data["wholes"]],
+            "tuples": [dict(zip(stored, cells, strict=True)) for cells in zip(*stored.values(), strict=True)],
+        }
+        return _VERDICT.validate_python({**data, **made})
 
 
-_VERDICTS, _READINGS = TypeAdapter(Verdict), TypeAdapter(ReadingView)
-_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # of what is compared
-#: What is kept of a whole's reading.
+_VERDICT, _READING = TypeAdapter(Verdict), TypeAdapter(ReadingView)
+_UNITS = {"time": "us", "energy": "mj", "energy_above_idle": "mj", "power": "w"}  # of the compared quantities
+#: The columns of a whole's reading that a verdict keeps.
 _OF_WHOLE = (
-    "reading_id",
-    "time_us",
-    "time_half_width_us",
-    "energy_mj",
-    "energy_half_width_mj",
-    "idle_power_w",
-    "sm_clock_mhz",
-    "throttle_reasons",
-    "flags",
+    *("reading_id", "time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj"),
+    *("idle_power_w", "sm_clock_mhz", "throttle_reasons", "flags"),
 )
+#: The fields of a tuple that are stored. The others follow from the verification of the capture, which may come later.
+_STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_model_us", "kernels")]
 
 
 def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
-    def pair(prefix: str, suffix: str, figure: Figure | None) -> dict[str, float | None]:
-        return {
-            f"{prefix}_{name}{suffix}": figure.value if figure else None,
-            f"{prefix}_{name}_half_width{suffix}": figure.half_width if figure else None,
-        }
-
-    unit = _UNITS[name]
-    return {
-        **pair("sum", f"_{unit}", comparison.total if comparison else None),
-        **pair("whole", f"_{unit}", comparison.whole if comparison else None),
-        **pair("gap", "", comparison.gap if comparison else None),
-        f"accuracy_{name}": comparison.accuracy if comparison else None,
+    figures = {
+        "sum": (comparison.total if comparison else None, f"_{_UNITS[name]}"),
+        "whole": (comparison.whole if comparison else None, f"_{_UNITS[name]}"),
+        "gap": (comparison.gap if comparison else None, ""),
     }
+    data: dict[str, float | None] = {}
+    for prefix, (figure, unit) in figures.items():
+        data[f"{prefix}_{name}{unit}"] = figure.value if figure else None
+        data[f"{prefix}_{name}_half_width{unit}"] = figure.half_width if figure else None
+    return data | {f"accuracy_{name}": comparison.accuracy if comparison else None}
 
 
 def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | None:
@@ -197,11 +230,11 @@ def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | No
 def _whole_to_json(whole: Whole) -> dict[str, Any]:
     read: dict[str, Any] = {"throttle_reasons": [], "flags": []}
     if whole.reading:
-        read = _READINGS.dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
+        read = _READING.dump_python(whole.reading, mode="json", include=set(_OF_WHOLE))
     about = {"card_id": whole.card_id, "launch": whole.launch, "reason": whole.reason}
     return {**about, **{name: read.get(name) for name in _OF_WHOLE}}
 
 
 def _whole_from_json(data: Mapping[str, Any]) -> Whole:
-    reading = None if data["time_us"] is None else _READINGS.validate_python(data)
+    reading = None if data["time_us"] is None else _READING.validate_python(data)
     return Whole(data["card_id"], reading, data["reason"], data["launch"])

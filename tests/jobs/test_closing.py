@@ -212,7 +212,7 @@ def test_readings_of_two_softwares_are_not_summed(any_database):
     (reason,) = verdict.details["reasons"]
     assert verdict.outcome == "none"
     assert f"2 with torch 9.9.9 and 1 with torch {SOFTWARE.torch}" in reason
-    assert "run it again" in reason
+    assert "run the job again" in reason
 
 
 def test_a_round_that_cannot_be_judged_ends_its_job_with_the_reason(any_database):

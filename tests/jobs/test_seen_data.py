@@ -8,7 +8,7 @@ from farm.store.content import classes, store_values, stored_values
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request
-from farm.verdict.composing import evidence_of
+from farm.verdict.evidence import Evidence
 from tests.farms import store_operators
 from tests.planned import claim, complete, items_of, register
 
@@ -67,12 +67,12 @@ def test_the_parts_count_the_calls_of_each_class(database: Database) -> None:
     assert isinstance(held, items.Claim)
     complete(database, held, behind.card_id)
     with database.read() as session:
-        parts = evidence_of(session, session.get_one(tables.Job, job_id), 1).parts
+        parts = Evidence(session, session.get_one(tables.Job, job_id), 1).parts
     assert {part.data: (part.count, part.reading is not None) for part in parts} == {
         "normal": (1, False),
         "zeros-50+": (2, True),
     }
-    assert len({part.key for part in parts}) == 2
+    assert len({(part.operator_id, part.data) for part in parts}) == 2
 
 
 def test_another_policy_is_the_class_of_every_call(database: Database) -> None:

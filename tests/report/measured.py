@@ -11,7 +11,7 @@ from farm.store.database import Database
 from farm.training.extract import taken_apart
 from farm.types.protocol import Variant
 from farm.types.request import Request
-from farm.verdict.composing import compose, evidence_of
+from farm.verdict.evidence import Evidence
 from tests.report import rows
 
 POWER_W = 500.0
@@ -62,6 +62,6 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
         rows.item(session, job_id, "whole", variant.id, reading_id=whole)
     with database.write() as session:
         job = session.get_one(tables.Job, job_id)
-        verdict = compose(session, job, evidence_of(session, job, 1))
+        verdict = Evidence(session, job, 1).verdict()
         session.add(tables.Verdict(job_id=job_id, round=1, **verdict.columns()))
     return job_id

@@ -19,7 +19,7 @@ from farm.report.remarks import remarks
 from farm.store import tables
 from farm.types.protocol import Protocol
 from farm.types.request import Request
-from farm.verdict.composing import compose, evidence_of
+from farm.verdict.evidence import Evidence
 from tasks.submit import submit
 from tests.report import measured, rows
 
@@ -32,7 +32,7 @@ def built(database, job_id, number=None):
 def judged(database, job_id="job1"):
     with database.read() as session:
         job = session.get_one(tables.Job, job_id)
-        return compose(session, job, evidence_of(session, job, 1))
+        return Evidence(session, job, 1).verdict()
 
 
 def test_sums_count_every_call_and_reading(any_database):
@@ -118,7 +118,7 @@ def test_a_cancelled_job_has_no_verdict_in_its_report_and_in_the_list(database):
     found = built(database, "job1")
     assert found.verdict.outcome == "none"
     assert found.verdict.missed
-    assert found.verdict.reasons == ("Cancelled after 5 of 7 items; the same command goes on.",)
+    assert found.verdict.reasons == ("Cancelled after 5 of 7 items; the same command continues the job.",)
     with database.read() as session:
         (row,) = listing.jobs(session, 5)
     assert (row["outcome"], row["accuracy_time"], row["coverage"]) == ("none", None, None)

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farm.types.reading import Burst, Details
-from farm.verdict.aggregate import Canary, Part, ReadingView, Verdict, Whole, aggregate, coverage_of, next_operators
+from farm.verdict.aggregate import aggregate, coverage_of, next_operators
 from farm.verdict.choice import choose
+from farm.verdict.figures import CanaryReading, Part, ReadingView, Whole
+from farm.verdict.verdict import Verdict
 
 
 def reading(time_us=10.0, half=0.0, energy_mj=2.0, energy_half=0.0, card="GPU-1", **more) -> ReadingView:
@@ -36,7 +38,7 @@ def test_sums_gaps_accuracy_and_power():
     assert verdict.energy.accuracy == pytest.approx(1 - 0.2 / 7.2)
     assert verdict.power.total.value == pytest.approx(7 / 40 * 1000)  # mJ/µs are kW
     assert verdict.outcome == "fail"
-    assert "time is +5.3 % off" in verdict.reasons[0]
+    assert "The time of the sum is +5.3 % off" in verdict.reasons[0]
     assert judge(parts, reading(39.0, energy_mj=7.2)).outcome == "pass"
 
 
@@ -53,13 +55,15 @@ def test_errors_of_one_tuple_scale_with_its_calls_and_tuples_add_in_quadrature()
 
 
 def test_what_canaries_show_is_added_linearly():
-    canaries = [Canary("c", card, reading(time, energy_mj=e)) for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))]
+    canaries = [
+        CanaryReading("c", card, reading(time, energy_mj=e)) for card, time, e in (("A", 99, 1.0), ("B", 101, 1.0))
+    ]
     verdict = judge([part(count=10, read=reading(10, 0.1))], reading(100, 2.0), canaries=canaries)
     assert verdict.systematic_time == pytest.approx(0.01)
     assert verdict.systematic_energy == 0
     assert verdict.time.total.half_width == pytest.approx(1.0 + 0.01 * 100)
     assert verdict.time.gap.half_width == pytest.approx(((2 / 100) ** 2 + (2 / 100) ** 2) ** 0.5)
-    assert "2 cards. None on GPU-1: the intervals leave out how that differs." in verdict.systematic_note
+    assert "2 cards. None on GPU-1: the intervals exclude how that differs." in verdict.systematic_note
 
 
 def test_without_a_canary_the_interval_says_what_it_leaves_out():
@@ -157,7 +161,7 @@ def test_readings_that_did_not_converge_are_said_with_what_to_do():
 @pytest.mark.parametrize(
     ("flag", "half", "why"),
     [
-        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings, which says nothing of the model then."),
+        ("busy_host", 0.0, "Other programs used the CPU during 2 of 3 readings; the gap would not describe the model."),
         ("shared", 0.0, "Other processes computed on the card during 2 of 3 readings"),
         ("not_converged", 2.0, "2 of 3 readings did not converge"),
     ],
@@ -170,7 +174,7 @@ def test_readings_that_were_disturbed_give_no_verdict_and_no_gap_however_wide_it
     assert "--reuse none" in verdict.reasons[0]
     assert {held.gap for held in (verdict.time, verdict.energy, verdict.power, verdict.energy_above_idle)} == {None}
     assert verdict.time.whole.value == whole_us
-    again = Verdict.from_json(json.loads(json.dumps(verdict.to_json())))
+    again = Verdict.from_json(json.loads(json.dumps(verdict.columns()["details"])))
     assert (again.time.gap, again.columns()) == (None, verdict.columns())
     assert (verdict.columns()["accuracy_time"], verdict.columns()["accuracy_energy"]) == (None, None)
 
@@ -189,25 +193,23 @@ def test_a_disturbed_whole_is_enough_and_a_few_disturbed_tuples_are_not():
 
 def test_a_few_operators_of_a_model_are_not_judged():
     parts = [part("MaxPool2d", read=reading(3)), part("Conv2d", weight=99.0, in_scope=False)]
-    verdict = judge(parts, reading(100), asked=("MaxPool2d",))
+    verdict = judge(parts, reading(100), requested=("MaxPool2d",))
     assert (verdict.outcome, verdict.missed) == ("none", False)
-    assert verdict.reasons == (
-        "Only MaxPool2d was asked for: 1.0 % of the estimated cost, where a verdict needs 95.0 %.",
-    )
+    assert verdict.reasons == ("Only MaxPool2d was requested: 1.0 % of the estimated cost; a verdict needs 95.0 %.",)
     assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))).missed is False
     # What was asked for and could not be read is missing.
     failed = [*parts, part("MaxPool2d", reason="raised: no")]
-    assert judge(failed, reading(100), asked=("MaxPool2d",)).missed
+    assert judge(failed, reading(100), requested=("MaxPool2d",)).missed
     # Without a whole there is nothing to say of it either.
-    assert judge(parts, None, asked=("MaxPool2d",)).missed
+    assert judge(parts, None, requested=("MaxPool2d",)).missed
     # The accuracy loop goes on from what falls short.
     assert judge(parts, reading(100)).outcome == "fail"
 
 
 def test_a_few_operators_that_are_nearly_all_of_a_model_are_judged():
     parts = [part(read=reading(99), weight=99.0), part("add", weight=1.0, in_scope=False)]
-    assert judge(parts, reading(100, energy_mj=2), asked=("Conv2d",)).outcome == "pass"
-    assert judge(parts, reading(300, energy_mj=2), asked=("Conv2d",)).outcome == "fail"
+    assert judge(parts, reading(100, energy_mj=2), requested=("Conv2d",)).outcome == "pass"
+    assert judge(parts, reading(300, energy_mj=2), requested=("Conv2d",)).outcome == "fail"
 
 
 def test_a_gap_that_is_hardly_known_says_what_would_help():
@@ -279,7 +281,9 @@ def test_a_verdict_survives_json():
     verdict = judge(parts, reading(160, 1, energy_mj=140))
     data = json.loads(json.dumps(verdict.to_json()))
     again = Verdict.from_json(data)
-    assert again.to_json() == data
+    assert (again.to_json(), again.tuples) == (data, ())
+    stored = json.loads(json.dumps(verdict.columns()["details"]))
+    assert Verdict.from_json(stored).tuples == verdict.tuples
     assert dataclasses.replace(again, wholes=()) == dataclasses.replace(verdict, wholes=())
     assert data["sum_time_us"] == 160 and data["whole_energy_mj"] == 140  # noqa: PT018
     later = ("kernels", "context_time_us", "context_energy_mj", "weights_in_cache", "asked_for", "asked_share")

@@ -93,7 +93,7 @@ def test_a_gap_that_is_unsure_for_its_neighbours_does_not_ask_for_longer_windows
     part = Part("a", "Conv2d", "Conv2d", 3, estimated_us=1.0, reading=reading(details=Details(context=CONTEXT)))
     verdict = aggregate([part], [Whole("GPU-1", whole(0, time_us=310.0))], target=0.99, launch="graph")
     (reason,) = (reason for reason in verdict.reasons if "time gap is known" in reason)
-    assert "what neighbours in a model change" in reason
+    assert "the effect of neighbours in a model" in reason
     assert "Longer windows or" not in reason
     loose = whole(0, time_us=310.0, time_half_width_us=60.0)
     verdict = aggregate([part], [Whole("GPU-1", loose)], target=0.99, launch="graph")
@@ -106,9 +106,9 @@ def test_a_sum_of_both_kinds_of_readings_says_so():
         Part("b", "", "", 1, reading=reading()),
     ]
     verdict = aggregate(parts, [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
-    assert any("1 of 2 tuples were read in loops alone" in reason for reason in verdict.reasons)
+    assert any("1 of 2 tuples were measured in loops only" in reason for reason in verdict.reasons)
     verdict = aggregate(parts[:1], [Whole("GPU-1", whole(0))], target=0.9, launch="graph")
-    assert not any("in loops alone" in reason for reason in verdict.reasons)
+    assert not any("in loops only" in reason for reason in verdict.reasons)
 
 
 def test_in_its_place_in_the_model_a_tuple_takes_what_it_takes_warm_and_what_the_place_adds():

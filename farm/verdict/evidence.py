@@ -1,0 +1,325 @@
+"""The evidence of a verdict: the rows of one round of a job as parts, wholes and canary readings, and the verdict on them.
+
+Call counts come from the round's capture, readings from the job's items. An operator of the model without an item is a part
+too, with the reason why it has no reading: no operator of the model is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session, col, select
+
+from farm.operators.roofline import Roofline, roofline_of
+from farm.store import tables
+from farm.store.content import classes, counts
+from farm.store.reuse import sound
+from farm.store.rows import fetch, in_batches, values
+from farm.store.tables import ItemState
+from farm.types.label import told_apart
+from farm.types.protocol import Protocol
+from farm.types.reading import canary_of
+from farm.types.request import named
+from farm.types.verification import Verification
+from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
+from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Part, ReadingView, Whole
+from farm.verdict.verdict import TupleRow, Verdict
+
+_ITEM = tables.Item.__table__.columns  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.columns  # type: ignore[attr-defined]
+_READING = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+# Only the columns that verdicts and reports use: the other columns of tens of thousands of rows take as long as these.
+_OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
+_OF_READING = """
+id subject_id card_id software_id time_us time_half_width_us energy_mj energy_half_width_mj idle_power_w base_power_w
+sm_clock_mhz throttle_reasons flags details cost_s
+"""
+_STATES = {ItemState.CLAIMED: "being measured", ItemState.DEFERRED: "measured for another job"}
+_SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
+
+
+class Evidence:
+    """What the database has of a job up to one of its rounds. Each attribute is loaded when it is first used."""
+
+    def __init__(self, session: Session, job: tables.Job, number: int) -> None:
+        self.session, self.job, self.number = session, job, number
+        self.its = _ITEM.job_id == job.id, _ITEM.round <= number
+        self.round = session.get(tables.Round, (job.id, number))
+        self.capture_id = self.round.capture_id if self.round else None
+
+    @cached_property
+    def items(self) -> Sequence[Any]:
+        """The items up to the round in the order of their ids."""
+        return values(self.session, [_ITEM[name] for name in _OF_ITEM.split()], *self.its, in_order_of=_ITEM.id)
+
+    @cached_property
+    def readings(self) -> dict[str, Any]:
+        """The readings of the items by id."""
+        return self.columns_of_readings(_OF_READING)
+
+    @cached_property
+    def origins_of_readings(self) -> dict[str, Any]:
+        """Reading id -> its card, software and costs. Loads much less than `readings`."""
+        return self.__dict__.get("readings") or self.columns_of_readings("id card_id software_id cost_s")
+
+    def columns_of_readings(self, names: str, *of: Any) -> dict[str, Any]:
+        """The named columns of the readings of the items (of those for which `of` holds), by id."""
+        its = sqlalchemy.select(_ITEM.reading_id).where(*self.its, *of)
+        found = values(self.session, [_READING[name] for name in names.split()], _READING.id.in_(its))
+        return {row.id: row for row in found}
+
+    @cached_property
+    def protocol(self) -> Protocol:
+        return Protocol.from_json(self.job.request["protocol"])
+
+    @cached_property
+    def roofline(self) -> Roofline:
+        cards = Counter(item.card_id for item in self.items if item.role == "whole")
+        return roofline_for(self.session, self.job, cards or Counter(item.card_id for item in self.items))
+
+    @cached_property
+    def parts(self) -> Sequence[Part]:
+        """The tuples of the model with their counts; of a sweep, every tuple with the count 1."""
+        protocol, number = self.protocol, self._call_counts()
+        operators = self._operators()
+        labels = told_apart({operator.id: operator.label for operator in operators.values()})
+        scope = scope_of(self.job, self.round)
+        doubtful = _before_a_changed_canary(self.readings.values())
+        by_subject = _preferred(item for item in self.items if item.role == "tuple")
+        protocol_ids = {data: protocol.with_data(data).id for data in {data for _, data in number}}
+        own_data = protocol.of_whole.data
+        parts = []
+        for (operator_id, data), count in number.items():
+            operator = operators[operator_id]
+            item = by_subject.get((operator_id, protocol_ids[data]))
+            row = self.readings.get(item.reading_id or "") if item else None
+            view = ReadingView.of(row) if row else None
+            if view is not None and row.id in doubtful:
+                view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
+            in_scope = item is not None or scope is None or operator.short_name in scope
+            parts.append(
+                Part(
+                    operator_id=operator_id,
+                    short_name=operator.short_name,
+                    label=labels[operator_id] + ("" if data == own_data else f", {data}"),
+                    data=data,
+                    count=count,
+                    flops=operator.flops,
+                    bytes_moved=operator.bytes_moved,
+                    estimated_us=self.roofline.estimate_us(operator.flops, operator.bytes_moved),
+                    reading=view,
+                    reason="" if row else _reason(item, in_scope),
+                    card_id=row.card_id if row else item.card_id if item else "",
+                    in_scope=in_scope,
+                    reused=bool(item and item.reused),
+                )
+            )
+        return parts
+
+    def _call_counts(self) -> dict[tuple[str, str], int]:
+        """(Operator id, data class) -> calls of the model, in the order of the first call; of a sweep: 1 each."""
+        if self.capture_id is not None:
+            return classes(self.session, self.capture_id, self.protocol.data)
+        data = self.protocol.of_whole.data
+        return dict.fromkeys(((item.subject_id, data) for item in self.items if item.role == "tuple"), 1)
+
+    def _operators(self) -> dict[str, Any]:
+        its = select(_ITEM.subject_id).where(*self.its, _ITEM.role == "tuple")
+        if self.capture_id is not None:
+            its = select(tables.Call.operator_id).where(tables.Call.capture_id == self.capture_id)
+        wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.flops, _OPERATOR.bytes_moved)
+        return {row.id: row for row in values(self.session, wanted, _OPERATOR.id.in_(its))}
+
+    @cached_property
+    def wholes(self) -> Sequence[Whole]:
+        """The whole model on each card; also with the other launch if the same card has such a reading."""
+        launch, wholes = self.protocol.launch, []
+        found = self.columns_of_readings(_OF_READING, _ITEM.role == "whole")
+        for item in (item for item in self.items if item.role == "whole"):
+            row = found.get(item.reading_id or "")
+            if row is None:
+                wholes.append(Whole(item.card_id, None, _reason(item, True), launch))
+                continue
+            wholes.append(Whole(row.card_id, ReadingView.of(row), "", launch))
+            wholes += self._with_other_launch(row)
+        return wholes
+
+    def _with_other_launch(self, row: Any) -> list[Whole]:
+        """The newest sound reading of the same whole on the same card and software with the other launch, if there is one."""
+        protocol = self.protocol.of_whole
+        other = "eager" if protocol.launch == "graph" else "graph"
+        reading = tables.Reading
+        found = self.session.exec(
+            select(reading)
+            .where(
+                reading.subject_id == row.subject_id,
+                reading.card_id == row.card_id,
+                reading.software_id == row.software_id,
+                reading.protocol_id == Protocol.from_json({**protocol.to_json(), "launch": other}).id,
+                reading.origin == "",
+            )
+            .order_by(col(reading.created_at_s).desc())
+        )
+        newest = next(filter(sound, found), None)
+        return [Whole(newest.card_id, ReadingView.of(newest), "", other)] if newest else []
+
+    @cached_property
+    def canaries(self) -> Sequence[CanaryReading]:
+        """The readings of the canary items, of the same subjects as tuples, and of the reference operator; none twice."""
+        subjects = {(item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"}
+        rows = {
+            item.reading_id: self.readings[item.reading_id]
+            for item in self.items
+            if item.role in ("canary", "tuple")
+            and (item.subject_id, item.protocol_id) in subjects
+            and item.reading_id in self.readings
+        }
+        found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
+        # Each benchmark process measures the reference operator again and again; the readings around it note the result.
+        noted: dict[tuple[Any, ...], CanaryReading] = {}
+        for row in self.readings.values():
+            if note := canary_of(row.details):
+                view = ReadingView(note.time_us, energy_mj=note.energy_mj, card_id=row.card_id)
+                key = row.card_id, note.process, note.number, note.time_us
+                noted[key] = CanaryReading("reference operator", row.card_id, view)
+        return [*found, *noted.values()]
+
+    @cached_property
+    def seen(self) -> Verification:
+        """The verification of the round's capture on a card, as far as it is valid for this job.
+
+        Kernels and times of calls depend on the card model and the numeric flags; the rest does not.
+        """
+        capture = self.session.get(tables.Capture, self.capture_id) if self.capture_id else None
+        found = Verification.from_json(capture.verification if capture else None)
+        protocol = self.job.request.get("protocol") or {}
+        same = all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
+        if same and found.card:
+            card_models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
+            card = self.session.get(tables.Card, found.card)
+            same = card is not None and card.model in set(self.session.exec(card_models))
+        return found if same else found.without_the_card()
+
+    @property
+    def tuples(self) -> tuple[TupleRow, ...]:
+        """The tuples as the sum takes them."""
+        return tuple_rows(choices_of(self.parts, self.wholes, self.protocol.launch))
+
+    def verdict(self) -> Verdict:
+        """Judge what there is: the verdict of a closed round, a preliminary one while items are open."""
+        verdict = aggregate(
+            self.parts,
+            self.wholes,
+            self.canaries,
+            target=self.job.request.get("target", 0.95),
+            launch=self.protocol.launch,
+            requested=named(self.job.request.get("operators", ())),
+            seen=self.seen,
+        )
+        return self._of_one_software(verdict)
+
+    def _of_one_software(self, verdict: Verdict) -> Verdict:
+        """Withhold the outcome if the readings are of different software: they are never summed.
+
+        A job is planned for one software. If a host gets another torch while the job waits, its later readings are of that.
+        """
+        views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
+        numbers: Counter[str] = Counter()
+        reading = tables.Reading
+        for batch in in_batches(view.reading_id for view in views if view is not None):
+            numbers.update(self.session.exec(select(reading.software_id).where(col(reading.id).in_(batch))))
+        if len(numbers) < 2:
+            return verdict
+        found = fetch(self.session, tables.Software, numbers)
+        rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
+        names = [*_SOFTWARE, "python", "platform"]
+        differ = [name for name in names if len({getattr(row, name) for row, _ in rows}) > 1]
+        each = " and ".join(
+            f"{number} with "
+            + ", ".join(f"{_SOFTWARE.get(name, name)} {getattr(row, name) or 'none'}" for name in differ)
+            for row, number in rows
+        )
+        return verdict.withheld(
+            f"Readings of different software are not summed. The readings are: {each}. Install the same software on all "
+            "hosts and run the job again: it reuses the readings with that software."
+        )
+
+
+def scope_of(job: tables.Job, round_row: tables.Round | None) -> frozenset[str] | None:
+    """The operator types chosen up to a round; None means all."""
+    chosen = round_row.operators if round_row and round_row.operators else job.request.get("operators", ["all"])
+    return None if "all" in chosen else frozenset(name for name in chosen if name != "auto")
+
+
+def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roofline:
+    """One roofline for the whole job, so that its weights are comparable: that of the most frequent card."""
+    card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
+    variant = job.request.get("variant") or {}
+    dtype = variant.get("amp") or variant.get("dtype", "float32")
+    tf32 = bool((job.request.get("protocol") or {}).get("tf32"))
+    kind, model = (card.kind, card.model) if card else ("cuda", "")
+    return roofline_of(kind, model, card.fingerprint if card else None, dtype=dtype, tf32=tf32)
+
+
+def unscoped_parts(session: Session, capture_id: int, roofline: Roofline) -> list[Part]:
+    """The tuples of a capture with only their estimated cost. The accuracy loop chooses its first types by it."""
+    number = counts(session, capture_id)
+    operators = session.exec(select(tables.Operator).where(col(tables.Operator.id).in_(list(number))))
+    return [
+        Part(
+            operator_id=operator.id,
+            short_name=operator.short_name,
+            label=operator.label,
+            count=number[operator.id],
+            flops=operator.flops,
+            bytes_moved=operator.bytes_moved,
+            estimated_us=roofline.estimate_us(operator.flops, operator.bytes_moved),
+            reason=NOT_IN_SCOPE,
+            in_scope=False,
+        )
+        for operator in operators
+    ]
+
+
+def _preferred(items: Iterable[Any]) -> dict[tuple[str, str], Any]:
+    """One item per subject and protocol: one with a reading first, then an open one, then a failed one."""
+    order = (ItemState.DONE, ItemState.CLAIMED, ItemState.DEFERRED, ItemState.WAITING, ItemState.FAILED)
+    rank = {str(state): place for place, state in enumerate(order)}
+    chosen: dict[tuple[str, str], Any] = {}
+    for item in items:
+        key = (item.subject_id, item.protocol_id)
+        before = chosen.get(key)
+        if before is None or rank.get(item.state, 9) < rank.get(before.state, 9):
+            chosen[key] = item
+    return chosen
+
+
+def _reason(item: Any, in_scope: bool) -> str:
+    """Why an item (None: no item) has no reading."""
+    if item is None:
+        return "not planned" if in_scope else NOT_IN_SCOPE
+    if item.state == ItemState.FAILED:
+        lines = item.message.strip().splitlines()
+        return f"{item.reason}: {lines[0][:200]}" if lines else item.reason or "failed"
+    return _STATES.get(ItemState(item.state), item.state)
+
+
+def _before_a_changed_canary(rows: Iterable[Any]) -> frozenset[str]:
+    """The ids of readings with a good canary before them and a changed canary after them, in the same process.
+
+    The moment of the change is unknown. Each reading notes only the canary before it, so the later rows tell.
+    """
+    noted = {
+        row.id: (row.card_id, note.process, note.number, "canary_off" in row.flags)
+        for row in rows
+        if (note := canary_of(row.details))
+    }
+    changed = {(card, process, number - 1) for card, process, number, off in noted.values() if off}
+    return frozenset(
+        reading_id for reading_id, (card, process, number, _) in noted.items() if (card, process, number) in changed
+    )
