@@ -18,7 +18,7 @@ from typing import Any
 from farm.operators.roofline import Roofline
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
-from farm.types.format import ENERGY, TIME, count_of, gap, percent, quantity
+from farm.types.format import ENERGY, TIME, count_of, gap, percent, printable, quantity
 from farm.verdict.verdict import TupleRow
 
 Chart = dict[str, Any]

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from sqlmodel import Session
 
 from farm.errors import TupleRejected, UsageError
+from farm.jobs.spool import write_whole
 from farm.report.report import Report
 from farm.settings import settings
 from farm.store import tables

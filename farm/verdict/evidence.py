@@ -23,9 +23,8 @@ from farm.store.rows import fetch, in_batches, values
 from farm.store.tables import ItemState
 from farm.types.label import told_apart
 from farm.types.protocol import Protocol
-from farm.types.reading import canary_of
+from farm.types.reading import Verification, canary_of
 from farm.types.request import named
-from farm.types.verification import Verification
 from farm.verdict.aggregate import aggregate, choices_of, tuple_rows
 from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Part, ReadingView, Whole
 from farm.verdict.verdict import TupleRow, Verdict
@@ -99,7 +98,7 @@ class Evidence:
             item = by_subject.get((operator_id, protocol_ids[data]))
             row = self.readings.get(item.reading_id or "") if item else None
             view = ReadingView.of(row) if row else None
-            if view is not None and row.id in doubtful:
+            if row and view and row.id in doubtful:
                 view = replace(view, flags=tuple(sorted({*view.flags, "canary_off"})))
             in_scope = item is not None or scope is None or operator.short_name in scope
             parts.append(
