@@ -48,7 +48,7 @@ BUSY = (
         "asking/test_fits.py",
         "report/test_estimate.py",
         "cli/test_documented_commands.py",
-        "report/test_export.py",
+        "exchange/test_export.py",
     ),
     ("test_tutorial.py",),
     ("jobs/test_moving.py",),

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from farm.errors import UsageError
 from farm.estimate.estimate import card_model_named
-from farm.exchange.columns import LEARNT_FROM
+from farm.exchange.columns import DATASET
 from farm.exchange.export import schema_of
 from farm.prediction.dataset import Dataset, datasets
 from farm.prediction.measured_models import ReadModel, read_models
@@ -76,7 +76,7 @@ def write_dataset(dataset: Dataset, path: Path) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    schema = schema_of("dataset", {"rows": len(dataset)}, LEARNT_FROM)
+    schema = schema_of("dataset", {"rows": len(dataset)}, DATASET)
     records = list(dataset.records())
     try:
         if path.suffix == ".parquet":

@@ -1,50 +1,105 @@
-"""What an export holds: every column of every table, declared once, with its type, its unit and what it means.
+"""The columns of every exported table, declared once: name, type, meaning, unit, and what an import accepts.
 
-The Parquet schema, the data dictionary beside an export, the documentation and the names that filters take are made of this.
+The Parquet schemas, the checks of an import, the data dictionary and the names of filters are derived from these
+declarations. The type of a column that is a field of a class (`_fields`) is the type of that field.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from farm.types.protocol import Variant
+from pydantic import ConfigDict, TypeAdapter
 
-FORMAT = 1  # raised when a column changes its meaning or goes; a new column leaves it as it is
+from farm.exchange import column_types as accept
+from farm.store import tables
+from farm.types.protocol import Protocol, Software, Variant
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1  # raised if a column changes its meaning or is removed; a new column does not raise it
 
 Kind = Literal["text", "integer", "number", "boolean", "integers", "numbers", "texts", "json"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `json` is a text that holds JSON; `integers`, `numbers` and `texts` are lists."""
+    """One column.
+
+    Attributes:
+        kind: `json` is a text that holds JSON; `integers`, `numbers` and `texts` are lists.
+        accepts: the type that an import accepts; None: that of the kind (`column_types.OF_KIND`).
+        derived: an export computes it from other columns, and an import ignores it.
+    """
 
     name: str
     kind: Kind
     meaning: str
     unit: str = ""
+    accepts: Any = None
+    derived: bool = False
+
+    @functools.cached_property
+    def check(self) -> Callable[[Any], Any]:
+        """Returns a value of a file as it is stored; raises ValueError or FarmError if an import must not accept it."""
+        accepted = accept.OF_KIND[self.kind] if self.accepts is None else self.accepts
+        return TypeAdapter(accepted, config=ConfigDict(strict=True)).validate_python
 
 
-def _columns(*rows: tuple[str, ...]) -> tuple[Column, ...]:
-    return tuple(Column(*row) for row in rows)  # type: ignore[arg-type]
+def _columns(*rows: tuple[Any, ...], derived: bool = False) -> tuple[Column, ...]:
+    return tuple(Column(*row, derived=derived) for row in rows)
 
 
-#: Parameters of modules that are columns; what else an operator was made or called with stands in `parameters`.
+def _derived(columns: Sequence[Column]) -> tuple[Column, ...]:
+    return tuple(replace(column, derived=True) for column in columns)
+
+
+def _accepting(columns: Sequence[Column], **accepts: Any) -> tuple[Column, ...]:
+    """The columns, some of which accept another type."""
+    return tuple(replace(column, accepts=accepts.get(column.name, column.accepts)) for column in columns)
+
+
+#: Annotation of a field -> kind of its column, and what is accepted if it is required.
+_OF_ANNOTATION: Mapping[Any, tuple[Kind, Any]] = {
+    int: ("integer", accept.Count),
+    float: ("number", accept.Positive),
+    bool: ("boolean", bool),
+    str: ("text", accept.Text),
+}
+
+
+def _fields(owner: type, *rows: tuple[str, ...]) -> tuple[Column, ...]:
+    """Columns that are fields of a class: (name, meaning[, unit])."""
+    hints = typing.get_type_hints(owner)
+    found = []
+    for name, meaning, *unit in rows:
+        optional = isinstance(hints[name], types.UnionType)
+        kind, accepted = _OF_ANNOTATION.get(typing.get_args(hints[name])[0] if optional else hints[name], _A_TEXT)
+        found.append(Column(name, kind, meaning, *unit or [""], accepted | None if optional else accepted))
+    return tuple(found)
+
+
+_A_TEXT = _OF_ANNOTATION[str]  # of literals
+
+#: Parameters of modules that are columns. `parameters` holds the other ones.
 PARAMETERS = _columns(
-    ("in_channels", "integer", "channels that go in"),
-    ("out_channels", "integer", "channels that come out"),
-    ("kernel_size", "integers", "of a convolution or pool, a size for each dimension"),
+    ("in_channels", "integer", "input channels"),
+    ("out_channels", "integer", "output channels"),
+    ("kernel_size", "integers", "of a convolution or pool, for each dimension"),
     ("stride", "integers", "of a convolution or pool, for each dimension"),
-    ("padding", "integers", "of a convolution or pool, for each dimension; empty where it was given in words"),
+    ("padding", "integers", "of a convolution or pool, for each dimension; empty if it was given as a word"),
     ("dilation", "integers", "of a convolution or pool, for each dimension"),
     ("groups", "integer", "groups of channels of a convolution"),
-    ("bias", "boolean", "whether it adds a bias"),
-    ("in_features", "integer", "features that go in"),
-    ("out_features", "integer", "features that come out"),
+    ("bias", "boolean", "it adds a bias"),
+    ("in_features", "integer", "input features"),
+    ("out_features", "integer", "output features"),
     ("num_features", "integer", "features that are normalised"),
-    ("normalized_shape", "integers", "the last dimensions, over which it normalises"),
+    ("normalized_shape", "integers", "sizes of the last dimensions, over which it normalises"),
     ("num_groups", "integer", "groups of channels that are normalised"),
     ("embed_dim", "integer", "of an attention"),
     ("num_heads", "integer", "of an attention"),
@@ -53,209 +108,265 @@ PARAMETERS = _columns(
     ("num_embeddings", "integer", "rows of an embedding's table"),
     ("embedding_dim", "integer", "columns of an embedding's table"),
     ("output_size", "integers", "of an adaptive pool, for each dimension"),
-    ("inplace", "boolean", "whether it writes into its input"),
+    ("inplace", "boolean", "it writes into its input"),
+    derived=True,
 )
 
 OPERATOR = (
     *_columns(
         ("operator", "text", "the operator's short name, such as Conv2d"),
         ("operator_name", "text", "its full name, such as torch.nn.Conv2d"),
-        ("label", "text", "one line for people; never parse it"),
-        ("training", "boolean", "whether the module was in training mode"),
-        ("input_shape", "integers", "of the first tensor that the call is given"),
-        ("input_shapes", "json", "of all tensors that the call is given, in order"),
-        ("output_shape", "integers", "of what comes out; empty for operators whose rule the farm does not know"),
+        ("label", "text", "one line for people; do not parse it"),
+        ("training", "boolean", "the module was in training mode"),
+        ("input_shape", "integers", "of the first tensor of the call"),
+        ("input_shapes", "json", "of all tensors of the call, in order"),
+        ("output_shape", "integers", "of the output; empty if the farm has no rule for the operator"),
         ("m", "integer", "of a product of m x k by k x n"),
         ("n", "integer", "of a product of m x k by k x n"),
         ("k", "integer", "of a product of m x k by k x n"),
-        ("products", "integer", "how many such products one call makes"),
+        ("products", "integer", "number of such products in one call"),
+        derived=True,
     ),
     *PARAMETERS,
-    *_columns(
-        ("parameters", "json", "all that the operator was made and called with beside its tensors"),
-        ("flops", "integer", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
-        ("bytes_moved", "integer", "what one call must read and write at least once", "B"),
-        ("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B"),
-        ("operator_spec", "json", "the whole description, which the operator's id is the hash of"),
+    Column("parameters", "json", "all arguments of the constructor and the call except tensors", derived=True),
+    *_fields(
+        tables.Operator,
+        ("flops", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
+        ("bytes_moved", "what one call must read and write at least once", "B"),
     ),
+    Column("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B", derived=True),
+    Column("operator_spec", "json", "the complete operator tuple; its id is the hash of it", "", accept.Tuple | None),
 )
 
-VARIANT = _columns(
-    ("model", "text", "the model's name"),
-    ("weights", "text", "where its weights come from"),
-    ("batch", "integer", "batch size"),
-    ("input_size", "integer", "height and width of the input; 0 of a model that takes no images", "px"),
-    ("memory_format", "text", "contiguous or channels_last"),
-    ("mode", "text", "eval or train"),
-    ("length", "integer", "of each sequence in the batch: tokens, or a sound's values; 0 of a model that takes none"),
-    ("padded", "boolean", "whether the sequences are shorter than that, filled up and masked"),
-    ("phase", "text", "of a model of tokens: encode, prefill or decode"),
-    ("cache", "integer", "tokens that the caches of a decode pass have room for; 0 elsewhere"),
-    ("layers", "integer", "layers kept of the model; 0 all"),
-    ("text", "text", "the content id of the tokens; empty: of the farm's own text"),
-    ("step", "text", "training: one iteration of it; empty: the forward alone"),
-    ("optimizer", "text", "of a step: sgd, adam or adamw, with -foreach or -fused behind it"),
-    ("amp", "text", "of a step: what autocast computes in"),
-    ("accumulate", "integer", "of a step: passes before the optimizer"),
-    ("recompute", "text", "of a step: the modules that are run anew in the backward"),
-    ("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP"),
+VARIANT = _fields(
+    tables.ModelVariant,
+    ("model", "the model's name"),
+    ("weights", "source of its weights"),
+    ("batch", "batch size"),
+    ("input_size", "height and width of the input; 0 if the model takes no images", "px"),
+    ("memory_format", "contiguous or channels_last"),
+    ("mode", "eval or train"),
+    ("length", "of each sequence in the batch: tokens, or samples of a sound; 0 if the model takes no sequences"),
+    ("padded", "the sequences are shorter than `length`, padded and masked"),
+    ("phase", "of a model of tokens: encode, prefill or decode"),
+    ("cache", "capacity of the caches of a decode pass in tokens; otherwise 0"),
+    ("layers", "layers of the model that are kept; 0: all"),
+    ("text", "the content id of the tokens; empty: the farm's own text"),
+    ("step", "training: one training iteration; empty: the forward pass alone"),
+    ("optimizer", "of a training step: sgd, adam or adamw, optionally followed by -foreach or -fused"),
+    ("amp", "of a training step: the dtype of autocast"),
+    ("accumulate", "of a training step: passes before the optimizer"),
+    ("recompute", "of a training step: modules whose forward is recomputed in the backward"),
+    ("model_flops", "of one pass, by PyTorch's own counter", "FLOP"),
 )
-
-#: The columns that a variant is made of again.
-OF_VARIANT = tuple(entry.name for entry in dataclasses.fields(Variant))
+VARIANT = _accepting(VARIANT, text=accept.text(32), recompute=accept.text(10_000))
+VARIANT_FIELDS = tuple(entry.name for entry in fields(Variant))
+#: Null in readings of operators.
+_VARIANT_OF_READING = tuple(one if one.kind == "text" else replace(one, accepts=None) for one in VARIANT)
 
 CARD = _columns(
-    ("card_id", "text", "the card: a GPU's UUID, or a name for a host's CPU"),
-    ("card_model", "text", "its model, such as NVIDIA H200"),
-    ("card_kind", "text", "cuda, cpu or simulated"),
-    ("card_memory_bytes", "integer", "its memory", "B"),
-    ("card_fingerprint", "json", "what was measured when a worker first saw it: peaks, idle levels, sensors"),
-)
-
-SOFTWARE = _columns(
-    ("torch", "text", "version"),
-    ("torchvision", "text", "version"),
-    ("cuda", "text", "version that torch was built with"),
-    ("cudnn", "text", "version"),
-    ("driver", "text", "version"),
-    ("python", "text", "version; not part of the software's identity"),
-    ("platform", "text", "the host's system; not part of the software's identity"),
-)
-
-PROTOCOL = _columns(
-    ("launch", "text", "graph (CUDA graphs) or eager"),
-    ("residency", "text", "which data lay in the cache when a pass began: resident, reuse, stream or chain"),
-    ("data_class", "text", "what stood in the inputs: normal, zeros, or a class of what running models show"),
-    ("grad", "boolean", "whether autograd recorded"),
-    ("tf32", "boolean", "whether float32 products might run as TF32"),
-    ("cudnn_benchmark", "boolean", "whether cuDNN tried kernels out"),
-    ("cudnn_deterministic", "boolean", "whether cuDNN was to be deterministic"),
-    ("placement", "text", "which of a tuple's tensors lay in slow memory (in0+out0); empty: none"),
-)
-
-#: Columns of a reading that the database has under the same names.
-FIGURES = _columns(
+    ("card_id", "text", "the card: a GPU's UUID, or a name for a host's CPU", "", accept.text(80, 1)),
+    ("card_model", "text", "its model, such as NVIDIA H200", "", accept.Name),
+    ("card_kind", "text", "cuda, cpu or simulated", "", Literal["cuda", "cpu", "simulated"]),
+    ("card_memory_bytes", "integer", "its memory", "B", accept.Count),
     (
-        "time_us",
-        "number",
-        "one pass: the mean over the window (the median where there is no power to go with it)",
-        "µs",
+        "card_fingerprint",
+        "json",
+        "measured when a worker first used it: peaks, idle levels, sensors",
+        "",
+        accept.Object,
     ),
-    ("time_half_width_us", "number", "half of its 95 % interval", "µs"),
-    ("time_median_us", "number", "median over the window", "µs"),
-    ("time_trimmed_us", "number", "mean without what lies beyond three standard deviations", "µs"),
-    ("passes", "integer", "in the window"),
-    ("window_s", "number", "length of the window", "s"),
-    ("warm_up_s", "number", "length of the warm-up", "s"),
-    ("power_w", "number", "mean over the window; empty where the card has no sensor", "W"),
-    ("power_half_width_w", "number", "half of its 95 % interval", "W"),
-    ("power_source", "text", "energy_counter, instant_power, average_power, rapl or simulated"),
-    ("energy_mj", "number", "one pass, gross", "mJ"),
-    ("energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
-    ("idle_power_w", "number", "the card at rest", "W"),
-    ("base_power_w", "number", "the card at full clocks with nothing to do", "W"),
-    ("sm_clock_mhz", "number", "mean clock of the multiprocessors", "MHz"),
-    ("memory_clock_mhz", "number", "mean clock of the memory", "MHz"),
-    ("temperature_c", "number", "mean temperature", "°C"),
-    ("simulated", "boolean", "whether the card was simulated: such a figure is of no card"),
-    ("created_at_s", "number", "when it was written, on its database's clock", "s since 1970"),
 )
 
-#: Columns of a reading that are found in its details.
-FOUND = _columns(
-    ("burst_time_us", "number", "one pass in bursts at full clocks, where the loop hits the power limit", "µs"),
-    ("burst_time_half_width_us", "number", "half of its 95 % interval", "µs"),
-    ("burst_power_w", "number", "power in bursts", "W"),
-    ("burst_energy_mj", "number", "one pass in bursts", "mJ"),
-    ("burst_energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
-    ("burst_sm_clock_mhz", "number", "clock in bursts", "MHz"),
-    ("alone_time_us", "number", "one pass looped, weights and inputs as warm as they get", "µs"),
-    ("neighbours_effect_us", "number", "what other operators before it add to one pass", "µs"),
-    ("neighbours_effect_half_width_us", "number", "half of its 95 % interval", "µs"),
-    ("eager_time_us", "number", "of a whole model: one pass launched eagerly", "µs"),
+SOFTWARE = _fields(
+    Software,
+    ("torch", "version"),
+    ("torchvision", "version"),
+    ("cuda", "version that torch was built with"),
+    ("cudnn", "version"),
+    ("driver", "version"),
+    ("python", "version; not part of the software's identity"),
+    ("platform", "the host's system; not part of the software's identity"),
 )
+
+PROTOCOL = (
+    *_fields(
+        Protocol,
+        ("launch", "graph (CUDA graphs) or eager"),
+        ("residency", "data that are in the cache when a pass begins: resident, reuse, stream or chain"),
+    ),
+    Column("data_class", "text", "values of the inputs: normal, zeros, or a class of values that running models have"),
+    *_fields(
+        Protocol,
+        ("grad", "autograd recorded"),
+        ("tf32", "float32 products may run as TF32"),
+        ("cudnn_benchmark", "cuDNN tried several kernels"),
+        ("cudnn_deterministic", "cuDNN had to be deterministic"),
+        ("placement", "the tuple's tensors in slow memory (in0+out0); empty: none"),
+    ),
+)
+
+SOFTWARE = _accepting(SOFTWARE, torch=accept.Name)
+
+#: Columns of the table of readings with the same names.
+FIGURES = _fields(
+    tables.Reading,
+    ("time_us", "one pass: the mean over the window (without power: the median)", "µs"),
+    ("time_half_width_us", "half of its 95 % interval", "µs"),
+    ("time_median_us", "median over the window", "µs"),
+    ("time_trimmed_us", "mean of the values within three standard deviations", "µs"),
+    ("passes", "in the window"),
+    ("window_s", "length of the window", "s"),
+    ("warm_up_s", "length of the warm-up", "s"),
+    ("power_w", "mean over the window; empty if the card has no sensor", "W"),
+    ("power_half_width_w", "half of its 95 % interval", "W"),
+    ("power_source", "energy_counter, instant_power, average_power, rapl or simulated"),
+    ("energy_mj", "one pass, gross", "mJ"),
+    ("energy_half_width_mj", "half of its 95 % interval", "mJ"),
+    ("idle_power_w", "of the idle card", "W"),
+    ("base_power_w", "of the card at full clocks without work", "W"),
+    ("sm_clock_mhz", "mean clock of the multiprocessors", "MHz"),
+    ("memory_clock_mhz", "mean clock of the memory", "MHz"),
+    ("temperature_c", "mean temperature", "°C"),
+    ("simulated", "the card was simulated: the figures describe no real card"),
+    ("created_at_s", "time of writing on its database's clock", "s since 1970"),
+)
+FIGURES = _accepting(FIGURES, temperature_c=accept.Number | None)
+
+#: Columns that are in a reading's details: column -> (part of the details or "", key).
+IN_DETAILS: Mapping[str, tuple[str, str]] = {
+    **{
+        f"burst_{name}": ("burst", name)
+        for name in ("time_us", "time_half_width_us", "power_w", "energy_mj", "energy_half_width_mj", "sm_clock_mhz")
+    },
+    "alone_time_us": ("context", "alone_us"),
+    "neighbours_effect_us": ("context", "effect_us"),
+    "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
+    "eager_time_us": ("", "eager_time_us"),
+}
 
 READINGS = (
     *_columns(
-        ("reading_id", "text", "the reading"),
-        ("subject_kind", "text", "operator: of an operator tuple; variant: of a whole model"),
-        ("subject_id", "text", "the tuple or the model variant, a hash of its description"),
-        ("dtype", "text", "of the arithmetic: that of the first floating tensor, or of the model"),
+        ("reading_id", "text", "the reading", "", accept.Id),
+        ("subject_kind", "text", "operator (an operator tuple) or variant (a whole model)"),
+        ("subject_id", "text", "the tuple or the model variant: a hash of its description"),
+        ("dtype", "text", "of the arithmetic: the dtype of the first floating-point tensor, or of the model"),
     ),
     *OPERATOR,
-    *VARIANT,
+    *_VARIANT_OF_READING,
     *FIGURES,
-    *FOUND,
     *_columns(
-        ("roofline_share", "number", "the least time at the card's peaks, by FLOPs and bytes, over the time read", "1"),
-        ("kernels", "json", "the kernels that one call launches, with how often, where a card was looked at"),
-        ("flags", "texts", "what a reader should know of it: the method's documentation explains each"),
-        ("throttle_reasons", "texts", "why the card held its clocks back"),
-        ("method", "integer", "version of the way of measuring; readings of two are not held against each other"),
-        ("card_time_s", "number", "what the card was held for it, everything included", "s"),
+        ("burst_time_us", "number", "one pass in bursts at full clocks, if the loop reaches the power limit", "µs"),
+        ("burst_time_half_width_us", "number", "half of its 95 % interval", "µs"),
+        ("burst_power_w", "number", "power in bursts", "W"),
+        ("burst_energy_mj", "number", "one pass in bursts", "mJ"),
+        ("burst_energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
+        ("burst_sm_clock_mhz", "number", "clock in bursts", "MHz"),
+        ("alone_time_us", "number", "one pass in a loop, with weights and inputs as warm as possible", "µs"),
+        ("neighbours_effect_us", "number", "time that other operators before it add to one pass", "µs"),
+        ("neighbours_effect_half_width_us", "number", "half of its 95 % interval", "µs"),
+        ("eager_time_us", "number", "of a whole model: one pass with eager launch", "µs"),
+        ("roofline_share", "number", "least time at the card's peaks by FLOPs and bytes, over the measured time", "1"),
+        derived=True,
+    ),
+    *_columns(
+        ("kernels", "json", "kernel -> launches in one call, if it was observed on a card", "", accept.Numbers | None),
+        ("flags", "texts", "what a reader should know; docs/method.md explains each flag"),
+        ("throttle_reasons", "texts", "why the card reduced its clocks"),
+    ),
+    *_columns(
+        ("method", "integer", "version of the measuring method; readings of two methods are not compared"),
+        ("card_time_s", "number", "total time that the card was held for the reading", "s"),
+        derived=True,
     ),
     *CARD,
     *SOFTWARE,
     *PROTOCOL,
     *_columns(
-        ("details", "json", "all that was found beside the figures"),
-        ("cost_s", "json", "where the card's time went", "s"),
-        ("origin", "text", "the farm that it was imported from; empty: measured by the farm that exported it"),
+        ("details", "json", "everything else that was found", "", accept.Details),
+        ("cost_s", "json", "phase -> time on the card", "s", accept.Numbers),
+        ("origin", "text", "the farm that it was imported from; empty: measured by the exporting farm"),
     ),
 )
 
-_OF_VARIANT = (*_columns(("variant_id", "text", "the model variant"), ("dtype", "text", "of the model")), *VARIANT)
-_OF_CAPTURE = _columns(
-    ("capture_id", "text", "the taking-apart: a hash of variant, device, grad mode, torch, launch and kind"),
-    ("device_type", "text", "cuda or cpu"),
-    ("grad", "boolean", "whether autograd recorded"),
-    ("torch", "text", "version that took it apart"),
-    ("launch", "text", "graph or eager: a model may run other operators in a CUDA graph"),
-    ("captured", "text", "predicted, or observed on a card where that differs"),
+_CAPTURE_ID = Column(
+    "capture_id",
+    "text",
+    "the capture: a hash of variant, device type, grad mode, torch, launch and kind",
+    "",
+    accept.Id,
 )
-_ORIGIN = _columns(("origin", "text", "the farm that it was imported from; empty: of the farm that exported it"))
+_CAPTURED = (
+    *_columns(
+        ("device_type", "text", "cuda or cpu", "", Literal["cuda", "cpu"]),
+        ("grad", "boolean", "autograd recorded", "", bool),
+        ("torch", "text", "version that captured it"),
+        (
+            "launch",
+            "text",
+            "graph or eager: a model may run other operators in a CUDA graph",
+            "",
+            Literal["graph", "eager"],
+        ),
+        ("captured", "text", "predicted, or observed on a card", "", Literal["predicted", "observed"]),
+    ),
+    Column("variant_id", "text", "the model variant", derived=True),
+    Column("dtype", "text", "of the model"),
+    *VARIANT,
+)
+_ORIGIN = Column("origin", "text", "the farm that it was imported from; empty: of the exporting farm")
 
 CALLS = (
-    *_OF_CAPTURE,
-    *_OF_VARIANT,
+    _CAPTURE_ID,
+    *_derived(_CAPTURED),
     *_columns(
-        ("call_index", "integer", "position in the pass, from 0"),
-        ("module_path", "text", "where in the model, such as layer1.0.conv1"),
+        ("call_index", "integer", "position in the pass, from 0", "", accept.Count),
+        ("module_path", "text", "position in the model, such as layer1.0.conv1", "", accept.Path),
         ("operator_id", "text", "the operator tuple; `subject_id` of its readings"),
         ("part", "text", "of a training step: forward, backward, recomputation, accumulation, loss or optimizer"),
-        ("owner", "text", "of a training step: the leaf module or function whose part it is, such as Conv2d"),
-        ("seen", "json", "what each activation held when the model ran; empty: not looked at"),
-        ("reads", "json", "storages that it reads"),
-        ("writes", "json", "storages that it writes"),
+        (
+            "owner",
+            "text",
+            "of a training step: the leaf module or function that it belongs to, such as Conv2d",
+            "",
+            accept.Path,
+        ),
+        ("seen", "json", "statistics of each activation when the model ran; empty: unknown", "", accept.Seen | None),
+        ("reads", "json", "storages that it reads", "", accept.Storages),
+        ("writes", "json", "storages that it writes", "", accept.Storages),
     ),
-    *OPERATOR,
-    *_ORIGIN,
+    *_accepting(OPERATOR, operator_spec=accept.Tuple),
+    replace(_ORIGIN, derived=True),
 )
 
 CAPTURES = (
-    *_OF_CAPTURE,
-    *_OF_VARIANT,
-    *_columns(
-        ("flops", "integer", "of one pass, by its tuples", "FLOP"),
-        ("bytes_moved", "integer", "of one pass, by its tuples", "B"),
-        ("card_id", "text", "the card that it was observed on"),
-        ("verification", "json", "what a card said of it: kernels, operators, what each call took"),
-        ("created_at_s", "number", "when it was taken apart", "s since 1970"),
+    _CAPTURE_ID,
+    *_CAPTURED,
+    *_fields(
+        tables.Operator,
+        ("flops", "of one pass, by its tuples", "FLOP"),
+        ("bytes_moved", "of one pass, by its tuples", "B"),
     ),
-    *_ORIGIN,
+    *_columns(
+        ("card_id", "text", "the card that it was observed on", "", accept.text(80)),
+        ("verification", "json", "what a card ran: kernels, operators, the time of each call", "", accept.Verified),
+        ("created_at_s", "number", "time of the capture", "s since 1970", accept.Number),
+    ),
+    _ORIGIN,
 )
 
+_NOTE, _SOME_NAMES = accept.text(1000, 1) | None, list[accept.Name] | None
 VERDICTS = _columns(
-    ("job_id", "text", "the job"),
-    ("round", "integer", "of the job"),
-    ("title", "text", "of the job"),
-    ("job_kind", "text", "model or sweep"),
-    ("variant_id", "text", "the model variant; empty for a sweep"),
-    ("card_models", "texts", "the models of the cards it was read on"),
-    ("launch", "text", "graph or eager"),
-    ("residency", "text", "as of readings"),
-    ("data_policy", "text", "seen: each call under its own class of data; else that class"),
-    ("outcome", "text", "pass, fail or none"),
+    ("job_id", "text", "the job", "", accept.text(16, 1)),
+    ("round", "integer", "of the job", "", accept.Count),
+    ("title", "text", "of the job", "", _NOTE),
+    ("job_kind", "text", "model or sweep", "", _NOTE),
+    ("variant_id", "text", "the model variant; empty for a sweep", "", accept.Id | None),
+    ("card_models", "texts", "the models of its cards"),
+    ("launch", "text", "graph or eager", "", _NOTE),
+    ("residency", "text", "as in readings", "", _NOTE),
+    ("data_policy", "text", "seen: each call under its own data class; otherwise that class", "", _NOTE),
+    ("outcome", "text", "pass, fail or none", "", _NOTE),
     ("target", "number", "least accuracy and coverage of a pass", "1"),
     ("coverage", "number", "share of the estimated cost that was measured", "1"),
     ("accuracy_time", "number", "1 - |sum - whole| / whole", "1"),
@@ -269,31 +380,33 @@ VERDICTS = _columns(
     ("whole_energy_mj", "number", "the whole model", "mJ"),
     ("whole_energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
     ("parts", "integer", "operator tuples of the model"),
-    ("measured", "integer", "of them, those that were read"),
-    ("created_at_s", "number", "when it was given", "s since 1970"),
-    ("details", "json", "the whole verdict"),
-    ("request", "json", "what the job asked for"),
-    ("capture_id", "text", "the taking-apart that calls are counted by; empty for a sweep"),
-    ("operators", "texts", "operator types in scope; all of them where it says all"),
+    ("measured", "integer", "operator tuples with a reading"),
+    ("created_at_s", "number", "time of the verdict", "s since 1970"),
+    ("details", "json", "the complete verdict", "", accept.VerdictDetails),
+    ("request", "json", "the request of the job", "", accept.RequestText | None),
+    ("capture_id", "text", "the capture that calls are counted by; empty for a sweep", "", accept.Id | None),
+    ("operators", "texts", "operator types in scope; `all`: all of them", "", _SOME_NAMES),
     (
         "made_of",
         "json",
-        "its readings: of each the id, its role (tuple, whole, canary), its round, and whether it was reused",
+        "each of its readings: id, role (tuple, whole, canary), round, reused",
+        "",
+        accept.MadeOf | None,
     ),
-    ("origin", "text", "the farm that it was imported from; empty: of the farm that exported it"),
+    ("origin", "text", "the farm that it was imported from; empty: of the exporting farm"),
 )
 
 TRACES = _columns(
-    ("reading_id", "text", "the reading"),
-    ("series", "text", "what was sampled, with its unit in the name"),
-    ("window_begin_s", "number", "begin of the window on the axis of the samples", "s"),
-    ("window_end_s", "number", "end of the window on the axis of the samples", "s"),
-    ("times_s", "numbers", "when, since the warm-up began", "s"),
-    ("values", "numbers", "what, in the unit that the series' name ends with"),
+    ("reading_id", "text", "the reading", "", accept.Id),
+    ("series", "text", "what was sampled, with its unit in the name", "", accept.Name),
+    ("window_begin_s", "number", "begin of the window on the axis of the samples", "s", accept.Number),
+    ("window_end_s", "number", "end of the window on the axis of the samples", "s", accept.Number),
+    ("times_s", "numbers", "of the samples, since the warm-up began", "s"),
+    ("values", "numbers", "of the samples, in the unit at the end of the series' name"),
 )
 
 #: What `farm predict dataset` writes: readings as predictors learn from them (`farm.prediction.dataset`).
-LEARNT_FROM = (
+DATASET = (
     *_columns(
         ("operator_id", "text", "the operator tuple"),
         ("operator", "text", "the operator's short name, such as Conv2d"),
@@ -392,7 +505,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
     "traces": TRACES,
 }
 
-#: What files of this format may lack, since it came later, and what it is then, as far as that can be said.
+#: Columns that were added to this format later: what an import takes for them if a file lacks them.
 _OF_A_STEP = {"step": "", "optimizer": "", "amp": "", "accumulate": 1, "recompute": ""}
 _OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
 ADDED: Mapping[str, Mapping[str, Any]] = {
@@ -403,13 +516,32 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
 }
 
 _ONE_ROW_IS = {
-    "readings": "one reading: a subject, a card, software and a protocol, with what came out",
-    "calls": "one operator call of a model that was taken apart, in order",
-    "captures": "one taking-apart of a model variant",
-    "verdicts": "the sum of the parts held against the whole, for one round of a job",
+    "readings": "one reading: a subject, a card, software and a protocol, with the result",
+    "calls": "one operator call of a captured model, in order",
+    "captures": "one capture of a model variant",
+    "verdicts": "the sum of the parts compared with the whole model, for one round of a job",
     "traces": "one sampled series of one reading (only with `--traces`)",
-    "dataset": "one operator tuple as predictors learn from it (`farm predict dataset`, no part of an export)",
+    "dataset": "one operator tuple as predictors learn from it (`farm predict dataset`; not part of an export)",
 }
+
+
+def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The Arrow schema of these columns, with the unit and meaning of each in its metadata."""
+    import pyarrow as pa
+
+    kinds = {
+        "text": pa.string(),
+        "json": pa.string(),
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "boolean": pa.bool_(),
+        "integers": pa.list_(pa.int64()),
+        "numbers": pa.list_(pa.float64()),
+        "texts": pa.list_(pa.string()),
+    }
+    return pa.schema(
+        pa.field(one.name, kinds[one.kind], metadata={"unit": one.unit, "meaning": one.meaning}) for one in columns
+    )
 
 
 def as_markdown() -> str:
@@ -417,11 +549,12 @@ def as_markdown() -> str:
     lines = [
         "# Data dictionary",
         "",
-        f"What `farm export` writes, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a fraction. What",
-        "could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines, and joined by `x` (numbers) or",
-        "`;` (texts) in CSV; JSON is a text in Parquet and CSV. In Parquet, unit and meaning stand in each field's metadata.",
+        f"The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a fraction. A",
+        "value that could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines; in CSV they are",
+        "joined by `x` (numbers) or `;` (texts). JSON is a text in Parquet and CSV. In Parquet, each field's metadata holds",
+        "its unit and meaning.",
     ]
-    for table, columns in {**TABLES, "dataset": LEARNT_FROM}.items():
+    for table, columns in {**TABLES, "dataset": DATASET}.items():
         lines += ["", f"## {table}", "", f"One row is {_ONE_ROW_IS[table]}.", ""]
         lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
         lines += [f"| `{entry.name}` | {entry.kind} | {entry.unit} | {entry.meaning} |" for entry in columns]

@@ -19,7 +19,7 @@ from sqlmodel import Session
 from farm import __version__
 from farm.errors import UsageError
 from farm.exchange import tidy
-from farm.exchange.columns import FORMAT, TABLES, Column, as_markdown
+from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, Selection, select_readings
 
 if TYPE_CHECKING:
@@ -181,29 +181,14 @@ def _writer(path: Path, form: Format, schema: pa.Schema, columns: Sequence[Colum
 _LISTS = ("integers", "numbers", "texts")
 
 
-def schema_of(table: str, told: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
-    """The Arrow schema of a table, with unit and meaning of each field and what the file says of itself.
+def schema_of(table: str, about: Mapping[str, Any] | None = None, columns: Sequence[Column] | None = None) -> pa.Schema:
+    """The Arrow schema of a table, with what the file says of itself (`about`) in its metadata.
 
     Args:
-        columns: of a table that is no part of an export.
+        columns: of a table that is not part of an export.
     """
-    import pyarrow as pa
-
-    kinds = {
-        "text": pa.string(),
-        "json": pa.string(),
-        "integer": pa.int64(),
-        "number": pa.float64(),
-        "boolean": pa.bool_(),
-        "integers": pa.list_(pa.int64()),
-        "numbers": pa.list_(pa.float64()),
-        "texts": pa.list_(pa.string()),
-    }
-    fields = [
-        pa.field(entry.name, kinds[entry.kind], metadata={"unit": entry.unit, "meaning": entry.meaning})
-        for entry in columns or TABLES[table]
-    ]
-    return pa.schema(fields, metadata={METADATA: json.dumps({"table": table, **(told or {"format": FORMAT})})})
+    metadata = {METADATA: json.dumps({"table": table, **(about or {"format": FORMAT})})}
+    return arrow_schema(columns or TABLES[table]).with_metadata(metadata)
 
 
 def _batch(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:

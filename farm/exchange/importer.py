@@ -1,54 +1,45 @@
-"""Taking in another farm's export: checked as a whole before anything is written, without duplicates, its origin kept.
+"""Imports the export of another farm: every row is checked before anything is written; duplicates are skipped.
 
-A file from elsewhere may be anything. It is read batch by batch, with bounds on every size; every operator is validated by
-`farm.types.tuple`, every id is worked out again from what it stands for, and what a reading's details hold is checked
-where sums are made of it.
+`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. A file is
+read once; its checked rows stay in memory until they are written.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import math
-import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
+from pydantic import ValidationError
 from sqlmodel import Session
 
-from farm.errors import FarmError, UsageError
-from farm.exchange.columns import ADDED, FIGURES, FORMAT, OF_VARIANT, TABLES, VARIANT
+from farm.errors import FarmError, Unreadable, UsageError
+from farm.exchange import column_types as accept
+from farm.exchange.columns import ADDED, FIGURES, FORMAT, SOFTWARE, TABLES, VARIANT_FIELDS, Column
 from farm.exchange.export import METADATA, schema_of
-from farm.exchange.imported_jobs import write_job
 from farm.exchange.tidy import ORIGIN, capture_key
+from farm.jobs import item_state
 from farm.store import content, tables
-from farm.store.database import Database
+from farm.store.database import Database, read_clock_s
 from farm.store.rows import in_batches
 from farm.types.format import printable
 from farm.types.protocol import Protocol, Software, Variant, content_id
-from farm.types.reading import Trace, Verification
-from farm.types.tuple import OperatorTuple, parse
-from farm.types.value_profiles import class_of, is_class
-from farm.verdict.verdict import VERDICT_SCHEMA, Verdict
+from farm.types.reading import Trace
+from farm.types.request import Request
+from farm.types.tuple import OperatorTuple
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-AT_ONCE = 1000  # rows in one transaction: others wait for it
-MOST_ROWS = 50_000_000
-MOST_BYTES = 4 << 30  # of a group of rows, unpacked
-MOST_TEXT = 300  # characters of a name
-_MOST_OF = {"text": 32, "recompute": 10_000}  # of a variant's own, where it is not that
-MOST_JSON = 16 << 20  # characters of a document
-LARGEST = 2**63 - 1
-KNOWN = 50_000  # descriptions that are checked once
-_ID = re.compile(r"[0-9a-f]{32}")
-#: First what others refer to.
-_ORDER = ("readings", "captures", "calls", "verdicts", "traces")
+AT_ONCE = 1000  # rows in one transaction: other writers wait for it
+BATCH = 20_000  # rows that are checked together: equal values of a column are checked once
+MOST_ROWS = 5_000_000  # of one file
+MOST_BYTES = 4 << 30  # of a row group, unpacked
+NEXT_STEP = "Name a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
 
@@ -56,12 +47,17 @@ _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
 _CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
+_ITEM = tables.Item.__table__.c  # type: ignore[attr-defined]
 _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
+class ImportRefused(UsageError):
+    """A file is not an export, is damaged or too large, or holds a value that no farm writes."""
+
+
 @dataclass(frozen=True)
-class Taken:
-    """What was found in one file, and what of it was not there before."""
+class Imported:
+    """The rows of one file, and how many of them the database did not have."""
 
     path: Path
     table: str
@@ -69,44 +65,53 @@ class Taken:
     new: int
 
 
-class Refused(UsageError):
-    """A file that is no export, or holds what no farm writes."""
+@dataclass(frozen=True)
+class ExportFile:
+    """An opened Parquet file of an export; `about` is what it says of itself."""
+
+    path: Path
+    table: str
+    about: Mapping[str, Any]
+    parquet: pq.ParquetFile
 
 
-def import_export(database: Database, path: Path, *, origin: str = "") -> list[Taken]:
-    """Take in a file of readings, or a folder with the tables of an export.
+def import_export(database: Database, path: Path, *, origin: str = "") -> list[Imported]:
+    """Import a file of readings, or a folder with the tables of an export.
 
     Args:
-        origin: the name of the farm it comes from; that of the file or folder if "".
+        origin: the name of the exporting farm; by default the name of the file or folder.
 
     Raises:
-        Refused: it is no export, of a newer format, cut off, or holds what no farm writes; nothing of it was written.
+        ImportRefused: a file is not an export, has a newer format, is damaged, or holds a value that no farm writes. Nothing
+            was written.
+        UsageError: the origin is not a name.
     """
-    origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name itself
+    origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
     try:
-        _name({"origin": origin}, "origin")
+        _ORIGIN.check(origin)
     except ValueError as error:
-        raise UsageError(f"{error}: {printable(origin)[:40]!r}.", "Name the farm with --origin.") from error
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    opened = [(file, *_open(file)) for file in files]
-    if not opened:
-        raise Refused(f"{path} holds no Parquet file.", "Name a file or folder that `farm export` wrote.")
-    opened.sort(key=lambda one: _ORDER.index(one[1]))
-    there = {table for _, table, _, _ in opened}
-    taken = [one for one in opened if one[1] != "calls" or "captures" in there]
-    for file, table, _, parquet in taken:
-        reader = _Reader(origin)
-        for row in _rows(file, parquet, table):
-            _checked(file, reader, table, row)
-    _note(database, origin, path, [told for _, _, told, _ in opened])
-    return [_take(database, file, parquet, table, origin) for file, table, _, parquet in taken]
+        raise UsageError(
+            f"The origin {printable(origin)[:40]!r} is not a name: {_problem(error)}.", "Name the farm with --origin."
+        ) from error
+    files = [_opened(file) for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+    if not files:
+        raise ImportRefused(f"{path} holds no Parquet file.", "Name a file or folder that `farm export` wrote.")
+    files.sort(key=lambda file: list(_IMPORTS).index(file.table))
+    about = files[0].about
+    if not any(file.table == "captures" for file in files):  # calls alone belong to nothing
+        files = [file for file in files if file.table != "calls"]
+    checked = [(file, list(_checked(file, origin))) for file in files]
+    _store_origin(database, origin, path, about)
+    return [_write(database, file, rows) for file, rows in checked]
 
 
-def _open(path: Path) -> tuple[str, Mapping[str, Any], pq.ParquetFile]:
+# ------------------------------------------------------------------------------------------- reading a file
+
+
+def _opened(path: Path) -> ExportFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    step = "Name a file that `farm export` wrote as Parquet."
     try:
         found = pq.ParquetFile(
             path,
@@ -115,619 +120,425 @@ def _open(path: Path) -> tuple[str, Mapping[str, Any], pq.ParquetFile]:
             page_checksum_verification=True,
         )
     except FileNotFoundError:
-        raise Refused(f"There is no file {path}.", step) from None
+        raise ImportRefused(f"There is no file {path}.", NEXT_STEP) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Refused(f"{path} cannot be read as Parquet: it is cut off, or something else.", step) from error
+        raise ImportRefused(f"{path} cannot be read as Parquet: it is cut off, or not Parquet.", NEXT_STEP) from error
     try:
-        told = json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null"))
+        about = json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null"))
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or type(told.get("format")) is not int or told.get("table") not in TABLES:
-        raise Refused(f"{path} is no export of a farm.", step)
-    if told["format"] > FORMAT:
-        raise Refused(
-            f"{path} has format {told['format']}, which is newer than this program ({FORMAT}).",
+        about = None
+    if not isinstance(about, dict) or type(about.get("format")) is not int or about.get("table") not in TABLES:
+        raise ImportRefused(f"{path} is not an export of a farm.", NEXT_STEP)
+    if about["format"] > FORMAT:
+        raise ImportRefused(
+            f"{path} has format {about['format']}, which is newer than this program ({FORMAT}).",
             "Update this program, or export again with the older one.",
         )
     groups = [found.metadata.row_group(index) for index in range(found.metadata.num_row_groups)]
     if found.metadata.num_rows > MOST_ROWS or any(not 0 <= group.total_byte_size <= MOST_BYTES for group in groups):
-        raise Refused(f"{path} is larger than any export.", "Export in parts, with filters.")
-    wanted = schema_of(told["table"])
-    for field in wanted:
+        raise ImportRefused(f"{path} is too large: at most {MOST_ROWS} rows.", "Export in parts, with filters.")
+    table = about["table"]
+    for field in schema_of(table):
         at = found.schema_arrow.get_field_index(field.name)
-        if at < 0 and field.name in ADDED.get(told["table"], ()):
+        if at < 0 and field.name in ADDED.get(table, ()):
             continue
         if at < 0 or found.schema_arrow.field(at).type != field.type:
-            raise Refused(f"{path} lacks the column {field.name}, or has it as something else.", step)
-    return told["table"], told, found
+            raise ImportRefused(f"{path} lacks the column {field.name} of type {field.type}.", NEXT_STEP)
+    return ExportFile(path, table, about, found)
 
 
-#: What is worked out again is not read.
-_READ = {
-    "readings": frozenset(
-        [
-            "reading_id",
-            "subject_kind",
-            "subject_id",
-            "operator_spec",
-            "flops",
-            "bytes_moved",
-            *OF_VARIANT,
-            "model_flops",
-            "kernels",
-            "flags",
-            "throttle_reasons",
-            "card_id",
-            "card_model",
-            "card_kind",
-            "card_memory_bytes",
-            "card_fingerprint",
-            "torch",
-            "torchvision",
-            "cuda",
-            "cudnn",
-            "driver",
-            "python",
-            "platform",
-            "launch",
-            "residency",
-            "data_class",
-            "grad",
-            "tf32",
-            "cudnn_benchmark",
-            "cudnn_deterministic",
-            "placement",
-            "details",
-            "cost_s",
-            "origin",
-        ]
-    )
-    | {entry.name for entry in FIGURES},
-    "calls": frozenset(
-        [
-            "capture_id",
-            "call_index",
-            "module_path",
-            "operator_id",
-            "part",
-            "owner",
-            "seen",
-            "reads",
-            "writes",
-            "operator_spec",
-            "flops",
-            "bytes_moved",
-        ]
-    ),
-}
-
-
-def _rows(path: Path, parquet: pq.ParquetFile, table: str) -> Iterator[Row]:
+def _checked(file: ExportFile, origin: str) -> Iterator[Any]:
+    """Each row of the file as its writer takes it."""
     import pyarrow as pa
 
-    columns = [entry.name for entry in TABLES[table] if table not in _READ or entry.name in _READ[table]]
+    columns = [column for column in TABLES[file.table] if not column.derived]
+    added = ADDED.get(file.table, {})
+    make, number = _IMPORTS[file.table][0], 0
     try:
-        later = ADDED.get(table, {})
-        for batch in parquet.iter_batches(batch_size=AT_ONCE, columns=columns):
-            yield from ({**later, **row} for row in batch.to_pylist())
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Refused(f"{path} is damaged: {str(error).splitlines()[0][:200]}.", "Export it again.") from error
-
-
-def _checked(path: Path, reader: _Reader, table: str, row: Row) -> Any:
-    try:
-        return reader.read[table](row)
-    except (FarmError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        problem = error.message if isinstance(error, FarmError) else str(error) or type(error).__name__
-        raise Refused(
-            f"{path} holds what no farm writes ({table}): {problem.rstrip('.')[:300]}.", "Nothing of it was taken."
+        for batch in file.parquet.iter_batches(batch_size=BATCH, columns=[column.name for column in columns]):
+            there = [column for column in columns if column.name in batch.schema.names]
+            values = [_checked_column(file, column, batch.column(column.name), number) for column in there]
+            names = [column.name for column in there]
+            for row in zip(*values, strict=True):
+                number += 1
+                try:
+                    yield make({**added, **dict(zip(names, row, strict=True))}, origin)
+                except (FarmError, ValueError, TypeError) as error:
+                    raise _refused(file, number, error) from error
+    except (pa.ArrowException, OSError) as error:
+        raise ImportRefused(
+            f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.", "Nothing was imported. Export it again."
         ) from error
 
 
-# ------------------------------------------------------------------------------------- a row checked
+def _checked_column(file: ExportFile, column: Column, found: pa.Array, before: int) -> Sequence[Any]:
+    """The values of a column of a batch, as they are stored.
+
+    Args:
+        before: rows of the file before this batch.
+    """
+    import pyarrow as pa
+
+    places = None
+    if not pa.types.is_nested(found.type):
+        encoded = found.dictionary_encode("encode")
+        found, places = encoded.dictionary, encoded.indices.to_pylist()
+    checked: list[Any] = []
+    for value in found.to_pylist():
+        try:
+            checked.append(column.check(value))
+        except (FarmError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            at = len(checked) if places is None else places.index(len(checked))
+            raise _refused(file, before + at + 1, error, f", column {column.name}") from error
+    return checked if places is None else [checked[place] for place in places]
+
+
+def _refused(file: ExportFile, row: int, error: BaseException, column: str = "") -> ImportRefused:
+    return ImportRefused(
+        f"{file.path}, table {file.table}, row {row}{column}: {_problem(error)[:300]}.",
+        "No farm writes that. Nothing was imported; export it again.",
+    )
+
+
+def _problem(error: BaseException) -> str:
+    """What is wrong, with the value, without a stop."""
+    if isinstance(error, FarmError):
+        return error.message.rstrip(".")
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        said = f"{where}: {first['msg']}" if where else first["msg"]
+        return f"{said}, not {printable(str(first['input'])[:60])!r}"
+    return str(error).rstrip(".") or type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------- checking a row
 
 
 @dataclass(frozen=True)
-class _Cost:
+class Cost:
+    """The cost of one call of an operator tuple (`farm.store.content.CostLike`)."""
+
     flops: int
     bytes: int
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A reading with all that it refers to."""
+class ReadingRecord:
+    """A reading and the rows that it refers to; `subject` is an operator tuple or a variant."""
 
     row: dict[str, Any]
     software: Software
     protocol: Protocol
     card: dict[str, Any]
-    spec: OperatorTuple | None
-    cost: _Cost | None
-    variant: Variant | None
-    variant_costs: dict[str, int]
+    subject: OperatorTuple | Variant
+    cost: Cost
+    variant_costs: Mapping[str, int]
 
 
-class _Reader:
-    """Makes rows of the database from rows of a file; raises at whatever is wrong."""
+@dataclass(frozen=True)
+class CaptureRecord:
+    """A capture and the variant that it is of."""
 
-    def __init__(self, origin: str) -> None:
-        self.origin = origin
-        self._specs: dict[str, OperatorTuple] = {}
-        self.read: dict[str, Callable[[Row], Any]] = {
-            "readings": self.reading,
-            "calls": self.call,
-            "captures": self.capture,
-            "verdicts": self.verdict,
-            "traces": self.trace,
-        }
+    row: dict[str, Any]
+    variant: Variant
+    costs: Mapping[str, int]
 
-    def reading(self, row: Row) -> _Read:
-        software = Software(**{name: _name(row, name, empty=name != "torch") for name in _SOFTWARE})
-        flags = {name: _truth(row, name) for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic")}
-        placement = _name(row, "placement", empty=True)
-        protocol = Protocol(row["launch"], row["residency"], _name(row, "data_class"), placement=placement, **flags)
-        spec = cost = variant = None
-        costs: dict[str, int] = {}
-        if row["subject_kind"] == "operator":
-            spec, cost = self.spec(row), _Cost(_count(row, "flops"), _count(row, "bytes_moved"))
-        elif row["subject_kind"] == "variant":
-            variant, costs = (
-                self.variant(row),
-                {name: _count(row, name) for name in ("flops", "model_flops", "bytes_moved")},
-            )
-        else:
-            raise ValueError("subject_kind is neither operator nor variant")
-        subject = spec or variant
-        assert subject is not None
-        if subject.id != row["subject_id"]:
-            raise ValueError(f"subject_id {str(row['subject_id'])[:40]!r} is not that of its description")
-        card = {
-            "id": _name(row, "card_id", most=80),
-            "model": _name(row, "card_model"),
-            "kind": row["card_kind"],
-            "memory_bytes": _count(row, "card_memory_bytes"),
-            "fingerprint": _document(row, "card_fingerprint"),
-            "driver": software.driver,
-            "software_id": software.id,
-            "origin": self.origin,
-        }
-        if card["kind"] not in ("cuda", "cpu", "simulated"):
-            raise ValueError("card_kind is none of cuda, cpu and simulated")
-        details = _document(row, "details")
-        _check_details(details)
-        method = details.get("method")
-        read = {
-            "id": _id(row, "reading_id"),
-            "subject_kind": row["subject_kind"],
-            "subject_id": subject.id,
-            "card_id": card["id"],
-            "card_model": card["model"],
+
+@dataclass(frozen=True)
+class CallRecord:
+    """A call and its operator tuple; `capture` is the `capture_key` of its capture."""
+
+    row: dict[str, Any]
+    capture: str
+    spec: OperatorTuple
+    cost: Cost
+
+
+def _variant(row: Row) -> Variant:
+    values = {name: row[name] for name in VARIANT_FIELDS}
+    if None in values.values():
+        raise ValueError(f"{next(name for name, value in values.items() if value is None)} is empty")
+    return Variant(**values)
+
+
+def _costs(row: Row) -> dict[str, int]:
+    if row["model_flops"] is None:
+        raise ValueError("model_flops is empty")
+    return {name: row[name] for name in ("flops", "model_flops", "bytes_moved")}
+
+
+def _reading(row: Row, origin: str) -> ReadingRecord:
+    if row["subject_kind"] not in ("operator", "variant"):
+        raise ValueError("subject_kind is neither operator nor variant")
+    subject = row["operator_spec"] if row["subject_kind"] == "operator" else _variant(row)
+    if subject is None or subject.id != row["subject_id"]:
+        raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not that of its description")
+    if not row["time_us"]:
+        raise ValueError("time_us is zero")
+    software = Software(**{column.name: row[column.name] for column in SOFTWARE})
+    flags = {name: row[name] for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic", "placement")}
+    protocol = Protocol(row["launch"], row["residency"], row["data_class"], **flags)
+    card = {name: row[f"card_{name}"] for name in ("id", "model", "kind", "memory_bytes", "fingerprint")}
+    same = ("subject_kind", "subject_id", "card_id", "card_model", "flags", "throttle_reasons", "details", "cost_s")
+    return ReadingRecord(
+        {
+            "id": row["reading_id"],
+            **{name: row[name] for name in (*same, "kernels", *(column.name for column in FIGURES))},
             "software_id": software.id,
             "protocol_id": protocol.id,
-            **_figures(row),
-            "flags": _words(row, "flags"),
-            "throttle_reasons": _words(row, "throttle_reasons"),
-            "details": details,
-            "cost_s": _numbers(_document(row, "cost_s"), "cost_s"),
-            "method": method,
-            "kernels": None if row["kernels"] is None else _numbers(_document(row, "kernels"), "kernels"),
-            "origin": _name(row, "origin", empty=True) or self.origin,
-        }
-        return _Read(read, software, protocol, card, spec, cost, variant, costs)
-
-    def spec(self, row: Row) -> OperatorTuple:
-        text = row["operator_spec"]
-        spec = self._specs.get(text)
-        if spec is None:
-            spec = parse(_loaded(text, "operator_spec"))
-            if len(self._specs) > KNOWN:
-                self._specs.clear()
-            self._specs[text] = spec
-        return spec
-
-    def variant(self, row: Row) -> Variant:
-        kinds = {column.name: column.kind for column in VARIANT}
-
-        def value(name: str) -> Any:
-            if name in Variant.CHOICES:
-                return row[name]
-            if kinds[name] == "text":
-                return _name(row, name, empty=name != "model", most=_MOST_OF.get(name, MOST_TEXT))
-            return _truth(row, name) if kinds[name] == "boolean" else _count(row, name)
-
-        return Variant(**{name: value(name) for name in OF_VARIANT})
-
-    def capture(self, row: Row) -> tuple[str, dict[str, Any], Variant, dict[str, int]]:
-        variant = self.variant(row)
-        captured, torch = row["captured"], _name(row, "torch", empty=True)
-        if captured not in ("predicted", "observed"):
-            raise ValueError("captured is neither predicted nor observed")
-        if row["device_type"] not in ("cuda", "cpu"):
-            raise ValueError("device_type is neither cuda nor cpu")
-        if row["launch"] not in Protocol.CHOICES["launch"]:
-            raise ValueError("launch is neither graph nor eager")
-        key = content_id([variant.id, row["device_type"], _truth(row, "grad"), torch, row["launch"], captured])
-        if row["capture_id"] != key:
-            raise ValueError("capture_id is not that of its description")
-        found = {
-            "variant_id": variant.id,
-            "device_type": row["device_type"],
-            "grad": row["grad"],
-            "torch": torch,
-            "launch": row["launch"],
-            "origin": tables.IMPORTED + captured,
-            "card_id": _name(row, "card_id", empty=True, most=80) or None,
-            "verification": {**_verification(row), ORIGIN: _name(row, "origin", empty=True) or self.origin},
-            "created_at_s": _number(row, "created_at_s"),
-        }
-        return key, found, variant, {name: _count(row, name) for name in ("flops", "model_flops", "bytes_moved")}
-
-    def call(self, row: Row) -> tuple[str, dict[str, Any], OperatorTuple, _Cost]:
-        spec = self.spec(row)
-        if spec.id != row["operator_id"]:
-            raise ValueError("operator_id is not that of its description")
-        found = {
-            "call_index": _count(row, "call_index"),
-            "module_path": _name(row, "module_path", empty=True, most=1000),
-            "operator_id": spec.id,
-            "part": _name(row, "part", empty=True, most=1000),
-            "owner": _name(row, "owner", empty=True, most=1000),
-            "reads": list(_wholes(row["reads"], "reads")),
-            "writes": list(_wholes(row["writes"], "writes")),
-            "data": _seen(row["seen"]),
-        }
-        return _id(row, "capture_id"), found, spec, _Cost(_count(row, "flops"), _count(row, "bytes_moved"))
-
-    def verdict(self, row: Row) -> dict[str, Any]:
-        for name in ("title", "job_kind", "launch", "residency", "data_policy", "outcome"):
-            _name(row, name, empty=True, most=1000)
-        for entry in TABLES["verdicts"]:
-            if entry.kind == "number" and row[entry.name] is not None:
-                _number(row, entry.name)
-        details = _document(row, "details")
-        if details.get("schema") == VERDICT_SCHEMA:
-            Verdict.from_json(details)
-        _words(row, "card_models")
-        self._made_of(row)
-        kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
-        about = {"job_id": _name(row, "job_id", most=16), "round": _count(row, "round")}
-        return {**about, "origin": _name(row, "origin", empty=True) or self.origin, "row": kept}
-
-    def _made_of(self, row: Row) -> None:
-        """What a job is made of again: checked, where the file has it."""
-        entries = _loaded(row["made_of"], "made_of") if row["made_of"] is not None else []
-        _words(row, "operators")
-        if not entries:
-            return
-        if row["capture_id"] is not None:
-            _id(row, "capture_id")
-        for reading_id, role, number, reused in entries:
-            _id({"reading_id": reading_id}, "reading_id")
-            if role not in ("tuple", "whole", "canary") or type(reused) is not bool or _whole(number) > row["round"]:
-                raise ValueError("made_of holds what no job has")
-        _document(row, "request")
-
-    def trace(self, row: Row) -> tuple[str, str, tuple[float, float], list[float], list[float]]:
-        times_s, values = list(row["times_s"] or ()), list(row["values"] or ())
-        if len(times_s) != len(values):
-            raise ValueError("a series has not as many times as values")
-        window_s = _number(row, "window_begin_s"), _number(row, "window_end_s")
-        return _id(row, "reading_id"), _name(row, "series"), window_s, times_s, values
+            "method": row["details"].get("method"),
+            "origin": row["origin"] or origin,
+        },
+        software,
+        protocol,
+        {**card, "driver": software.driver, "software_id": software.id, "origin": origin, "capabilities": []},
+        subject,
+        Cost(row["flops"], row["bytes_moved"]),
+        _costs(row) if isinstance(subject, Variant) else {},
+    )
 
 
-_SOFTWARE = ("torch", "torchvision", "cuda", "cudnn", "driver", "python", "platform")
-
-
-def _name(row: Row, name: str, *, empty: bool = False, most: int = MOST_TEXT) -> str:
-    value = row[name]
-    if empty and value is None:
-        return ""
-    if not isinstance(value, str) or len(value) > most or not (value or empty):
-        raise ValueError(f"{name} is no name of at most {most} characters")
-    if printable(value) != value or content.storable_text(value) != value:
-        raise ValueError(f"{name} holds control characters")
-    return value
-
-
-def _id(row: Row, name: str) -> str:
-    if not isinstance(row[name], str) or not _ID.fullmatch(row[name]):
-        raise ValueError(f"{name} is no id")
-    return str(row[name])
-
-
-def _truth(row: Row, name: str) -> bool:
-    if type(row[name]) is not bool:
-        raise ValueError(f"{name} is neither true nor false")
-    return bool(row[name])
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{str(value)[:40]!r} is no count")
-    return value
-
-
-def _count(row: Row, name: str) -> int:
-    if type(row[name]) is not int or not 0 <= row[name] <= LARGEST:
-        raise ValueError(f"{name} is no count")
-    return int(row[name])
-
-
-def _number(row: Row, name: str) -> float:
-    if type(row[name]) not in (int, float) or not math.isfinite(row[name]):
-        raise ValueError(f"{name} is no number")
-    return float(row[name])
-
-
-#: Figures without which there is no reading, and those that may be zero.
-_NEEDED = (
-    "time_us",
-    "time_half_width_us",
-    "time_median_us",
-    "time_trimmed_us",
-    "window_s",
-    "warm_up_s",
-    "created_at_s",
-)
-
-
-def _figures(row: Row) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for entry in FIGURES:
-        value = row[entry.name]
-        wanted = entry.kind == "number" and (value is not None or entry.name in _NEEDED)
-        if wanted and _number(row, entry.name) < 0 and entry.name != "temperature_c":
-            raise ValueError(f"{entry.name} is negative")
-        found[entry.name] = value
-    if not found["time_us"]:
-        raise ValueError("time_us is zero")
-    found |= {"passes": _count(row, "passes"), "simulated": _truth(row, "simulated")}
-    return {**found, "power_source": _name(row, "power_source", empty=True)}
-
-
-def _words(row: Row, name: str) -> list[str]:
-    values = row[name] or []
-    if len(values) > 64:
-        raise ValueError(f"{name} are too many")
-    return [_name({name: value}, name) for value in values]
-
-
-def _loaded(text: Any, name: str) -> Any:
-    if not isinstance(text, str) or len(text) > MOST_JSON:
-        raise ValueError(f"{name} is no document, or too large a one")
-    try:
-        return content.storable(json.loads(text))
-    except ValueError:
-        raise ValueError(f"{name} is no JSON") from None
-
-
-@functools.lru_cache(maxsize=10_000)
-def _wholes(text: Any, name: str) -> tuple[int, ...]:
-    """Places in a list. Of a hundred thousand calls, most say what others have said."""
-    return tuple(_whole(entry) for entry in _loaded(text, name))
-
-
-def _document(row: Row, name: str) -> dict[str, Any]:
-    found = _loaded(row[name], name)
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is no JSON object")
-    return found
-
-
-def _verification(row: Row) -> dict[str, Any]:
-    """What reports show of it is what it should be; the rest is only handed on."""
-    found = _document(row, "verification")
-    seen = Verification.from_json(found)
-    for kernels in (seen.tuple_kernels or {}).values():
-        _numbers(dict(kernels), "verification.tuple_kernels")
-    for times_us in (seen.in_model.calls_us or {} if seen.in_model else {}).values():
-        if any(type(value) not in (int, float, type(None)) for value in times_us):
-            raise ValueError("verification.in_model holds what is no number")
-    return found
-
-
-def _numbers(found: dict[str, Any], name: str) -> dict[str, Any]:
-    if len(found) > 10_000 or any(type(value) not in (int, float) for value in found.values()):
-        raise ValueError(f"{name} holds what is no number")
-    return found
-
-
-#: What sums are made of: parts of the details, with what must be a number in them.
-_SUMMED = {"burst": ("time_us",), "context": ("alone_us", "effect_us"), "canary": ("number", "time_us")}
-_SCALARS = ("method", "copies", "found_again", "ceiling_s", "eager_time_us")
-
-
-def _check_details(details: Mapping[str, Any]) -> None:
-    for name in _SCALARS:
-        if type(details.get(name)) not in (int, float, type(None)):
-            raise ValueError(f"details.{name} is no number")
-    if type(details.get("method")) not in (int, type(None)) or not 0 <= (details.get("method") or 0) < 10**6:
-        raise ValueError("details.method is no version")
-    for part, needed in _SUMMED.items():
-        found = details.get(part)
-        if found is None:
-            continue
-        if not isinstance(found, dict) or any(type(found.get(name)) not in (int, float) for name in needed):
-            raise ValueError(f"details.{part} lacks {', '.join(needed)}")
-        for name, value in found.items():
-            if (
-                name.endswith(("_us", "_mj", "_w", "_mhz"))
-                and name != "duty_power_w"
-                and type(value) not in (int, float, type(None))
-            ):
-                raise ValueError(f"details.{part}.{name} is no number")
-
-
-@functools.lru_cache(maxsize=10_000)
-def _seen(text: Any) -> list[Any] | None:
-    """What each activation of a call held, and each buffer or parameter that it was given: numbers that make a class of data."""
-    if text is None:
-        return None
-    found = _loaded(text, "seen")
-    if not isinstance(found, list) or len(found) > 1024:
-        raise ValueError("seen is no list")
-    for entry in found:
-        if entry is not None and (
-            not isinstance(entry, dict)
-            or any(type(value) not in (int, float) for value in entry.values())
-            or not (entry.get("held") or {"zeros", "least"} <= set(entry))
-        ):
-            raise ValueError("seen holds what no model shows")
-    if not is_class(class_of(found)):
-        raise ValueError("seen makes no class of data")
-    return found
-
-
-# ------------------------------------------------------------------------------------------- writing
-
-
-def _note(database: Database, origin: str, path: Path, told: Sequence[Mapping[str, Any]]) -> None:
-    first = told[0]
-    about: dict[str, Any] = {
-        "file": content.storable_text(printable(path.name)),
-        "farm_version": printable(str(first.get("farm_version", "")))[:MOST_TEXT],
-        "exported_at_s": float(first["exported_at_s"]) if type(first.get("exported_at_s")) in (int, float) else 0.0,
-        "imported_at_s": time.time(),
+def _capture(row: Row, origin: str) -> CaptureRecord:
+    variant = _variant(row)
+    same = {name: row[name] for name in ("device_type", "grad", "torch", "launch")}
+    if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"]]):
+        raise ValueError("capture_id is not that of its description")
+    found = {
+        "variant_id": variant.id,
+        **same,
+        "origin": tables.IMPORTED + row["captured"],
+        "card_id": row["card_id"] or None,
+        "verification": {**row["verification"], ORIGIN: row["origin"] or origin},
+        "created_at_s": row["created_at_s"],
     }
+    return CaptureRecord(found, variant, _costs(row))
+
+
+def _call(row: Row, origin: str) -> CallRecord:
+    spec = row["operator_spec"]
+    if spec.id != row["operator_id"]:
+        raise ValueError("operator_id is not that of its description")
+    same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
+    found = {**{name: row[name] for name in same}, "data": row["seen"]}
+    return CallRecord(found, row["capture_id"], spec, Cost(row["flops"], row["bytes_moved"]))
+
+
+def _verdict(row: Row, origin: str) -> dict[str, Any]:
+    """A row of the table of imported verdicts."""
+    if any(number > row["round"] for _, _, number, _ in json.loads(row["made_of"] or "[]")):
+        raise ValueError("made_of names a later round than that of the verdict")
+    kept = {name: content.storable(value) for name, value in row.items() if name != "origin"}
+    return {"job_id": row["job_id"], "round": row["round"], "origin": row["origin"] or origin, "row": kept}
+
+
+def _series(row: Row, origin: str) -> tuple[str, Trace]:
+    """The reading of a sampled series, and a trace of that series alone."""
+    if len(row["times_s"]) != len(row["values"]):
+        raise ValueError("the series has not as many times as values")
+    series = {row["series"]: (row["times_s"], row["values"])}
+    return row["reading_id"], Trace((row["window_begin_s"], row["window_end_s"]), series)
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
+    exported_at_s = about.get("exported_at_s")
     with database.write() as session:
-        if (known := session.get(tables.Origin, origin)) is None:
-            session.add(tables.Origin(name=origin, **about))
-        else:
-            known.sqlmodel_update(about)
+        values = {
+            "file": content.storable_text(printable(path.name)),
+            "farm_version": printable(str(about.get("farm_version", "")))[:300],
+            "exported_at_s": float(exported_at_s) if type(exported_at_s) in (int, float) else 0.0,
+            "imported_at_s": read_clock_s(session),
+        }
+        session.merge(tables.Origin(name=origin, **values))
 
 
-def _take(database: Database, path: Path, parquet: pq.ParquetFile, table: str, origin: str) -> Taken:
-    reader, rows, new = _Reader(origin), 0, 0
-    pending: list[Any] = []
-
-    def write() -> int:
-        if not pending:
-            return 0
+def _write(database: Database, file: ExportFile, rows: list[Any]) -> Imported:
+    new = 0
+    for begin in range(0, len(rows), AT_ONCE):
         with database.write() as session:
-            number: int = _WRITERS[table](session, pending)
-        pending.clear()
-        return number
-
-    for row in _rows(path, parquet, table):
-        pending.append(_checked(path, reader, table, row))
-        rows += 1
-        if len(pending) >= AT_ONCE:
-            new += write()
-    return Taken(path, table, rows, new + write())
+            new += _IMPORTS[file.table][1](session, rows[begin : begin + AT_ONCE])
+    return Imported(file.path, file.table, len(rows), new)
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
-    there = {
-        id_ for batch in in_batches(ids) for id_ in session.scalars(sqlalchemy.select(column).where(column.in_(batch)))
-    }
-    return set(ids) - there
+    there = (session.scalars(sqlalchemy.select(column).where(column.in_(batch))) for batch in in_batches(ids))
+    return set(ids).difference(*there)
 
 
-def _write_readings(session: Session, found: Sequence[_Read]) -> int:
-    missing = _missing(session, _READING.id, [one.row["id"] for one in found])
-    new = {one.row["id"]: one for one in found if one.row["id"] in missing}
-    for software in {one.software.id: one.software for one in new.values()}.values():
+def _write_readings(session: Session, records: Sequence[ReadingRecord]) -> int:
+    missing = _missing(session, _READING.id, [record.row["id"] for record in records])
+    new = {record.row["id"]: record for record in records if record.row["id"] in missing}.values()
+    for software in {record.software.id: record.software for record in new}.values():
         content.store_software(session, software)
-    for protocol in {one.protocol.id: one.protocol for one in new.values()}.values():
+    for protocol in {record.protocol.id: record.protocol for record in new}.values():
         content.store_protocol(session, protocol)
-    cards = {one.card["id"]: one.card for one in new.values()}
-    content.insert_new(session, tables.Card, [{**card, "capabilities": []} for card in cards.values()])
-    content.store_operators(session, {one.spec: one.cost for one in new.values() if one.spec and one.cost})
-    for one in {one.variant.id: one for one in new.values() if one.variant}.values():
-        assert one.variant is not None
-        content.store_variant(session, one.variant, **one.variant_costs)
-    content.insert_new(session, tables.Reading, [one.row for one in new.values()])
+    content.insert_new(session, tables.Card, list({record.card["id"]: record.card for record in new}.values()))
+    content.store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
+    for record in {record.subject.id: record for record in new if isinstance(record.subject, Variant)}.values():
+        content.store_variant(session, record.subject, **record.variant_costs)
+    content.insert_new(session, tables.Reading, [record.row for record in new])
     return len(new)
 
 
-def _write_captures(session: Session, found: Sequence[tuple[str, dict[str, Any], Variant, dict[str, int]]]) -> int:
+def _write_captures(session: Session, records: Sequence[CaptureRecord]) -> int:
+    """Captures that the database does not have, neither imported nor of its own. A card without a reading is not named."""
     new = 0
-    observed_on = {row["card_id"] for _, row, _, _ in found if row["card_id"]}
-    unknown = _missing(session, _CARD.id, list(observed_on))  # no reading of theirs came with it
-    for _, row, variant, costs in found:
-        content.store_variant(session, variant, **costs)
-        row["card_id"] = None if row["card_id"] in unknown else row["card_id"]
-        if _capture(session, row) is None and _capture(session, row, own=True) is None:
-            session.add(tables.Capture(**row))
+    unknown = _missing(session, _CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
+    for record in records:
+        row = record.row
+        content.store_variant(session, record.variant, **record.costs)
+        same = [_CAPTURE[name] == row[name] for name in ("variant_id", "device_type", "grad", "torch", "launch")]
+        origins = (row["origin"], row["origin"].removeprefix(tables.IMPORTED))
+        if session.scalar(sqlalchemy.select(_CAPTURE.id).where(*same, _CAPTURE.origin.in_(origins))) is None:
+            session.add(tables.Capture(**{**row, "card_id": None if row["card_id"] in unknown else row["card_id"]}))
+            session.flush()
             new += 1
     return new
 
 
-def _capture(session: Session, row: Mapping[str, Any], *, own: bool = False) -> int | None:
-    """The id of a capture that is there already; of one's own taking-apart of the same, too."""
-    same = [_CAPTURE[name] == row[name] for name in ("variant_id", "device_type", "grad", "torch", "launch")]
-    origin = row["origin"].removeprefix(tables.IMPORTED) if own else row["origin"]
-    return session.scalar(sqlalchemy.select(_CAPTURE.id).where(*same, _CAPTURE.origin == origin))
-
-
-def _write_calls(session: Session, found: Sequence[tuple[str, dict[str, Any], OperatorTuple, _Cost]]) -> int:
-    content.store_operators(session, {spec: cost for _, _, spec, cost in found})
-    about = sqlalchemy.select(
-        *(_CAPTURE[name] for name in ("id", "variant_id", "device_type", "grad", "torch", "launch", "origin"))
-    )
-    ids = {}
-    for row in session.execute(about.where(_CAPTURE.origin.startswith(tables.IMPORTED))):
-        ids[capture_key(row)] = row.id
+def _write_calls(session: Session, records: Sequence[CallRecord]) -> int:
+    content.store_operators(session, {record.spec: record.cost for record in records})
+    columns = (_CAPTURE[name] for name in ("id", "variant_id", "device_type", "grad", "torch", "launch", "origin"))
+    imported = session.execute(sqlalchemy.select(*columns).where(_CAPTURE.origin.startswith(tables.IMPORTED)))
+    ids = {capture_key(row): row.id for row in imported}
+    own = [(ids[record.capture], record) for record in records if record.capture in ids]
+    keys = sqlalchemy.select(_CALL.capture_id, _CALL.call_index)
     there = {
         tuple(key)
-        for batch in in_batches(ids[key] for key, *_ in found if key in ids)
-        for key in session.execute(
-            sqlalchemy.select(_CALL.capture_id, _CALL.call_index).where(_CALL.capture_id.in_(batch))
-        )
+        for batch in in_batches(capture_id for capture_id, _ in own)
+        for key in session.execute(keys.where(_CALL.capture_id.in_(batch)))
     }
-    rows = [
-        {"capture_id": ids[key], **row}
-        for key, row, _, _ in found
-        if key in ids and (ids[key], row["call_index"]) not in there
-    ]
+    rows = [{"capture_id": id_, **one.row} for id_, one in own if (id_, one.row["call_index"]) not in there]
     if rows:
         session.execute(sqlalchemy.insert(tables.Call), rows)
     return len(rows)
 
 
-def _write_verdicts(session: Session, found: Sequence[dict[str, Any]]) -> int:
+def _write_verdicts(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     new = 0
-    for row in found:
-        theirs = sqlalchemy.select(_IMPORTED.round).where(_IMPORTED.job_id == row["job_id"])
-        rounds = set(session.scalars(theirs))
+    for row in rows:
+        rounds = set(session.scalars(sqlalchemy.select(_IMPORTED.round).where(_IMPORTED.job_id == row["job_id"])))
         if row["round"] in rounds or (not rounds and session.get(tables.Job, row["job_id"]) is not None):
             continue
         session.add(tables.ImportedVerdict(**row))
+        session.flush()
         new += 1
         if row["row"].get("made_of"):
-            write_job(session, row["row"])
+            _write_job(session, row["row"])
     return new
 
 
-def _write_traces(
-    session: Session, found: Sequence[tuple[str, str, tuple[float, float], list[float], list[float]]]
-) -> int:
-    """Series of readings of other farms; one reading's stand together, and may fall into two batches."""
-    series: dict[str, dict[str, Any]] = {}
-    windows = {}
-    for reading_id, name, window_s, times_s, values in found:
-        series.setdefault(reading_id, {})[name] = (times_s, values)
-        windows[reading_id] = window_s
-    imported = _READING.id.in_(list(series)), _READING.origin != ""
+def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
+    """Series of imported readings; those of one reading may be in two batches."""
+    traces: dict[str, Trace] = {}
+    for reading_id, trace in series:
+        traces.setdefault(reading_id, Trace(trace.window_s, {})).series.update(trace.series)
+    imported = _READING.id.in_(list(traces)), _READING.origin != ""
     new = 0
     for reading_id in session.scalars(sqlalchemy.select(_READING.id).where(*imported)).all():
-        kept = session.get(tables.Trace, reading_id)
-        if kept is None:
-            packed = Trace(windows[reading_id], series[reading_id]).pack()
-            session.add(tables.Trace(reading_id=reading_id, packed=packed))
-            new += len(series[reading_id])
-            continue
-        before = Trace.unpack(kept.packed)
-        if more := {name: value for name, value in series[reading_id].items() if name not in before.series}:
-            kept.packed = Trace(before.window_s, before.series | more).pack()
+        stored, trace = session.get(tables.Trace, reading_id), traces[reading_id]
+        before = Trace.unpack(stored.packed) if stored else Trace(trace.window_s, {})
+        if more := trace.series.keys() - before.series.keys():
+            packed = Trace(before.window_s, {**trace.series, **before.series}).pack()
+            session.merge(tables.Trace(reading_id=reading_id, packed=packed))
             new += len(more)
     return new
 
 
-_WRITERS: dict[str, Callable[[Session, Sequence[Any]], int]] = {
-    "readings": _write_readings,
-    "captures": _write_captures,
-    "calls": _write_calls,
-    "verdicts": _write_verdicts,
-    "traces": _write_traces,
+# ---------------------------------------------------------------------------------------- the job of a verdict
+
+
+def _write_job(session: Session, row: Row) -> None:
+    """Write the job of an imported verdict: ended, to be reported and published like one of this farm.
+
+    Its `request_id` stays empty, so no request counts as done. If a part is missing, as in the export of a selection, no job
+    is written.
+    """
+    try:
+        request = Request.from_json(json.loads(row["request"]))
+    except Unreadable:
+        return
+    if (request.variant.id if request.variant else None) != row["variant_id"]:
+        return
+    if request.variant and session.get(tables.ModelVariant, request.variant.id) is None:
+        return
+    made_of = json.loads(row["made_of"])
+    job_id, at_s = row["job_id"], row["created_at_s"]
+    wanted = {reading_id for reading_id, *_ in made_of}
+    readings = {
+        found.id: found
+        for batch in in_batches(wanted)
+        for found in session.execute(sqlalchemy.select(*_OF_ITEM).where(_READING.id.in_(batch)))
+    }
+    captured = _known_capture(session, row) if row["capture_id"] else None
+    if len(readings) < len(wanted) or (row["capture_id"] and captured is None):
+        return
+    if (job := session.get(tables.Job, job_id)) is None:
+        job = tables.Job(
+            id=job_id,
+            kind=row["job_kind"],
+            title=row["title"],
+            variant_id=row["variant_id"],
+            protocol_id=content.store_protocol(session, request.protocol),
+            request={**request.to_json(), "cards": sorted({found.card_id for found in readings.values()})},
+            state=tables.JobState.DONE,
+            created_at_s=at_s,
+        )
+        session.add(job)
+        session.flush()
+    job.round = max(job.round, row["round"])
+    job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
+    session.add(
+        tables.Round(
+            job_id=job_id,
+            number=row["round"],
+            operators=row["operators"] or ["all"],
+            capture_id=captured,
+            **dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s),
+        )
+    )
+    figures = {name: row[name] for name in tables.Verdict.model_fields if name in row and name != "details"}
+    session.add(tables.Verdict(**figures, details=json.loads(row["details"])))
+    session.flush()
+    before = sqlalchemy.select(_ITEM.reading_id, _ITEM.role).where(_ITEM.job_id == job_id)
+    there = set(map(tuple, session.execute(before)))
+    items = {}
+    for reading_id, role, of_round, reused in made_of:
+        found = readings[reading_id]
+        if (reading_id, role) not in there:
+            items[found.subject_id, found.protocol_id, found.card_id, role] = {
+                "job_id": job_id,
+                "round": of_round,
+                "role": role,
+                **{name: value for name, value in found._mapping.items() if name != "id"},
+                **item_state.IMPORT.values(reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s),
+            }
+    if items:
+        session.execute(sqlalchemy.insert(tables.Item), list(items.values()))
+
+
+_OF_ITEM = [
+    _READING[name]
+    for name in ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
+]
+
+
+def _known_capture(session: Session, row: Row) -> int | None:
+    """The id of the verdict's capture here, imported if there is one, or else of this farm."""
+    query = sqlalchemy.select(*_CAPTURE).where(_CAPTURE.variant_id == row["variant_id"])
+    same = [found for found in session.execute(query) if capture_key(found) == row["capture_id"]]
+    return min(same, key=lambda found: not found.origin.startswith(tables.IMPORTED)).id if same else None
+
+
+#: Table -> its row checker and its writer, in the order of writing: first what others refer to.
+_IMPORTS: Mapping[str, tuple[Callable[[Row, str], Any], Callable[[Session, Sequence[Any]], int]]] = {
+    "readings": (_reading, _write_readings),
+    "captures": (_capture, _write_captures),
+    "calls": (_call, _write_calls),
+    "verdicts": (_verdict, _write_verdicts),
+    "traces": (_series, _write_traces),
 }
+_ORIGIN = Column("origin", "text", "the farm that it was imported from", "", accept.Name)

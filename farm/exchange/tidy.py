@@ -1,21 +1,32 @@
-"""The tables of an export, column by column: what `farm.exchange.columns` declares gets its values here.
+"""The rows of an export, as columns: reads the database and gives every column of `farm.exchange.columns` its values.
 
-Rows are taken from the database as plain tuples and turned into columns a batch at a time: an object for each of a million
-readings would take minutes, and all of them at once the memory.
+Rows come from the database as plain tuples, a batch at a time: an object for each of a million readings would take minutes,
+and all of them at once would not fit in memory. What rows refer to becomes an Arrow batch, from which `take` copies.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.exchange.columns import CARD, FIGURES, OF_VARIANT, OPERATOR, PROTOCOL, SOFTWARE, VARIANT, VERDICTS
+from farm.exchange.columns import (
+    CARD,
+    FIGURES,
+    IN_DETAILS,
+    OPERATOR,
+    PROTOCOL,
+    SOFTWARE,
+    VARIANT,
+    VARIANT_FIELDS,
+    VERDICTS,
+    Column,
+    arrow_schema,
+)
 from farm.exchange.filters import OPERATOR_ROW, Selection, card_values, operator_values, protocol_values
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
@@ -23,11 +34,13 @@ from farm.store.rows import AT_ONCE, in_batches
 from farm.types.protocol import content_id
 from farm.types.reading import Trace
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Batches = Iterator[Mapping[str, Sequence[Any]]]
 
 BATCH = 20_000  # rows at a time: some 100 MB in all their forms
-KEPT = 20_000  # operators whose columns are kept at hand
-_STREAMED = {"yield_per": BATCH}
+KEPT = 20_000  # subjects whose columns stay in memory
 
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
@@ -38,7 +51,7 @@ _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
 
 def _text(column: Any) -> Any:
-    """A JSON column as the text that stands in the database: what is only handed on is not read."""
+    """A JSON column as the text in the database: documents that are only copied are not parsed."""
     return sqlalchemy.cast(column, sqlalchemy.Text).label(column.name)
 
 
@@ -46,35 +59,36 @@ def _columns(rows: Iterable[Sequence[Any]], names: Sequence[str]) -> dict[str, S
     return dict(zip(names, zip(*rows, strict=True), strict=True))
 
 
+def _names(columns: Iterable[Column]) -> list[str]:
+    return [column.name for column in columns]
+
+
 def _places(keys: Iterable[str]) -> tuple[list[str], list[int]]:
-    """The different keys, and where each stands among them."""
+    """The different keys, and the place of each key among them."""
     place: dict[str, int] = {}
     at = [place.setdefault(key, len(place)) for key in keys]
     return list(place), at
 
 
-def _taken(values: Sequence[Mapping[str, Any]], at: Sequence[int], names: Iterable[str]) -> dict[str, Sequence[Any]]:
-    """Columns of what rows refer to, spread over these rows."""
-    found: dict[str, Sequence[Any]] = {}
-    for name in names:
-        column = [entry.get(name) for entry in values]
-        found[name] = [column[place] for place in at]
-    return found
+def _spread(rows: Sequence[Mapping[str, Any]], at: Sequence[int], columns: Sequence[Column]) -> dict[str, pa.Array]:
+    """Columns of the rows that others refer to, repeated for the referring rows."""
+    import pyarrow as pa
 
-
-_names = functools.partial(map, lambda entry: entry.name)
-_OF_SUBJECT = tuple(dict.fromkeys(["dtype", *_names(OPERATOR), *_names(VARIANT)]))
+    taken = pa.RecordBatch.from_pylist(list(rows), arrow_schema(columns)).take(pa.array(at, pa.int64()))
+    return dict(zip(taken.schema.names, taken.columns, strict=True))
 
 
 # ------------------------------------------------------------------------------------------- readings
 
+_DTYPE = Column("dtype", "text", "")
+_OF_SUBJECT = tuple({column.name: column for column in (_DTYPE, *OPERATOR, *VARIANT)}.values())
 _DIRECT = ("subject_kind", "subject_id", "method", "origin", *_names(FIGURES))
 _REFERRING = ("card_id", "software_id", "protocol_id")
 _JSON = ("flags", "throttle_reasons", "details", "cost_s", "kernels")
 
 
 def readings(session: Session, selection: Selection) -> Batches:
-    around = _Around(session)
+    references = _References(session)
     wanted = [
         _READING.id,
         *(_READING[name] for name in (*_DIRECT, *_REFERRING)),
@@ -82,32 +96,34 @@ def readings(session: Session, selection: Selection) -> Batches:
     ]
     names = ("reading_id", *_DIRECT, *_REFERRING, *_JSON)
     for conditions in selection.where():
-        found = session.execute(sqlalchemy.select(*wanted).where(*conditions), execution_options=_STREAMED)
-        for rows in found.partitions(BATCH):
-            yield _of_readings(_columns(rows, names), around)
+        query = sqlalchemy.select(*wanted).where(*conditions)
+        for rows in session.execute(query, execution_options={"yield_per": BATCH}).partitions(BATCH):
+            yield _of_readings(_columns(rows, names), references)
 
 
-def _of_readings(read: dict[str, Sequence[Any]], around: _Around) -> dict[str, Sequence[Any]]:
+def _of_readings(read: dict[str, Sequence[Any]], references: _References) -> dict[str, Sequence[Any]]:
     ids, subject_at = _places(read["subject_id"])
-    subjects = around.subjects(ids)
+    subjects = references.subjects(ids)
     found: dict[str, Sequence[Any]] = {
         **{name: read[name] for name in ("reading_id", *_DIRECT, "cost_s")},
-        **_taken(subjects, subject_at, _OF_SUBJECT),
-        "flags": [_list(text) for text in read["flags"]],
-        "throttle_reasons": [_list(text) for text in read["throttle_reasons"]],
+        **_spread(subjects, subject_at, _OF_SUBJECT),
+        "flags": [json.loads(text or "[]") for text in read["flags"]],
+        "throttle_reasons": [json.loads(text or "[]") for text in read["throttle_reasons"]],
         "details": [text or "{}" for text in read["details"]],
         "card_time_s": [_card_time_s(text) for text in read["cost_s"]],
-        **_from_details(read["details"]),
     }
+    details = [json.loads(text) for text in found["details"]]
+    for name, (part, key) in IN_DETAILS.items():
+        found[name] = [((entry.get(part) or {}) if part else entry).get(key) for entry in details]
     for key, rows, columns in (
-        ("software_id", around.software, SOFTWARE),
-        ("protocol_id", around.protocols, PROTOCOL),
-        ("card_id", around.cards, CARD),
+        ("software_id", references.software, SOFTWARE),
+        ("protocol_id", references.protocols, PROTOCOL),
+        ("card_id", references.cards, CARD),
     ):
         ids, at = _places(read[key])
-        found |= _taken([rows[id_] for id_ in ids], at, _names(columns))
+        found |= _spread([rows[id_] for id_ in ids], at, columns)
     found["roofline_share"] = [
-        around.roofline_share(card, protocol, subjects[place], time_us)
+        references.roofline_share(card, protocol, subjects[place], time_us)
         for card, protocol, place, time_us in zip(
             read["card_id"], read["protocol_id"], subject_at, read["time_us"], strict=True
         )
@@ -115,13 +131,10 @@ def _of_readings(read: dict[str, Sequence[Any]], around: _Around) -> dict[str, S
     keys = zip(*(read[name] for name in ("subject_id", "card_id", "protocol_id", "software_id")), strict=True)
     # A JSON column's null is the text "null".
     found["kernels"] = [
-        around.kernels(*key) if own in (None, "null") else own for own, key in zip(read["kernels"], keys, strict=True)
+        references.kernels(*key) if own in (None, "null") else own
+        for own, key in zip(read["kernels"], keys, strict=True)
     ]
     return found
-
-
-def _list(text: str | None) -> list[str]:
-    return [] if text in (None, "[]") else list(json.loads(text or "[]"))
 
 
 def _card_time_s(text: str | None) -> float | None:
@@ -129,39 +142,17 @@ def _card_time_s(text: str | None) -> float | None:
     return cost_s.get("total", math.fsum(cost_s.values())) if cost_s else None
 
 
-#: Column -> where it stands in the details.
-_IN_DETAILS = {
-    **{
-        f"burst_{name}": ("burst", name)
-        for name in ("time_us", "time_half_width_us", "power_w", "energy_mj", "energy_half_width_mj", "sm_clock_mhz")
-    },
-    "alone_time_us": ("context", "alone_us"),
-    "neighbours_effect_us": ("context", "effect_us"),
-    "neighbours_effect_half_width_us": ("context", "effect_half_width_us"),
-}
-
-
-def _from_details(texts: Sequence[str | None]) -> dict[str, Sequence[Any]]:
-    details = [json.loads(text) if text else {} for text in texts]
-    parts = {name: [entry.get(name) or {} for entry in details] for name in ("burst", "context")}
-    found: dict[str, Sequence[Any]] = {
-        column: [entry.get(name) for entry in parts[part]] for column, (part, name) in _IN_DETAILS.items()
-    }
-    return {**found, "eager_time_us": [entry.get("eager_time_us") for entry in details]}
-
-
-class _Around:
-    """What readings refer to: software, protocols and cards are few and read at once, subjects as they come."""
+class _References:
+    """What readings refer to: all software, protocols and cards, which are few; subjects as they come."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.software = {row.id: row._mapping for row in self._all(tables.Software)}
         self.protocols = {row.id: protocol_values(row) for row in self._all(tables.Protocol)}
-        cards = self._all(tables.Card)
-        self._card_rows = {row.id: row for row in cards}
-        self.cards = {
-            row.id: {**card_values(row), "card_fingerprint": json.dumps(row.fingerprint or {})} for row in cards
-        }
+        self.cards = {row.id: card_values(row) for row in self._all(tables.Card)}
+        self._peaks = {id_: card["card_fingerprint"] for id_, card in self.cards.items()}
+        for card in self.cards.values():
+            card["card_fingerprint"] = json.dumps(card["card_fingerprint"] or {})
         self._subjects: dict[str, dict[str, Any]] = {}
         self._rooflines: dict[tuple[str, str, str | None], Roofline] = {}
         self._kernels = _kernels(session)
@@ -188,18 +179,16 @@ class _Around:
         key = card_id, protocol_id, dtype
         peaks = self._rooflines.get(key)
         if peaks is None:
-            card, tf32 = self._card_rows[card_id], bool(self.protocols[protocol_id].get("tf32"))
-            peaks = roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype or "float32", tf32=tf32)
-            self._rooflines[key] = peaks
+            card, tf32 = self.cards[card_id], bool(self.protocols[protocol_id].get("tf32"))
+            peaks = self._rooflines[key] = roofline_of(
+                card["card_kind"], card["card_model"], self._peaks[card_id], dtype=dtype or "float32", tf32=tf32
+            )
         return max((flops or 0) / peaks.flops_per_s, (bytes_moved or 0) / peaks.bytes_per_s) * 1e6 / time_us
 
     def kernels(self, subject_id: str, card_id: str, protocol_id: str, software_id: str) -> str | None:
-        """Those of one call, where a card of the model was looked at under the same software and numeric flags."""
-        seen = self._kernels.get(subject_id)
-        if not seen:
-            return None
+        """Those of one call, if they were observed on this card model with the same torch and numeric flags."""
         protocol = self.protocols[protocol_id]
-        for card_model, torch, numerics, kernels in seen:
+        for card_model, torch, numerics, kernels in self._kernels.get(subject_id, ()):
             if (
                 card_model == self.cards[card_id]["card_model"]
                 and torch == self.software[software_id]["torch"]
@@ -210,7 +199,7 @@ class _Around:
 
 
 def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
-    """Tuple id -> (card model, torch, numeric flags, kernels as JSON), as verifying captures found them."""
+    """Tuple id -> (card model, torch, numeric flags, kernels as JSON), from the verifications of captures."""
     card = tables.Card.__table__.c  # type: ignore[attr-defined]
     models = {row.id: row.model for row in session.execute(sqlalchemy.select(card.id, card.model))}
     found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
@@ -225,7 +214,7 @@ def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any],
 
 
 def operator_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Operator id -> its columns, those that are JSON as texts."""
+    """Operator id -> its columns; JSON as text."""
     found = {}
     for batch in in_batches(ids):
         query = sqlalchemy.select(*(_OPERATOR[name] for name in OPERATOR_ROW)).where(_OPERATOR.id.in_(batch))
@@ -250,7 +239,7 @@ def _variant_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str
 
 
 def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Captures that call one of the operators that readings are selected of, with the columns that calls have of them."""
+    """Captures that call an operator of the selected readings, or whose variant has one; with the columns that calls share."""
     wanted: set[int] | None = None
     if selection.conditions or selection.subject_ids is not None:
         subjects = {
@@ -258,46 +247,34 @@ def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, 
             for conditions in selection.where()
             for subject in session.scalars(sqlalchemy.select(_READING.subject_id).where(*conditions).distinct())
         }
-        wanted = {
-            capture_id
-            for batch in in_batches(subjects)
-            for capture_id in session.scalars(
-                sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch)).distinct()
-            )
-        }
-        wanted |= {
-            capture_id
-            for batch in in_batches(subjects)
-            for capture_id in session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch)))
-        }
-    query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in _VARIANT_ROW)).join(
+        wanted = set()
+        for batch in in_batches(subjects):
+            wanted.update(session.scalars(sqlalchemy.select(_CALL.capture_id).where(_CALL.operator_id.in_(batch))))
+            wanted.update(session.scalars(sqlalchemy.select(_CAPTURE.id).where(_CAPTURE.variant_id.in_(batch))))
+    of_variant = (*VARIANT_FIELDS, "flops", "model_flops", "bytes_moved")
+    query = sqlalchemy.select(*_CAPTURE, *(_VARIANT[name] for name in of_variant)).join(
         tables.ModelVariant, _VARIANT.id == _CAPTURE.variant_id
     )
     for row in session.execute(query.order_by(_CAPTURE.id)).all():
         if wanted is None or row.id in wanted:
             captured = row.origin.removeprefix(tables.IMPORTED)
+            same = ("device_type", "grad", "torch", "launch", "variant_id", *of_variant)
             columns = {
                 "capture_id": capture_key(row),
-                "device_type": row.device_type,
-                "grad": row.grad,
-                "torch": row.torch,
-                "launch": row.launch,
                 "captured": captured,
-                "variant_id": row.variant_id,
-                **{name: row._mapping[name] for name in _VARIANT_ROW},
+                **{name: row._mapping[name] for name in same},
                 "origin": (row.verification or {}).get(ORIGIN, "") if row.origin != captured else "",
             }
             yield row, columns
 
 
 def capture_key(row: Any) -> str:
-    """What a capture is called in every farm that has it; `row` has the columns of its table."""
+    """The id of a capture that every farm computes alike; `row` has the columns of the table."""
     captured = row.origin.removeprefix(tables.IMPORTED)
     return content_id([row.variant_id, row.device_type, row.grad, row.torch, row.launch, captured])
 
 
-ORIGIN = "imported_from"  # of an imported capture's verification
-_VARIANT_ROW = (*OF_VARIANT, "flops", "model_flops", "bytes_moved")
+ORIGIN = "imported_from"  # key in an imported capture's verification
 
 
 def captures(session: Session, selection: Selection) -> Batches:
@@ -309,14 +286,7 @@ def captures(session: Session, selection: Selection) -> Batches:
 
 def calls(session: Session, selection: Selection) -> Batches:
     names = ("call_index", "module_path", "operator_id", "part", "owner", "seen", "reads", "writes")
-    wanted = (
-        _CALL.call_index,
-        _CALL.module_path,
-        _CALL.operator_id,
-        _CALL.part,
-        _CALL.owner,
-        *map(_text, (_CALL.data, _CALL.reads, _CALL.writes)),
-    )
+    wanted = [_CALL[name] for name in names[:5]] + [_text(_CALL[name]) for name in ("data", "reads", "writes")]
     for row, columns in _captures_of(session, selection):
         query = sqlalchemy.select(*wanted).where(_CALL.capture_id == row.id).order_by(_CALL.call_index)
         found = _columns(session.execute(query).all(), names)
@@ -324,12 +294,10 @@ def calls(session: Session, selection: Selection) -> Batches:
             continue
         ids, at = _places(found["operator_id"])
         known = operator_columns(session, ids)
-        number = len(at)
         yield {
-            **{name: [value] * number for name, value in columns.items()},
+            **{name: [value] * len(at) for name, value in columns.items()},
             **found,
-            **_taken([known[id_] for id_ in ids], at, _names(OPERATOR)),
-            "dtype": [columns["dtype"]] * number,
+            **_spread([known[id_] for id_ in ids], at, OPERATOR),
         }
 
 
@@ -342,9 +310,9 @@ _FROM_VERDICT = tuple(
 
 
 def verdicts(session: Session, selection: Selection) -> Batches:
-    """Of jobs that one of the selected readings was accepted in; one of another farm without its job only where all are.
+    """Verdicts of jobs that accepted a selected reading. An imported verdict without its job only if all are selected.
 
-    What a cancelled job had read before its end is no basis for a verdict.
+    Cancelled jobs are left out: what they measured before their end is no basis for a verdict.
     """
     verdict, job, item = tables.Verdict, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
     everything = not selection.conditions and selection.subject_ids is None
@@ -400,7 +368,7 @@ def verdicts(session: Session, selection: Selection) -> Batches:
 
 
 def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[str, str, int, bool]]]:
-    """Job -> of each item that has a reading: the reading, its role, its round, whether it was there before."""
+    """Job -> (reading id, role, round, reused) of each item that has a reading."""
     item = tables.Item.__table__.c  # type: ignore[attr-defined]
     found: dict[str, list[tuple[str, str, int, bool]]] = {}
     for batch in in_batches(job_ids, AT_ONCE):
@@ -413,7 +381,7 @@ def _made_of(session: Session, job_ids: Iterable[str]) -> dict[str, list[tuple[s
 
 
 def _rounds(session: Session, job_ids: Iterable[str]) -> dict[tuple[str, int], dict[str, Any]]:
-    """(Job, round) -> the operator types in scope, and the capture that calls are counted by."""
+    """(Job, round) -> the columns `operators` and `capture_id`."""
     rounds = tables.Round.__table__.c  # type: ignore[attr-defined]
     found = {}
     for batch in in_batches(job_ids, AT_ONCE):

@@ -66,7 +66,7 @@ class Transition:
         """The UPDATE of those items of these conditions that are in a state it begins in; objects in a session stay."""
         state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
-        statement = update(Item).where(*which, found).values(**self._values(given))
+        statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:
@@ -80,10 +80,11 @@ class Transition:
             raise ValueError(
                 f"Item {item.id} is {item.state}; '{self.event}' begins in {', '.join(self.found) or 'none'}."
             )
-        for column, value in self._values(given).items():
+        for column, value in self.values(**given).items():
             setattr(item, column, value)
 
-    def _values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, **given: Any) -> dict[str, Any]:
+        """The columns that it writes, for the row of a new item."""
         if set(given) != set(self.given):
             raise TypeError(f"'{self.event}' is to be given {self.given}, not {tuple(given)}.")
         return {**({"state": self.next} if self.next else {}), **self.writes, **given}
@@ -104,6 +105,13 @@ REUSE = Transition(
     "a reading that serves is there when it is planned",
     {"reused": True},
     given=("reading_id", "card_id", "ended_at_s"),
+)
+IMPORT = Transition(
+    "import",
+    (),
+    DONE,
+    "a verdict of another farm is imported with its readings",
+    given=("reading_id", "reused", "ended_at_s"),
 )
 CLAIM = Transition(
     "claim",

@@ -108,6 +108,11 @@ def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
 
 
 def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike]) -> None:
+    known = {
+        operator_id
+        for batch in in_batches(spec.id for spec in operators)
+        for operator_id in session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_(batch)))
+    }
     rows = [
         {
             "id": spec.id,
@@ -123,13 +128,9 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike
             "spec": spec.to_json(),
         }
         for spec, cost in operators.items()
+        if spec.id not in known
     ]
-    known = {
-        operator_id
-        for batch in in_batches(row["id"] for row in rows)
-        for operator_id in session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_(batch)))
-    }
-    insert_new(session, tables.Operator, [row for row in rows if row["id"] not in known])
+    insert_new(session, tables.Operator, rows)
 
 
 def store_variant(

@@ -9,7 +9,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.estimate.training_set import dataset_of, write_dataset
-from farm.exchange.columns import LEARNT_FROM
+from farm.exchange.columns import DATASET
 from farm.prediction.card import card_model
 from farm.prediction.described import describe
 from farm.prediction.families import model_family, operator_family, operator_type
@@ -32,7 +32,7 @@ def test_a_row_is_a_tuple_with_its_figures(database):
     row = next(row for row in found.rows if row.call.operator == "Conv2d")
     assert row.power_w == pytest.approx(row.energy_mj / row.time_us * 1e3)
     assert row.call.tile_roofline_us >= row.call.compute_us > 0
-    assert [entry.name for entry in LEARNT_FROM] == list(next(found.records()))
+    assert [entry.name for entry in DATASET] == list(next(found.records()))
     assert numbers_of(found.calls).shape == (len(found), len(NAMES))
 
 
@@ -76,7 +76,7 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
     path = tmp_path / f"tuples{suffix}"
     write_dataset(found, path)
     read = pandas.read_parquet(path) if suffix == ".parquet" else pandas.read_csv(path)
-    assert list(read.columns) == [entry.name for entry in LEARNT_FROM]
+    assert list(read.columns) == [entry.name for entry in DATASET]
     assert read.time_us.sum() == pytest.approx(found.frame().time_us.sum())
     with pytest.raises(UsageError, match="no kind"):
         write_dataset(found, tmp_path / "tuples.txt")

@@ -12,7 +12,7 @@ from farm.errors import UsageError
 from farm.exchange.columns import ADDED, FORMAT, TABLES
 from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
-from farm.exchange.importer import Refused, import_export
+from farm.exchange.importer import ImportRefused, import_export
 from farm.jobs import listing
 from farm.jobs.jobs import done_entries
 from farm.models import catalog
@@ -21,6 +21,7 @@ from farm.report.layers import layers
 from farm.report.report import build
 from farm.store import tables
 from farm.store.content import find_capture
+from farm.store.database import read_clock_s
 from farm.types.request import Request
 from tests.report import filled
 from tests.report.measured import measured
@@ -133,31 +134,77 @@ def mangled(folder, target, table="readings", metadata=None, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("column", "value", "message"),
     [
-        ({"operator_spec": json.dumps({"operator": "os.system"})}, "Not an operator tuple"),
-        ({"operator_spec": "[" * 100_000}, "holds what no farm writes"),
-        ({"subject_id": "0" * 32}, "not that of its description"),
-        ({"card_model": "\x1b[31mred"}, "control characters"),
-        ({"card_model": "x" * 1000}, "no name of at most"),
-        ({"time_us": float("nan")}, "time_us is no number"),
-        ({"time_us": -1.0}, "negative"),
-        ({"flops": -1}, "flops is no count"),
-        ({"launch": "rocket"}, "rocket"),
-        ({"details": '{"method": "x"}'}, "details.method"),
-        ({"details": '{"burst": {"time_us": "fast"}}'}, "details.burst"),
-        ({"cost_s": '{"total": "much"}'}, "cost_s"),
-        ({"reading_id": "../../etc/passwd"}, "reading_id is no id"),
+        ("operator_spec", json.dumps({"operator": "os.system"}), "Not an operator tuple"),
+        ("operator_spec", "[" * 100_000, "recursion"),
+        ("subject_id", "0" * 32, "not that of its description"),
+        ("card_model", "\x1b[31mred", "control characters"),
+        ("card_model", "x" * 1000, "at most 300 characters"),
+        ("card_kind", "abacus", "'cuda', 'cpu' or 'simulated', not 'abacus'"),
+        ("time_us", float("nan"), "finite number"),
+        ("time_us", -1.0, "greater than or equal to 0, not '-1.0'"),
+        ("time_us", 0.0, "time_us is zero"),
+        ("time_us", None, "valid number"),
+        ("flops", -1, "greater than or equal to 0"),
+        ("launch", "rocket", "rocket"),
+        ("details", '{"method": "x"}', "method: Input should be a valid integer, not 'x'"),
+        ("details", '{"burst": {"time_us": "fast"}}', "burst.time_us"),
+        ("details", '{"context": {"alone_us": 1.0}}', "context.effect_us: Field required"),
+        ("details", "{", "not valid JSON"),
+        ("cost_s", '{"total": "much"}', "total: Input should be a valid number, not 'much'"),
+        ("reading_id", "../../etc/passwd", "not '../../etc/passwd'"),
+        ("flags", ["\x1b[31mred"], "control characters"),
+        ("flags", ["x"] * 100, "at most 64 items"),
     ],
 )
-def test_what_no_farm_writes_is_refused_and_nothing_taken(database, other_database, tmp_path, changes, message):
+def test_what_no_farm_writes_is_refused_and_nothing_imported(
+    database, other_database, tmp_path, column, value, message
+):
     filled.fill(other_database, whole=False)
     exported(other_database, tmp_path / "h200")
-    with pytest.raises(Refused) as refused:
-        import_export(database, mangled(tmp_path / "h200", tmp_path / "bad.parquet", **changes))
+    with pytest.raises(ImportRefused) as refused:
+        import_export(database, mangled(tmp_path / "h200", tmp_path / "bad.parquet", **{column: value}))
     assert message in refused.value.message
+    assert "bad.parquet, table readings, row 1" in refused.value.message
+    row_rule = column in ("subject_id", "launch") or value == 0.0
+    assert row_rule or f"row 1, column {column}: " in refused.value.message
     with database.read() as session:
         assert session.exec(select(tables.Reading)).all() == []
+
+
+def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_imported(database, other_database, tmp_path):
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200")
+    calls = pq.read_table(tmp_path / "h200" / "calls.parquet")
+    rows = calls.to_pylist()
+    rows[7]["reads"] = "[-1]"
+    pq.write_table(pa.Table.from_pylist(rows, calls.schema), tmp_path / "h200" / "calls.parquet")
+    with pytest.raises(ImportRefused, match="row 8, column reads: 0: .* greater than or equal to 0, not '-1'"):
+        import_export(database, tmp_path / "h200")
+    with database.read() as session:
+        assert session.exec(select(tables.Reading)).all() == session.exec(select(tables.Origin)).all() == []
+
+
+def test_the_time_of_an_import_is_the_database_s(database, other_database, tmp_path, monkeypatch):
+    filled.fill(other_database, whole=False)
+    exported(other_database, tmp_path / "h200.parquet")
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    import_export(database, tmp_path / "h200.parquet")
+    with database.read() as session:
+        assert session.exec(select(tables.Origin)).one().imported_at_s == pytest.approx(read_clock_s(session), abs=60)
+
+
+def test_a_file_is_read_once(database, other_database, tmp_path, monkeypatch):
+    filled.fill(other_database)
+    exported(other_database, tmp_path / "h200")
+    read = []
+    batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda self, *a, **k: read.append(self) or batches(self, *a, **k)
+    )
+    import_export(database, tmp_path / "h200")
+    assert len(read) == len(set(map(id, read))) == 4
 
 
 def test_html_in_a_name_is_a_name(database, other_database, tmp_path):
@@ -181,12 +228,12 @@ def test_a_file_that_is_no_export_is_refused(database, other_database, tmp_path)
     for path, message in (
         (tmp_path / "nowhere.parquet", "There is no file"),
         (tmp_path / "cut.parquet", "cut off"),
-        (tmp_path / "damaged.parquet", "damaged|no farm writes"),
-        (tmp_path / "foreign.parquet", "no export of a farm"),
+        (tmp_path / "damaged.parquet", "damaged|row "),
+        (tmp_path / "foreign.parquet", "not an export of a farm"),
         (tmp_path / "lacking.parquet", "lacks the column reading_id"),
         (mangled(tmp_path / "h200", tmp_path / "newer.parquet", metadata=newer), "newer than this program"),
     ):
-        with pytest.raises(Refused, match=message):
+        with pytest.raises(ImportRefused, match=message):
             import_export(database, path)
 
 
@@ -250,5 +297,5 @@ def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, 
         assert held in [call.data for call in session.exec(select(tables.Call))]
     for seen in ([{"held": 1.0, "used_dimension": 12, "used": 0.5}], [{"held": 1.0, "zeros": "all"}], [{"zeros": 1.0}]):
         mangled(tmp_path / "h200", tmp_path / "h200" / "calls.parquet", "calls", seen=json.dumps(seen))
-        with pytest.raises(Refused, match="seen"):
+        with pytest.raises(ImportRefused, match="seen"):
             import_export(database, tmp_path / "h200")

@@ -1,0 +1,145 @@
+"""The types of values that an import accepts in a column, as Pydantic types.
+
+A file of another farm can hold anything: every text and every document has a largest size, numbers are finite, and operator
+tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter
+
+from farm.store import content
+from farm.types.format import printable
+from farm.types.reading import Burst, CanaryNote, InContext, Verification
+from farm.types.tuple import parse
+from farm.types.value_profiles import class_of, is_class
+
+MOST_JSON = 16 << 20  # characters of one JSON document
+#: What `content.storable` would change in a document: to walk through every document would be a quarter of an import.
+_NOT_STORABLE = re.compile(r"\\u(0000|[dD][89abAB])|NaN|Infinity|[eE]\+?\d{3}")
+
+
+def _printable(text: str) -> str:
+    if printable(text) != text or content.storable_text(text) != text:
+        raise ValueError("holds control characters")
+    return text
+
+
+def text(most: int = 300, least: int = 0) -> Any:
+    """A text without control characters, of `least` to `most` characters. If it may be empty, null is accepted as ""."""
+    accepted = Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_printable)]
+    return accepted if least else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
+
+
+def _document(document: Any) -> Any:
+    if not isinstance(document, str) or len(document) > MOST_JSON:
+        raise ValueError(f"not a JSON document of at most {MOST_JSON} characters")
+    try:
+        data = json.loads(document)
+    except ValueError:
+        raise ValueError("not valid JSON") from None
+    return content.storable(data) if _NOT_STORABLE.search(document) else data
+
+
+def document(accepted: Any, check: Callable[[Any], object] = lambda data: None, *, as_text: bool = False) -> Any:
+    """A JSON document that is valid as the type `accepted`. The value is the document itself, not that type.
+
+    Args:
+        check: raises ValueError for what the type does not say.
+        as_text: keep the text of the document.
+    """
+
+    @functools.cache
+    def adapter() -> TypeAdapter[Any]:
+        return TypeAdapter(accepted)
+
+    def checked(value: Any) -> Any:
+        data = _document(value)
+        adapter().validate_json(value, strict=True)
+        check(data)
+        return value if as_text else data
+
+    return Annotated[Any, PlainValidator(checked)]
+
+
+class _SummedDetails(BaseModel):
+    """The details of a reading that sums are computed from. All others are stored as they are."""
+
+    model_config = ConfigDict(defer_build=True)
+    method: Annotated[int, Field(ge=0, lt=10**6)] | None = None
+    copies: float | None = None
+    found_again: float | None = None
+    ceiling_s: float | None = None
+    eager_time_us: float | None = None
+    burst: Burst | None = None
+    context: InContext | None = None
+    canary: CanaryNote | None = None
+
+
+class _TimedCalls(BaseModel):
+    model_config = ConfigDict(defer_build=True)
+    calls_us: dict[str, list[float | None]] | None = None
+
+
+class _ReportedVerification(BaseModel):
+    """The numbers of a verification that reports compute with."""
+
+    model_config = ConfigDict(defer_build=True)
+    tuple_kernels: dict[str, Annotated[dict[str, float], Field(max_length=10_000)]] | None = None
+    in_model: _TimedCalls | None = None
+
+
+def _check_seen(seen: Sequence[Mapping[str, Any] | None]) -> None:
+    for entry in seen:
+        if entry is not None and not (entry.get("held") or {"zeros", "least"} <= set(entry)):
+            raise ValueError("a tensor lacks zeros or least")
+    if not is_class(class_of(seen)):
+        raise ValueError("no data class describes these values")
+
+
+def _check_verdict(details: Mapping[str, Any]) -> None:
+    from farm.verdict.verdict import VERDICT_SCHEMA, Verdict  # late: the readings of a lookup have no verdicts
+
+    if details.get("schema") == VERDICT_SCHEMA:
+        Verdict.from_json(details)
+
+
+@functools.lru_cache(maxsize=50_000)
+def _tuple(value: str) -> Any:
+    return parse(_document(value))
+
+
+Text = text()
+Name = text(least=1)
+Path = text(1000)
+Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Names = Annotated[list[Name], Field(max_length=64), BeforeValidator(lambda value: value or [])]
+Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
+Object = document(dict[str, Any])
+RequestText = document(dict[str, Any], as_text=True)
+Storages = document(list[Count])
+Details = document(_SummedDetails)
+Verified = document(_ReportedVerification, Verification.from_json)
+#: For each activation of a call, and each buffer or parameter that it was given: numbers that make its data class.
+Seen = document(Annotated[list[dict[str, float] | None], Field(max_length=1024)], _check_seen)
+VerdictDetails = document(dict[str, Any], _check_verdict, as_text=True)
+MadeOf = document(list[tuple[Id, Literal["tuple", "whole", "canary"], Count, bool]], as_text=True)
+Tuple = Annotated[Any, PlainValidator(_tuple)]
+#: The types of columns that declare none of their own.
+OF_KIND: Mapping[str, Any] = {
+    "text": Text,
+    "integer": Count | None,
+    "number": Number | None,
+    "boolean": bool | None,
+    "texts": Names,
+    "numbers": Annotated[list[float], BeforeValidator(lambda value: value or [])],
+}
