@@ -17,12 +17,13 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from farm.jobs import listing
+    from farm.store.database import read_clock_s
 
     with opening.open_database().read() as session:
-        rows = listing.jobs(session, limit)
+        rows, now_s = listing.jobs(session, limit), read_clock_s(session)
     if as_json:
         emit_json({"jobs": rows})
     else:
         from cli import lists
 
-        show(lists.jobs(rows))
+        show(lists.jobs(rows, now_s))

@@ -6,7 +6,6 @@ as a dash.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -16,8 +15,12 @@ from cli.tables import Row, Text
 from farm.types.format import ENERGY, NOTHING, POWER, TIME, count_of, part_of, percent, plural, quantity, span
 
 
-def jobs(rows: Sequence[Row]) -> RenderableType:
-    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin."""
+def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
+    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin.
+
+    Args:
+        now_s: the time on the clock of the database, which ages are relative to. Unit: s.
+    """
     if not rows:
         return Text("No jobs yet. Start one with `farm run resnet18`.")
     columns = (
@@ -33,7 +36,7 @@ def jobs(rows: Sequence[Row]) -> RenderableType:
     )
     table = tables.ruled(*columns, drops=("coverage", "items", "age", "accuracy energy", "accuracy time"))
     for row in rows:
-        age = None if row.get("created_at_s") is None else time.time() - row["created_at_s"]
+        age = None if row.get("created_at_s") is None else now_s - row["created_at_s"]
         tables.row(
             table,
             tables.cell(row, "id"),

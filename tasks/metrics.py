@@ -1,6 +1,6 @@
 """The farm's figures for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts in the database (`farm.jobs.census`) and asks this host's cards for their power, so there is no state to
+Every scrape counts in the database (`farm.jobs.listing`) and asks this host's cards for their power, so there is no state to
 lose and nothing to add up between processes. A host tells of its own cards only: sums over hosts count nothing twice.
 Except for the cards that are lost, of which every host tells: theirs may be down.
 """
@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
-from farm.jobs import cards, census
+from farm.jobs import cards, listing
 from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
@@ -70,8 +70,8 @@ class FarmCollector(Collector):
         yield spooled
         try:
             with self._database.read() as session:
-                entries = census.count(session, self._settings.host, self._settings.heartbeat_s)
-                jobs = census.open_jobs(session)
+                entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
+                jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
         except (FarmError, SQLAlchemyError) as error:
             log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
@@ -92,7 +92,7 @@ class FarmCollector(Collector):
         yield from _items(entries)
         yield from self._now(entries)
 
-    def _now(self, entries: list[census.CardCensus]) -> Iterator[Metric]:
+    def _now(self, entries: list[listing.CardCensus]) -> Iterator[Metric]:
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
@@ -124,7 +124,7 @@ def _labels(card: Card) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _items(entries: list[census.CardCensus]) -> Iterator[Metric]:
+def _items(entries: list[listing.CardCensus]) -> Iterator[Metric]:
     measured = CounterMetricFamily("farm_items_measured", "Items with a reading taken for them", labels=CARD)
     reused = CounterMetricFamily("farm_items_reused", "Items closed with a reading that was there", labels=CARD)
     # No counters: these fall when items are tried again, moved or handed back, and rate() takes a fall for a restart.
@@ -155,7 +155,7 @@ def _items(entries: list[census.CardCensus]) -> Iterator[Metric]:
         for card_state in CardState:
             state.add_metric([*card, str(card_state)], float(entry.view.state == card_state))
         bounds: list[Any] = [
-            (f"{bound:g}", number) for bound, number in zip(census.DURATION_BOUNDS_S, entry.within, strict=True)
+            (f"{bound:g}", number) for bound, number in zip(listing.DURATION_BOUNDS_S, entry.within, strict=True)
         ]
         took.add_metric(card, [*bounds, ("+Inf", entry.measured)], entry.duration_s)
     yield from (measured, reused, failed, again, repeated, waiting, age, busy, state, seen, took)

@@ -1,20 +1,34 @@
-"""Which card measures what: by expected seconds, first when a round is planned, then again while cards work.
+"""Which card measures what, and how long the cards take: by expected seconds and the slowness of each card.
 
-Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good; what keeps a
-farm busy to the end is moving waiting items from the card that would end last to those that run dry. Arithmetic only,
-without a database, so that a simulation of a hundred cards runs the very code that places the work.
+Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good. While cards work,
+waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
+`balance_groups` are arithmetic without a database, so that a simulation of a hundred cards runs the same code.
 """
 
 from __future__ import annotations
 
 import bisect
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from sqlmodel import Session, col, func, select
+
+from farm.store import tables
+from farm.store.database import database_now
+from farm.store.rows import in_batches
+from farm.store.tables import OPEN, Item, ItemState, JobState
+
+#: The slowness of a card follows from its newest items, at most this old and this many; from fewer it is unknown.
+RECENT_S, NEWEST, FEWEST = 900.0, 200, 3
+#: The longest pause between two items that follow each other; in a longer one the card had nothing to do. Unit: s.
+LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """One waiting item: its key, and the seconds it should take on a card of ordinary speed."""
+    """One waiting item and the seconds that it should take on a card of slowness 1."""
 
     key: int
     expected_s: float
@@ -22,25 +36,22 @@ class Work:
 
 @dataclass
 class Queue:
-    """One card: what it is at, what waits for it, and how it lives up to expectations.
-
-    ``slowness`` is taken over expected seconds of what it did lately; 4.0 is a card four times slower.
-    """
+    """One card with its items. ``slowness`` is taken over expected seconds: 4.0 is a card four times slower (`slowness`)."""
 
     card_id: str
     waiting: list[Work] = field(default_factory=list)
-    busy_s: float = 0.0  # of the item in work, as expected on an ordinary card
+    busy_s: float = 0.0  # expected seconds of the claimed item
     slowness: float = 1.0
 
     @property
     def ends_s(self) -> float:
-        """When it would run dry. Unit: seconds from now."""
+        """When the card will be idle. Unit: seconds from now."""
         return self.slowness * (self.busy_s + sum(work.expected_s for work in self.waiting))
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """An item that waits on one card, and may be taken by some."""
+    """An item that waits for one card, and the cards that may take it."""
 
     id: int
     card_id: str
@@ -50,11 +61,11 @@ class Waiting:
 
 
 def place(work: Iterable[Work], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}) -> dict[int, str]:
-    """Longest first, each onto the card that would end it first (LPT); key -> card id.
+    """Place each item, longest first, on the card that would end it first (LPT); key -> card id.
 
     Args:
-        free_at_s: cards, and when each is through with what it has.
-        slowness: as in `Queue`; 1 where it is not known.
+        free_at_s: card id -> when the card will be idle.
+        slowness: as in `Queue`; 1 if unknown.
     """
     ends_s = dict(free_at_s)
     placed = {}
@@ -66,17 +77,17 @@ def place(work: Iterable[Work], free_at_s: Mapping[str, float], slowness: Mappin
 
 
 def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
-    """What to take from the fullest cards for those that run dry soon; key -> card id.
+    """Move items from the fullest cards to cards that will soon be idle; key -> new card id.
 
-    Cards with enough to do are left alone: every move is a message. A move must gain more than it costs, so that
-    cards that end together do not hand the last items to and fro.
+    Cards with enough to do get nothing, since every move is a message. A move must gain more than it costs, so that
+    cards that end together do not pass the last items back and forth.
 
     Args:
-        dry_within_s: a card that ends sooner than this is given more. Unit: s.
+        dry_within_s: a card that will be idle sooner than this gets more. Unit: s.
     """
     ends_s = {queue.card_id: queue.ends_s for queue in queues}
     by_id = {queue.card_id: queue for queue in queues}
-    # Ascending by length, so that the longest item that still helps is found quickly.
+    # Ascending by length, for the bisection in `_worth_moving`.
     left = {queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key)) for queue in queues}
     dry = {card_id for card_id, end_s in ends_s.items() if end_s < dry_within_s}
     moves: dict[int, str] = {}
@@ -85,7 +96,7 @@ def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
         full = [card_id for card_id in left if left[card_id] and card_id not in dry]
         giver = max(full, key=ends_s.__getitem__, default=None)
         if giver is None or ends_s[giver] <= ends_s[taker]:
-            # Nobody is full; among the dry ones, take from whoever still has several.
+            # No card is full: take from a dry card that still has several items.
             several = [card_id for card_id in dry if len(left[card_id]) > 1]
             giver = max(several, key=ends_s.__getitem__, default=None)
         slow = by_id[taker].slowness
@@ -101,16 +112,16 @@ def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
 
 
 def _worth_moving(waiting: Sequence[Work], giver_ends_s: float, taker_ends_s: float, slowness: float) -> int | None:
-    """The position of what the taker should have of the giver's, None where no move gains enough.
+    """The position of the item that the taker should get, None if no move gains enough.
 
     Args:
-        waiting: the giver's, ascending by length, at least one.
-        slowness: the taker's.
+        waiting: the giver's items, ascending by length, at least one.
+        slowness: of the taker.
     """
     room_s = (giver_ends_s - taker_ends_s) / 2
     position, by_s = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1, giver_ends_s
     if position < 0:
-        # Nothing is that short: the shortest, if the taker would still end it before the giver ends all.
+        # No item is that short: take the shortest if the taker would still end it before the giver ends all.
         position, by_s = 0, 0.9 * giver_ends_s
     return position if taker_ends_s + slowness * waiting[position].expected_s < by_s else None
 
@@ -118,15 +129,16 @@ def _worth_moving(waiting: Sequence[Work], giver_ends_s: float, taker_ends_s: fl
 def balance_groups(
     waiting: Sequence[Waiting], open_s: Mapping[str, float], slowness: Mapping[str, float], *, dry_within_s: float
 ) -> dict[int, str]:
-    """`balance` where not every card may take everything; item id -> card id.
+    """`balance` for items that only some of the cards may take; item id -> new card id.
 
     Args:
-        open_s: all that the cards have to do, also what must stay, as expected on an ordinary card. Unit: s.
-        slowness, dry_within_s: as in `balance`; a slowness is 1 where it is not known.
+        open_s: card id -> expected seconds of all its open items, also of those that must stay. Unit: s.
+        slowness: card id -> slowness as in `Queue`; 1 if unknown.
+        dry_within_s: as in `balance`.
     """
     open_s = dict(open_s)
     moves: dict[int, str] = {}
-    # Those with the fewest cards to choose from come first; what they moved counts for the next.
+    # Groups with the fewest takers first; their moves count for the next group.
     for group in sorted({item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))):
         queues = {card_id: Queue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
         movable = {item.id: item for item in waiting if item.takers == group and item.card_id in group}
@@ -140,3 +152,74 @@ def balance_groups(
             open_s[taker] += movable[item_id].expected_s
         moves |= found
     return moves
+
+
+def time_left_s(session: Session, job: tables.Job, open_s: Mapping[str, float]) -> float:
+    """Seconds until the job's open items are closed, if its cards stay as fast as lately. Older jobs come first.
+
+    Args:
+        open_s: card id -> expected seconds of the job's open items there.
+    """
+    if not open_s:
+        return 0.0
+    ahead_s = _before_job(session, job)
+    return together_s(
+        session, {card_id: expected_s + ahead_s.get(card_id, 0.0) for card_id, expected_s in open_s.items()}
+    )
+
+
+def together_s(session: Session, before_s: Mapping[str, float]) -> float:
+    """Seconds until cards that balance their work end together, if they stay as fast as lately.
+
+    Args:
+        before_s: card id -> expected seconds of its work; not empty.
+    """
+    known = slowness(session, list(before_s))
+    usual = statistics.mean(known.values()) if known else 1.0
+    return sum(before_s.values()) / sum(1 / known.get(card_id, usual) for card_id in before_s)
+
+
+def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
+    """Taken over expected seconds of each card's newest tuples, pauses between them included; card id -> slowness.
+
+    The one definition: balancing and the time that is left both go by it. Cards with too few items are left out.
+    """
+    query = (
+        select(Item.card_id, Item.expected_s, Item.started_at_s, Item.ended_at_s)
+        .where(
+            col(Item.card_id).in_(card_ids),
+            Item.state == ItemState.DONE,
+            col(Item.reused).is_(False),
+            Item.role == "tuple",
+            col(Item.started_at_s).is_not(None),
+            col(Item.ended_at_s) > database_now() - RECENT_S,
+        )
+        .order_by(col(Item.ended_at_s).desc())
+        .limit(NEWEST * len(card_ids))
+    )
+    expected_s: dict[str, float] = defaultdict(float)
+    taken_s: dict[str, float] = defaultdict(float)
+    number: Counter[str] = Counter()
+    free_s: dict[str, float] = {}  # when the card ended its last item
+    for card_id, expected, started_s, ended_s in reversed(session.execute(query).all()):
+        begun_s = free_s.get(card_id, 0.0)
+        taken_s[card_id] += ended_s - (begun_s if 0 <= started_s - begun_s < LONGEST_PAUSE_S else started_s)
+        expected_s[card_id] += expected
+        number[card_id] += 1
+        free_s[card_id] = ended_s
+    return {card: max(0.001, taken_s[card] / expected_s[card]) for card in number if number[card] >= FEWEST}
+
+
+def _before_job(session: Session, job: tables.Job) -> dict[str, float]:
+    """Card id -> expected seconds of the open items of jobs that are older than this one."""
+    earlier = select(tables.Job.id).where(
+        tables.Job.state == JobState.OPEN, tables.Job.farm == job.farm, col(tables.Job.created_at_s) < job.created_at_s
+    )
+    found: dict[str, float] = defaultdict(float)
+    for batch in in_batches(session.exec(earlier)):
+        query = select(Item.card_id, func.sum(Item.expected_s)).where(
+            col(Item.job_id).in_(batch), col(Item.state).in_(OPEN)
+        )
+        for card_id, expected_s in session.execute(query.group_by(col(Item.card_id))):
+            found[card_id] += expected_s or 0.0
+    return found

@@ -139,12 +139,12 @@ def register(
     return software_id
 
 
-def write_down(session: Session, card: Card, software: Software) -> None:
+def write_down(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
     if session.get(tables.Card, card.id) is None:
         row = tables.Card(id=card.id, kind=card.kind, model=card.model)
         _describe(row, card)
-        row.software_id = store_software(session, software)
+        row.software_id = store_software(session, software) if software else None
         row.registered_at_s = database_now()  # type: ignore[assignment]
         session.add(row)
         session.flush()

@@ -19,8 +19,8 @@ from sqlmodel import Session, SQLModel, col, select
 
 from farm.devices.device import Card
 from farm.devices.installed import is_installed
+from farm.jobs.balance import together_s
 from farm.jobs.create import open_job, tuples_of
-from farm.jobs.time_left import together_s
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.rows import in_batches

@@ -73,7 +73,7 @@ def hold_card(card: Card, database: Database | None = None) -> Iterator[Benchmar
         if database is not None:
             cards.try_again(database, [card.id])
             refuse_card_in(database, card.id, CardState.QUARANTINED)
-        with BenchmarkProcess(card.id) as process, quarantining(database, process):
+        with BenchmarkProcess(card.id) as process, quarantining(database, card):
             check_health(process)
             yield process
 
@@ -89,15 +89,16 @@ def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None
 
 
 @contextlib.contextmanager
-def quarantining(database: Database | None, process: BenchmarkProcess) -> Iterator[None]:
+def quarantining(database: Database | None, card: Card) -> Iterator[None]:
     """Put the card in quarantine if the block raises `UnhealthyCard`."""
     try:
         yield
     except UnhealthyCard as error:
         if database is not None:
             farm = cards.farm_name(settings().host, os.getpid(), uuid.uuid4().hex[:6])
-            with contextlib.suppress(NoSuchCard):
-                cards.quarantine(database, process.card_id, error.message, farm=farm)
+            with database.write() as session:
+                cards.write_down(session, card)
+            cards.quarantine(database, card.id, error.message, farm=farm)
         raise
 
 

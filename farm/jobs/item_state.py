@@ -1,10 +1,11 @@
-"""An item's life: every way from one state to the next, and what is written with it.
+"""The states of an item: every transition from one state to the next, and the columns that it writes.
 
-Nothing else sets an item's state. A row that others may change at the same time changes by `Transition.update`, which
-repeats the states that the way begins in: go by the rows that were changed. One that is new, or that the caller has
-locked, changes in place by `Transition.apply`. What else must hold for a way to be gone is the caller's to ask.
+Nothing else sets an item's state, the import of jobs included. A row that others may change at the same time is changed by
+`Transition.update`, which repeats the states that the transition begins in; the caller goes by the number of changed rows.
+A row that is new or that the caller has locked is changed by `Transition.apply`; `Transition.values` gives the columns of
+an INSERT of many. The caller checks all other conditions of a transition.
 
-``docs/architecture.md`` shows this table; a test holds the two against each other.
+``docs/architecture.md`` shows this table; a test compares the two.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from farm.store.database import database_now
 from farm.store.tables import OPEN, Item, ItemState
 
 WAITING, CLAIMED, DEFERRED, DONE, FAILED, CANCELLED = ItemState
-IN_WORK = (CLAIMED, CANCELLED)  # the states in which an item may be at work, see `in_work`
+IN_WORK = (CLAIMED, CANCELLED)  # the states in which an item may be being measured, see `in_work`
 
-#: Why a whole or a canary was given up. Such a row is taken up again when its card is needed after all.
+#: The reason of a whole or a canary whose card left. Its row is used again if the card is needed after all.
 CARD_LEFT = "card_left"
 CARD_LEFT_MESSAGE = "The card left the farm before it could be measured on it."
 
-#: Why a tuple that was predicted is not measured: the model does not run it on the card.
+#: The reason of a predicted tuple that is not measured because the card does not run it.
 NOT_RUN = "not_run"
 NOT_RUN_MESSAGE = "The card showed that the model does not run it there."
 
-#: Nobody's any more; what its last holder brings is still known by the token.
+#: Nobody holds the claim any more; a late result of its last holder is still accepted by the token.
 _LEASE_ENDED: Mapping[str, Any] = {"claim_key": None, "lease_until_s": 0.0}
-#: Nobody's any more, and nothing that a holder brings is accepted.
+#: Nobody holds the claim any more, and no late result is accepted.
 _NO_CLAIM: Mapping[str, Any] = {"token": "", "holder": "", **_LEASE_ENDED}
 _ENDED: Mapping[str, Any] = {**_LEASE_ENDED, "ended_at_s": database_now()}
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One event in an item's life.
+    """One event in the life of an item.
 
     Attributes:
-        found: the states that it begins in; none for one that makes an item.
-        next: the state that it leads to; None where it stays as found.
-        when: for people.
-        writes: column -> what is written besides the state.
+        found: the states that it begins in; empty if it creates an item.
+        next: the state that it leads to; None if the state stays.
+        when: the condition, for people.
+        writes: column -> value, besides the state.
         given: columns whose values the caller gives.
     """
 
@@ -63,17 +64,17 @@ class Transition:
         return (*self.given, *self.writes)
 
     def update(self, *which: ColumnElement[bool], **given: Any) -> Update:
-        """The UPDATE of those items of these conditions that are in a state it begins in; objects in a session stay."""
+        """The UPDATE of the matching items that are in a state it begins in. Objects in a session are not refreshed."""
         state = col(Item.state)
         found = state == self.found[0] if len(self.found) == 1 else state.in_(self.found)
         statement = update(Item).where(*which, found).values(**self.values(**given))
         return statement.execution_options(synchronize_session=False)
 
     def apply(self, item: Item, **given: Any) -> None:
-        """Change an item that is new, or that this transaction has locked.
+        """Change an item that is new or that this transaction has locked.
 
         Raises:
-            ValueError: it does not begin in the item's state.
+            ValueError: the transition does not begin in the item's state.
         """
         begins = item.state in self.found if self.found else item.id is None
         if not begins:
@@ -84,14 +85,14 @@ class Transition:
             setattr(item, column, value)
 
     def values(self, **given: Any) -> dict[str, Any]:
-        """The columns that it writes, for the row of a new item."""
+        """Column -> value of everything that it writes; for a transition that creates an item, the columns of an INSERT."""
         if set(given) != set(self.given):
-            raise TypeError(f"'{self.event}' is to be given {self.given}, not {tuple(given)}.")
+            raise TypeError(f"'{self.event}' needs the columns {self.given}, not {tuple(given)}.")
         return {**({"state": self.next} if self.next else {}), **self.writes, **given}
 
 
 def why(reason: str, message: str) -> dict[str, str]:
-    """The columns that say why an item, or an attempt at it, ended without a reading."""
+    """The columns with the reason why an item, or an attempt at it, ended without a reading."""
     return {"reason": storable_text(reason), "message": storable_text(message[:2000])}
 
 
@@ -102,7 +103,7 @@ REUSE = Transition(
     "reuse",
     (WAITING,),
     DONE,
-    "a reading that serves is there when it is planned",
+    "a reading that serves it exists when it is planned",
     {"reused": True},
     given=("reading_id", "card_id", "ended_at_s"),
 )
@@ -125,31 +126,39 @@ SERVE = Transition(
     "serve",
     OPEN,
     DONE,
-    "a worker that would take it finds a reading that serves, or the item that it is deferred to gets one",
+    "a worker that would claim it finds a reading that serves it, or the item that it is deferred to gets one",
     {"reused": True, **_ENDED},
     given=("reading_id",),
 )
 DEFER = Transition(
-    "defer", (WAITING,), DEFERRED, "a worker that would take it finds another at the subject", given=("subject_key",)
+    "defer",
+    (WAITING,),
+    DEFERRED,
+    "a worker that would claim it finds that another item measures its subject",
+    given=("subject_key",),
 )
-WAKE = Transition("wake", (DEFERRED,), WAITING, "nobody is at the subject any more, or its reading does not serve")
+WAKE = Transition(
+    "wake", (DEFERRED,), WAITING, "no item measures its subject any more, or the reading does not serve it"
+)
 READ = Transition(
     "read", (CLAIMED,), DONE, "a reading is written under its token", {"reused": False, **_ENDED}, given=("reading_id",)
 )
-FAIL = Transition("fail", (CLAIMED,), FAILED, "it cannot be measured, says the holder of its token", _ENDED, given=_WHY)
+FAIL = Transition(
+    "fail", (CLAIMED,), FAILED, "the holder of its token reports that it cannot be measured", _ENDED, given=_WHY
+)
 EXHAUST = Transition("exhaust", OPEN, FAILED, "no attempt is left; if claimed, its lease has ended", _ENDED, given=_WHY)
 HAND_BACK = Transition(
     "hand back",
     (CLAIMED,),
     WAITING,
-    "its worker was told to stop, and is gone",
+    "its worker was told to stop and is gone",
     {**_NO_CLAIM, "attempts": col(Item.attempts) - 1},
 )
 MOVE = Transition(
     "move",
     OPEN,
     WAITING,
-    "its card is lost, drained or quarantined; or it waits, and another card runs dry",
+    "its card is lost, drained or quarantined; or it waits, and another card will soon be idle",
     _NO_CLAIM,
     given=("card_id",),
 )
@@ -157,16 +166,16 @@ GIVE_UP = Transition(
     "give up",
     (WAITING, CLAIMED),
     FAILED,
-    "its card is away, and its job waits for nothing else (`card_left`)",
+    "its card is away and its job waits for nothing else (`card_left`)",
     {**_NO_CLAIM, **why(CARD_LEFT, CARD_LEFT_MESSAGE), "ended_at_s": database_now()},
 )
 CANCEL = Transition(
     "cancel",
     OPEN,
     CANCELLED,
-    "its job is cancelled; in work, it keeps token, lease and key",
-    # What is in work is finished, and its reading kept. While its lease lasts it keeps its key as well: another job's
-    # item of the same subject goes on waiting for that reading.
+    "its job is cancelled; if it is being measured, it keeps token, lease and key",
+    # A running measurement is finished and its reading kept. While its lease lasts it keeps its key, too: items of other
+    # jobs with the same subject go on waiting for that reading.
     {
         "claim_key": case(
             (and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()), col(Item.claim_key)),
@@ -179,37 +188,39 @@ DROP = Transition(
     "drop",
     (WAITING,),
     CANCELLED,
-    "the card shows that its model runs other operators than predicted (`not_run`)",
+    "the card shows that the model does not run it (`not_run`)",
     {**why(NOT_RUN, NOT_RUN_MESSAGE), "ended_at_s": database_now()},
 )
 KEEP = Transition(
     "keep", (CANCELLED,), CANCELLED, "a reading is written under its token", _NO_CLAIM, given=("reading_id",)
 )
-LET_GO = Transition("let go", (CANCELLED,), CANCELLED, "what was in work ended without a reading", _NO_CLAIM)
-STAND = Transition("stand", (CANCELLED,), DONE, "its job is tried again, and it was read since")
-GO_ON = Transition("go on", (CANCELLED,), CLAIMED, "its job is tried again, and it is in work", {"ended_at_s": None})
+LET_GO = Transition("let go", (CANCELLED,), CANCELLED, "its measurement ended without a reading", _NO_CLAIM)
+STAND = Transition("stand", (CANCELLED,), DONE, "its job is tried again, and it has a reading by now")
+GO_ON = Transition(
+    "go on", (CANCELLED,), CLAIMED, "its job is tried again, and it is still being measured", {"ended_at_s": None}
+)
 AGAIN = Transition(
     "again",
     (FAILED, CANCELLED),
     WAITING,
-    "its job is tried again; or it is `card_left`, and its card is needed after all",
+    "its job is tried again; or it is `card_left` and its card is needed after all",
     {**_NO_CLAIM, "attempts": 0, "reason": "", "message": "", "published_at_s": None, "ended_at_s": None},
     given=("round",),
 )
 REFUSE = Transition(
-    "refuse", OPEN, FAILED, "what it, or its job, is to be read for can no longer be read", _ENDED, given=_WHY
+    "refuse", OPEN, FAILED, "its own row or that of its job cannot be read any more", _ENDED, given=_WHY
 )
 NOTE = Transition("note", (CLAIMED,), None, "an attempt ended without an answer", given=_WHY)
-RENEW = Transition("renew", IN_WORK, None, "its worker runs", given=("lease_until_s",))
-END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker comes anew", _LEASE_ENDED)
+RENEW = Transition("renew", IN_WORK, None, "its worker is alive", given=("lease_until_s",))
+END_LEASE = Transition("end lease", IN_WORK, None, "its card's worker starts again", _LEASE_ENDED)
 FREE_KEY = Transition(
-    "free key", IN_WORK, None, "its lease has ended, and another item's claim wants the key", {"claim_key": None}
+    "free key", IN_WORK, None, "its lease has ended, and the claim of another item needs the key", {"claim_key": None}
 )
 REPEAT = Transition(
     "repeat",
     tuple(ItemState),
     None,
-    "a result comes under a token that is its no more",
+    "a result arrives under a token that is no longer its own",
     {"repeated": col(Item.repeated) + 1},
 )
 
@@ -217,5 +228,5 @@ TABLE = tuple(value for value in list(globals().values()) if isinstance(value, T
 
 
 def in_work() -> ColumnElement[bool]:
-    """Claimed, or cancelled since and not ended."""
+    """Being measured: claimed, or cancelled meanwhile and not ended."""
     return or_(col(Item.state) == CLAIMED, and_(col(Item.state) == CANCELLED, col(Item.claim_key).is_not(None)))

@@ -15,10 +15,10 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchJob, did_you_mean
 from farm.jobs import item_state
+from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
 from farm.jobs.cards import views as card_views
 from farm.jobs.planning import Planned, add_round, chosen_cards, note_planning
-from farm.jobs.time_left import time_left_s
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol

@@ -19,7 +19,7 @@ from typing import Any
 from sqlmodel import Session, col, func, or_, select
 
 from farm.jobs import item_state
-from farm.jobs.balance import Waiting, balance_groups
+from farm.jobs.balance import Waiting, balance_groups, slowness
 from farm.jobs.planning import bound_to, card_for_each
 from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
@@ -208,7 +208,7 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
     return _Load(
         {card_id: open_s.get(card_id, 0.0) for card_id in card_ids},
         max((number for *_, number in rows), default=0),
-        _slowness(session, card_ids),
+        slowness(session, card_ids),
     )
 
 
@@ -265,23 +265,6 @@ def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
     """Those of the cards that may measure for a job: all, or those that a person named."""
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
-
-
-def _slowness(session: Session, card_ids: Sequence[str], of_last_s: float = 900.0) -> dict[str, float]:
-    """Taken over expected seconds of what each card did lately; only what took several items to tell."""
-    rows = session.execute(
-        select(Item.card_id, func.sum(Item.expected_s), func.sum(Item.ended_at_s - Item.started_at_s), func.count())  # type: ignore[operator]
-        .where(
-            col(Item.card_id).in_(card_ids),
-            Item.state == ItemState.DONE,
-            col(Item.reused).is_(False),
-            Item.role == "tuple",
-            col(Item.started_at_s).is_not(None),
-            col(Item.ended_at_s) > database_now() - of_last_s,
-        )
-        .group_by(col(Item.card_id))
-    ).all()
-    return {c: max(0.01, taken_s / expected_s) for c, expected_s, taken_s, n in rows if n >= 5 and expected_s > 0}
 
 
 def _whole_where_it_lacks(session: Session, moved: Sequence[Item]) -> list[Item]:

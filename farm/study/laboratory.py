@@ -117,7 +117,7 @@ class Laboratory:
         """Raises:
         UnhealthyCard: the card failed the health check of its newest process; it is now in quarantine.
         """
-        with quarantining(self.database, self._process):
+        with quarantining(self.database, self.card):
             return check_health(self._process)
 
     @property

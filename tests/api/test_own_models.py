@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import farm
+from farm.api import measure as measure_module
+from farm.benchmark_process.client import Answer, BenchmarkProcess
+from farm.devices.installed import torch_version
 from farm.devices.lock import CardLock
-from farm.errors import CaptureError, CardBusy, TupleRejected, UsageError
+from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
+from farm.jobs import cards, items
 from farm.settings import settings
-from farm.types.protocol import Protocol, Stopping
+from farm.store import tables
+from farm.store.database import read_clock_s
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Verification
 
 SHORT = Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1, time_half_width=1.0, energy_half_width=1.0)
 
@@ -117,6 +127,71 @@ def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_w
     assert torch.get_num_threads() == threads
     with pytest.raises(UsageError, match="graphs"):
         farm.measure_model(captured, database=database, card="cpu", protocol=Protocol(launch="graph"))
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measured(
+    database: farm.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a worker: the driver is the same."""
+    captured = farm.capture_model(Masked().eval(), torch.randn(3, 4))
+    asked: list[str] = []
+    answered = BenchmarkProcess.measure
+
+    def measure(process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any) -> Answer:
+        asked.append(subject.kind)
+        answer = answered(process, subject, *more, **{**options, "verify": False})
+        if subject.kind == "operator":
+            return answer
+        first = captured.apart.capture.calls[0]  # all that the card runs
+        observed = {
+            "calls": [{**dataclasses.asdict(first), "index": 0}],
+            "tuples": {first.tuple_id: captured.apart.capture.tuples[first.tuple_id].to_json()},
+            "costs": {first.tuple_id: dataclasses.asdict(captured.apart.costs[first.tuple_id])},
+        }
+        return dataclasses.replace(answer, observed=observed, verification=Verification())
+
+    monkeypatch.setattr(BenchmarkProcess, "measure", measure)
+    known = measure_module._store(database, captured, Protocol(), "simulated", torch_version())
+    monkeypatch.setattr(measure_module, "open_job", functools.partial(measure_module.open_job, tuples=known))
+    report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
+    assert asked == ["variant", "operator"]
+    assert report.readings.not_run == 2
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_lease_of_an_item_is_renewed_while_it_is_measured(
+    database: farm.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_LEASE_S", "1.5")
+    monkeypatch.setenv("FARM_SIMULATED_ITEM_S", "2.5")
+    settings.cache_clear()
+    left_s: list[float] = []
+    complete = items.complete
+
+    def watched(database: farm.Database, claimed: items.Claim, *more: Any, **about: Any) -> items.Closed:
+        with database.read() as session:
+            left_s.append(session.get_one(tables.Item, claimed.item_id).lease_until_s - read_clock_s(session))
+        return complete(database, claimed, *more, **about)
+
+    monkeypatch.setattr(items, "complete", watched)
+    captured = farm.capture_model(torch.nn.ReLU().eval(), torch.randn(3, 4))
+    assert farm.measure_model(captured, database=database).report.state == "done"
+    assert min(left_s) > 0
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_card_in_quarantine_or_drained_measures_no_model(database: farm.Database) -> None:
+    captured = farm.capture_model(torch.nn.ReLU().eval(), torch.randn(3, 4))
+    (reading,) = farm.measure_tuples(captured.tuples, database=database)
+    cards.drain(database, reading.card.id)
+    with pytest.raises(CardUnavailable, match="draining"):
+        farm.measure_model(captured, database=database)
+    assert farm.measure_tuples(captured.tuples, database=database), "no job takes it, a person may"
+    cards.quarantine(database, reading.card.id, "a sum came out wrong")
+    for measure in (farm.measure_tuples, lambda tuples, database: farm.measure_model(captured, database=database)):
+        with pytest.raises(CardUnavailable, match="quarantined"):
+            measure(captured.tuples, database=database)
 
 
 @pytest.mark.usefixtures("simulated")

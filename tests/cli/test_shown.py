@@ -162,7 +162,7 @@ def test_lists_bear_what_is_missing_and_what_is_long():
     )
     assert "items/h" in shown
     assert "3456" in shown
-    assert "PASS" in text(lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}]))
+    assert "PASS" in text(lists.jobs([{"id": "a", "outcome": "pass", "accuracy_time": 0.9996}, {"id": "b"}], NOW_S))
     operators = [
         {"label": "getitem[0]", "count": 2, "flops_per_call": 0, "bytes_per_call": 10, "estimated_cost_share": 1.0}
     ]
@@ -171,6 +171,10 @@ def test_lists_bear_what_is_missing_and_what_is_long():
 
 
 NARROW = pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
+
+
+def test_the_age_of_a_job_goes_by_the_clock_of_the_database():
+    assert "5 min" in text(lists.jobs([{"id": "a", "created_at_s": NOW_S - 300}], NOW_S))
 
 
 @NARROW
@@ -217,6 +221,7 @@ def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monk
     assert max(map(len, farm("report", job_id).stdout.splitlines())) <= 70
 
 
+NOW_S = 1000.0
 JOBS = [
     {"id": "bubtgyg3", "title": "resnet18 32x224 float32", "state": "cancelled", "items": 107, "closed": 2},
     {
@@ -231,7 +236,7 @@ JOBS = [
 
 @NARROW
 def test_a_narrow_terminal_keeps_id_title_state_and_verdict_of_a_job(width):
-    lines = text(lists.jobs(JOBS), width, terminal=True).splitlines()
+    lines = text(lists.jobs(JOBS, NOW_S), width, terminal=True).splitlines()
     (first,) = [line for line in lines if line.startswith("bubtgyg3 ")]
     (second,) = [line for line in lines if line.startswith("kq7mzzp2 ")]
     assert "resnet18 32x224" in first
@@ -241,7 +246,7 @@ def test_a_narrow_terminal_keeps_id_title_state_and_verdict_of_a_job(width):
 
 
 def test_where_no_column_has_room_each_row_is_a_list():
-    found = text(lists.jobs(JOBS), 30, terminal=True)
+    found = text(lists.jobs(JOBS, NOW_S), 30, terminal=True)
     assert "bubtgyg3" in found
     assert "2/107" in found
     assert "94.3 %" in found
@@ -254,7 +259,7 @@ LONG = ["fasterrcnn_mobilenet_v3_large_320_fpn", "scaled_dot_product_attention",
 def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
     jobs = [{**JOBS[1], "title": f"{name} 32x224 bfloat16", "items": 1234, "closed": 1234} for name in LONG]
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(lists.jobs(jobs))
+    console.print(lists.jobs(jobs, NOW_S))
     found = console.file.getvalue()
     for name in LONG:
         assert f" {name}" in found
@@ -268,9 +273,9 @@ def test_no_title_and_no_name_of_an_operator_is_broken(database, width):
 
 
 def test_a_pipe_gets_every_column_and_where_it_is_told_a_width_no_broken_word():
-    head = text(lists.jobs(JOBS), 1000).splitlines()[1]
+    head = text(lists.jobs(JOBS, NOW_S), 1000).splitlines()[1]
     assert head.split() == ["job", "title", "state", "items", "time", "energy", "coverage", "verdict", "age"]
-    narrow = text(lists.jobs(JOBS), 80)
+    narrow = text(lists.jobs(JOBS, NOW_S), 80)
     assert all(job["id"] in narrow for job in JOBS)
 
 

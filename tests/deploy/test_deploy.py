@@ -484,7 +484,7 @@ def test_the_dashboards_metrics_are_ones_that_flower_has():
 
 def test_the_dashboards_other_metrics_are_ones_that_the_farm_has(tmp_path):
     from farm.jobs.cards import CardStatus
-    from farm.jobs.census import CardCensus
+    from farm.jobs.listing import CardCensus
     from farm.store.tables import Card
     from tasks.metrics import _items
 

@@ -77,6 +77,17 @@ def test_a_job_whose_command_was_killed_says_so_and_measures_nothing(any_databas
     assert told(cards.farm_name(here, ended.pid, "ab")) == (jobs.ABANDONED, 0)
 
 
+def test_a_farm_is_gone_if_another_process_has_its_id():
+    farm = cards.farm_name("here", os.getpid(), "ab")
+    assert not cards.is_gone(farm, "here")
+    prefix, _, rest = farm.rpartition(f"{os.getpid()}:")
+    started = rest.partition(":")[0]
+    assert cards.is_gone(f"{prefix}{os.getpid()}:{int(started) - 1}:ab", "here"), "a process that began earlier"
+    assert not cards.is_gone(f"{prefix}{os.getpid()}:ab", "here"), "names without a start go by the id alone"
+    assert not cards.is_gone(farm, "another")
+    assert not cards.is_gone("", "here")
+
+
 def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is_known_to_have_ended(any_database):
     (card_id,) = register(any_database, 0)
     job_id = plan(any_database, [card_id])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import update
+from sqlmodel import select
 
-from farm.jobs import jobs
+from farm.jobs import balance, jobs, moving
+from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.store.tables import Item
 from tests.planned import claim, complete, items_of, plan, register
@@ -60,3 +62,21 @@ def test_what_waits_ahead_on_its_cards_comes_first(any_database):
     assert left_s(any_database, job_id) == pytest.approx(10 * expected_s)
     jobs.cancel(any_database, job_id)
     assert left_s(any_database, job_id) == 0
+
+
+def test_balancing_and_the_time_left_go_by_the_same_slowness(any_database, monkeypatch):
+    fast, slow = register(any_database, 0, 1)
+    job_id = plan(any_database, [fast, slow], number=60)
+    do(any_database, job_id, fast, 4, 1.0)
+    do(any_database, job_id, slow, 4, 4.0)
+    with any_database.read() as session:
+        known = balance.slowness(session, [fast, slow])
+        rows = session.exec(select(tables.Card).order_by(tables.Card.id)).all()
+    assert known == {fast: pytest.approx(1.0, rel=0.15), slow: pytest.approx(4.0, rel=0.15)}
+    used = []
+    balanced = moving.balance_groups
+    monkeypatch.setattr(moving, "balance_groups", lambda *about, **more: used.append(about) or balanced(*about, **more))
+    moving.rebalance(any_database, rows, dry_within_s=1e6)
+    ((_, open_s, slowness),) = used
+    assert slowness == pytest.approx(known)
+    assert left_s(any_database, job_id) == pytest.approx(sum(open_s.values()) / sum(1 / one for one in known.values()))

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from farm.devices.lock import CardLock
-from farm.errors import CardBusy, FarmError, UsageError
+from farm.errors import CardBusy, CardUnavailable, FarmError, UnhealthyCard, UsageError
+from farm.jobs.cards import quarantine, written_state
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -334,6 +335,37 @@ def test_one_card_alone_cannot_answer_what_neighbours_do(perform):
 def test_a_card_that_a_worker_holds_is_left_alone(cards, perform):
     with CardLock(cards[0].id, settings().lock_dir), pytest.raises(CardBusy):
         perform("windows", tuples=1)
+
+
+def test_a_card_that_fails_its_health_check_is_put_in_quarantine_and_measured_by_nobody(
+    database, cards, perform, tmp_path, monkeypatch
+):
+    bad = tmp_path / "bad"
+    bad.write_text(cards[0].id)
+    monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
+    with pytest.raises(UnhealthyCard, match="product came out wrong"):
+        perform("windows", tuples=1)
+    assert rows_of(database) == []
+    assert written_state(database, cards[0].id) == "quarantined"
+    bad.write_text("")
+    perform("windows", tuples=1)  # the quarantine was for that command alone: the next one checks the card again
+    quarantine(database, cards[0].id, "a worker found it")
+    with pytest.raises(CardUnavailable, match="quarantined"):
+        perform("windows", tuples=1)
+
+
+def test_a_card_that_fails_during_a_study_ends_it(database, cards, tmp_path, monkeypatch):
+    bad = tmp_path / "bad"
+    bad.write_text("")
+    monkeypatch.setenv("FARM_SIMULATED_UNHEALTHY", str(bad))
+    with Laboratory(database, cards[0], "windows") as laboratory:
+        (sample,) = laboratory.samples(VARIANT, 1)
+        assert laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True)) is not None
+        bad.write_text(cards[0].id)
+        laboratory._process.kill()  # the next one checks the card again
+        with pytest.raises(UnhealthyCard):
+            laboratory.read(sample, laboratory.protocol(), laboratory.stopping(quick=True))
+    assert len(rows_of(database)) == 1
 
 
 def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):

@@ -13,7 +13,7 @@ import sqlmodel
 from prometheus_client.parser import text_string_to_metric_families
 
 from farm.devices.device import Card
-from farm.jobs import cards, census, items, jobs
+from farm.jobs import cards, items, jobs, listing
 from farm.jobs.cards import register
 from farm.settings import Settings
 from farm.store import tables
@@ -110,8 +110,8 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
                 )
             )
     with any_database.read() as session:
-        (entry,) = census.count(session, "gpu1", 10)
-        assert census.count(session, "gpu2", 10) == []
+        (entry,) = listing.count_items(session, "gpu1", 10)
+        assert listing.count_items(session, "gpu2", 10) == []
     # Of the last 300 s: 30 of the second, 30 of the third, 10 of the one in work.
     assert entry.busy_share == pytest.approx(70 / 300, abs=0.01)
     assert entry.measured == 3
