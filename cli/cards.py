@@ -1,8 +1,9 @@
-"""``farm cards``: the cards of this host and of the farm."""
+"""``farm cards``: the cards of this host and of the farm, and one card in full."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,23 +11,27 @@ from cli import opening
 from cli.options import AsJson
 from cli.output import emit_json, say, show
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from farm.devices.device import Card
+
 
 def cards(
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[drain|resume|release] [CARD]",
-            help="A card, to show it with its fingerprint: its id, index or part of its model name. "
-            "drain, resume or release before it: take it out of work, put it back, end its quarantine.",
+            help="A card to show in full: its id, index or part of its model name. "
+            "drain, resume or release before it: stop giving it work, give it work again, end its quarantine.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
-    local: Annotated[bool, typer.Option("--local", help="Only this host's cards; asks no database.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Only this host's cards; needs no database.")] = False,
 ) -> None:
-    """List the cards of this host, and those that joined the farm; take one out of work or put it back."""
+    """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     from farm.errors import UsageError
-    from farm.jobs import listing
 
     if words and words[0] in VERBS:
         if len(words) != 2:
@@ -35,24 +40,25 @@ def cards(
         return
     if words and len(words) > 1:
         raise UsageError(f"'{words[0]}' is none of {', '.join(VERBS)}.", "Name one card, or say what to do with it.")
-    card = words[0] if words else None
-
-    rows = {row["id"]: row for row in listing.local_cards(opening.all_own_cards())}
+    rows = {card.id: _local_row(card) for card in opening.all_own_cards()}
     if not local:
         rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
-    if card is not None:
-        rows = _meant(rows, card)
+    if words:
+        rows = _matching(rows, words[0])
     if as_json:
         emit_json({"cards": list(rows.values())})
     else:
         from cli import lists
 
         show(lists.cards(list(rows.values())))
-        if card is not None:
-            from cli import card_details
+        for row in rows.values() if words else ():
+            show(details(row))
 
-            for row in rows.values():
-                show(card_details.render(row))
+
+def _local_row(card: Card) -> dict[str, Any]:
+    row = card.to_json()
+    refusal = row.pop("refusal")
+    return {**row, "state": "refused" if refusal else "here", "state_reason": refusal}
 
 
 def _registered() -> list[dict[str, Any]]:
@@ -64,14 +70,14 @@ def _registered() -> list[dict[str, Any]]:
         with opening.open_database().read() as session:
             return listing.registered_cards(session, settings().heartbeat_s)
     except FarmUnavailable as error:
-        # This host's cards can be listed without the farm; say what is missing and go on.
+        # The cards of this host can be listed without the farm.
         say(f"Only this host's cards: {error.message}")
         return []
 
 
-def _meant(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
+def _matching(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, Any]]:
     """Raises:
-    NoSuchCard: none of the cards is meant.
+    NoSuchCard: no card matches the word.
     """
     from farm.devices.device import Card
     from farm.errors import NoSuchCard
@@ -85,7 +91,7 @@ def _meant(rows: dict[str, dict[str, Any]], word: str) -> dict[str, dict[str, An
 
 
 def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """A registered card that nobody serves, with the reason where this host's driver tells one."""
+    """A registered card without a worker, with the reason if this host's driver refuses it."""
     if here.get("state") == "refused" and registered["state"] in ("lost", "stopped"):
         return {**registered, "state": here["state"], "state_reason": here["state_reason"]}
     return registered
@@ -94,15 +100,13 @@ def _with_refusal(registered: dict[str, Any], here: dict[str, Any]) -> dict[str,
 def _drain(name: str) -> str:
     from farm.jobs import cards
 
-    database = opening.open_database()
-    with database.read() as session:
-        card = cards.find(session, name)
+    database, card = _found(name)
     if card.state == "quarantined":
         return f"{card.id} is quarantined and takes nothing already: {card.state_reason}"
     cards.drain(database, card.id, "drained by a person")
     return (
-        f"{card.id} drains: it ends its item, the others move to cards of its model or wait. "
-        f"`farm cards resume {card.id}` puts it back."
+        f"{card.id} drains: it finishes its item; the others move to cards of its model or wait. "
+        f"`farm cards resume {card.id}` gives it work again."
     )
 
 
@@ -110,30 +114,99 @@ def _resume(name: str) -> str:
     from farm.errors import UsageError
     from farm.jobs import cards
 
-    database = opening.open_database()
-    with database.read() as session:
-        card = cards.find(session, name)
+    database, card = _found(name)
     if card.state == "quarantined":
         raise UsageError(
             f"{card.id} is quarantined: {card.state_reason}",
             f"Look at the card first; then `farm cards release {card.id}`.",
         )
-    if cards.resume(database, card.id):
-        return f"{card.id} takes items again."
-    return f"{card.id} was not draining."
+    resumed = cards.resume(database, card.id)
+    return f"{card.id} takes items again." if resumed else f"{card.id} was not draining."
 
 
 def _release(name: str) -> str:
     from farm.jobs import cards
 
+    database, card = _found(name)
+    if not cards.resume(database, card.id, quarantined=True):
+        return f"{card.id} was not in quarantine."
+    if cards.written_state(database, card.id) == "starting":
+        return f"{card.id} is released: its worker checks it again; if it is healthy, it takes items."
+    return f"{card.id} is released; it takes items again when its worker starts and finds it healthy."
+
+
+def _found(name: str) -> tuple[Any, Any]:
+    from farm.jobs import cards
+
     database = opening.open_database()
     with database.read() as session:
-        card = cards.find(session, name)
-    if cards.resume(database, card.id, quarantined=True):
-        if cards.written_state(database, card.id) == "starting":
-            return f"{card.id} is released: its worker checks it anew, and it takes items again if it is well."
-        return f"{card.id} is released; it takes items again when its worker is started and finds it well."
-    return f"{card.id} was not in quarantine."
+        return database, cards.find(session, name)
 
 
 VERBS = {"drain": _drain, "resume": _resume, "release": _release}
+
+_RATES = {"float32": "float32", "tf32": "TF32", "float16": "float16", "bfloat16": "bfloat16"}
+_SOFTWARE = {"torch": "torch", "torchvision": "torchvision", "cuda": "CUDA", "cudnn": "cuDNN", "driver": "driver"}
+_LEVELS = {
+    "launch_floor_us": ("between two kernels of a graph", "us"),
+    "idle_power_w": ("power at rest", "W"),
+    "base_power_w": ("power at full clocks with nothing to do", "W"),
+    "power_limit_w": ("power limit", "W"),
+    "counter_tick_s": ("the energy counter ticks every", "s"),
+}
+_DRIFTS = {
+    "base_w_per_c": "power for a degree more, with nothing to do",
+    "w_per_c": "power for a degree more, under load",
+}
+
+
+def details(row: Mapping[str, Any]) -> Table:
+    """One card in full, as a table of two columns. Keys: those of `farm.jobs.listing.registered_cards`."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2), title=str(row["id"]), title_justify="left")
+    for name, value in lines(row):
+        table.add_row(name, value)
+    return table
+
+
+def lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value with unit) of everything that is known of the card, its fingerprint included."""
+    refused = row.get("state") == "refused"
+    found = [("model", str(row.get("model", ""))), ("driver", str(row.get("driver") or "-"))]
+    if refused:
+        found.append(("left out", str(row.get("state_reason"))))
+    elif row.get("state_reason"):
+        found.append(("state", f"{row.get('state')}: {row['state_reason']}"))
+    if row.get("memory_bytes"):
+        found.append(("memory", f"{row['memory_bytes'] / 2**30:.0f} GiB"))
+    found += [(key, str(row[key])) for key in ("worker", "queue") if row.get(key)]
+    if row.get("waiting") is not None:
+        waiting = f"{row['waiting']}, {row.get('deferred', 0)} of them for a reading that another item takes"
+        found += [("items waiting", waiting), ("items measured in the last hour", str(row.get("done_last_hour", 0)))]
+    if software := row.get("software"):
+        named = [
+            f"{name} {software[key]}" for key, name in {**_SOFTWARE, "python": "Python"}.items() if software.get(key)
+        ]
+        versions = ", ".join([*named, str(software.get("platform") or "")]).rstrip(", ")
+        found.append(("software", f"{versions} ({software['id']})"))
+    if row.get("capabilities"):
+        found.append(("sensors", ", ".join(row["capabilities"])))
+    fingerprint = row.get("fingerprint") or {}
+    if not fingerprint:
+        return found if refused else [*found, ("fingerprint", "not taken yet; the card's next worker takes it")]
+    if rate := fingerprint.get("copy_bytes_per_s"):
+        found.append(("copying", f"{rate / 1e9:.0f} GB/s, read and written"))
+    for key, flops in (fingerprint.get("matmul_flops_per_s") or {}).items():
+        found.append((f"matrix product, {_RATES.get(key, key)}", f"{flops / 1e12:.3g} TFLOP/s"))
+    found += [(name, f"{fingerprint[key]:.3g} {unit}") for key, (name, unit) in _LEVELS.items() if fingerprint.get(key)]
+    for key, name in (("power_instant", "instant power"), ("power_average", "averaged power")):
+        if step := fingerprint.get(key):
+            times = f"half way after {step['lag_s']:.2f} s, 10 to 90 % in {step['rise_s']:.2f} s"
+            found.append((f"{name} after a step", times))
+    for key, name in _DRIFTS.items():
+        if drift := fingerprint.get(key):
+            value = f"{drift['value']:.1f} ± {drift['half_width']:.1f} W"
+            clear = drift["half_width"] < abs(drift["value"])
+            found.append((name, value if clear else f"no clear effect ({value})"))
+    return found

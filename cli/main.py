@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperGroup
 
 from cli import (
-    cancel,
     cards,
     compare,
     db,
@@ -26,6 +25,7 @@ from cli import (
     flower,
     glossary,
     importing,
+    job_control,
     jobs,
     lazy_help,
     lookup,
@@ -35,8 +35,6 @@ from cli import (
     predict,
     publish,
     report,
-    resume,
-    retry,
     run,
     settings,
     significant,
@@ -153,9 +151,9 @@ app.command("status")(status.status)
 app.command("report")(report.report)
 app.command("publish")(publish.publish)
 app.command("jobs")(jobs.jobs)
-app.command("resume")(resume.resume)
-app.command("retry")(retry.retry)
-app.command("cancel")(cancel.cancel)
+app.command("resume")(job_control.resume)
+app.command("retry")(job_control.retry)
+app.command("cancel")(job_control.cancel)
 app.command("cards")(cards.cards)
 app.command("models")(models.models)
 app.command("operators")(operators.operators)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,12 @@ from cli.output import emit_json, say, show
 from farm.study import STUDIES, Study
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from farm.study.findings import Column
     from farm.study.performed import Performed
+
+_MOST_FAILURES = 5
 
 app = typer.Typer(
     help="Ask a card the questions that the method rests on; each study prints a table and keeps it.",
@@ -71,9 +77,7 @@ def show_kept(
         keys = ("id", "study", "variant", "card", "quick", "created_at_s")
         emit_json({"studies": [{key: value for key, value in made.to_json().items() if key in keys} for made in found]})
     else:
-        from cli import study_table
-
-        show(study_table.kept(found))
+        show(_list(found))
 
 
 def perform(
@@ -122,9 +126,7 @@ def _give(made: Performed, png: Path | None, as_json: bool) -> None:
     if as_json:
         emit_json(made.to_json())
     else:
-        from cli import study_table
-
-        show(study_table.table(made))
+        show(_table(made))
     if png is not None:
         from farm.pages import plots
 
@@ -133,3 +135,80 @@ def _give(made: Performed, png: Path | None, as_json: bool) -> None:
             say(f"Drawn to {png}")
         else:
             say(f"There is nothing to draw: {png} is not written.")
+
+
+def _table(made: Performed) -> RenderableType:
+    """Title, table, notes, failures, and the number of readings."""
+    from rich.console import Group
+
+    from cli import tables
+    from cli.tables import Text
+    from farm.types.format import span
+
+    rows = made.findings.rows
+    # A column without any value is left out, as power on a card that does not report it.
+    columns = [column for column in made.findings.columns if any(row.get(column.key) is not None for row in rows)]
+    heads = [column.head.replace(", ", "\n") for column in columns]
+    found = tables.ruled(
+        *(head if column.kind == "text" else f">{head}" for column, head in zip(columns, heads, strict=True)),
+        drops=[column.head.replace(", ", " ") for column in columns[:1:-1]],
+    )
+    for row in rows:
+        tables.row(found, *(_cell(column, row.get(column.key)) for column in columns))
+    named = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
+    versions = [f"{name} {made.software[key]}" for name, key in named if made.software.get(key)]
+    parts: list[RenderableType] = [
+        Text(made.title, style="bold"),
+        tables.hanging(made.study.question, "dim"),
+        tables.hanging(f"{made.card.id}; {', '.join(versions)}", "dim"),
+        Text(),
+        found,
+        Text(),
+        *map(tables.hanging, made.findings.notes),
+    ]
+    for subject, reason in list(made.failures.items())[:_MOST_FAILURES]:
+        parts.append(tables.hanging(f"not measured: {subject}: {reason}", "yellow"))
+    if (left := len(made.failures) - _MOST_FAILURES) > 0:
+        parts.append(Text(f"  and {left} more; --json lists all", style="dim"))
+    kept = f"{len(made.readings)} readings kept as study {made.id}; {span(made.card_time_s)} of card time"
+    return Group(*parts, tables.hanging(kept, "dim"))
+
+
+def _list(studies: Sequence[Performed]) -> RenderableType:
+    """The studies of this host as a table."""
+    from cli import tables
+    from cli.tables import Text
+    from farm.types.format import span
+
+    if not studies:
+        return Text("No studies yet. Start one with `farm study windows --quick`.")
+    found = tables.ruled("id", "study", "model", "card", "", ">age", drops=("age", "", "card"))
+    for made in studies:
+        quick = "quick" if made.quick else ""
+        age = span(time.time() - made.created_at_s)
+        tables.row(found, made.id, made.study.name, str(made.variant), made.card.model, quick, age)
+    return found
+
+
+def _cell(column: Column, value: Any) -> str:
+    from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity
+
+    if value is None:
+        return NOTHING
+    match column.kind:
+        case "time_us":
+            return quantity(value, TIME, 4)
+        case "energy_mj":
+            return quantity(value, ENERGY, 4)
+        case "power_w":
+            return quantity(value, POWER)
+        case "seconds":
+            return f"{value:.2g} s"
+        case "change":
+            return f"{value * 100:+.2f} %"
+        case "share":
+            return percent(value, 2)
+        case "count":
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.card_details import lines
+from cli.cards import lines
 
 ROW = {
     "id": "GPU-1234",
@@ -33,7 +33,7 @@ def test_a_fingerprint_is_shown_with_its_units() -> None:
 def test_a_figure_within_its_interval_is_not_told_as_one() -> None:
     for value, half_width in ((1.9, 28.9), (-0.3, 0.4)):
         shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": value, "half_width": half_width}}}))
-        assert shown["power for a degree more, under load"] == f"not told apart from none ({value} ± {half_width} W)"
+        assert shown["power for a degree more, under load"] == f"no clear effect ({value} ± {half_width} W)"
     shown = dict(lines({**ROW, "fingerprint": {"w_per_c": {"value": -1.5, "half_width": 0.4}}}))
     assert shown["power for a degree more, under load"] == "-1.5 ± 0.4 W"
 
