@@ -30,8 +30,7 @@ def worker(
 ) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
-    from tasks import logs
-    from tasks import worker as workers
+    from tasks import logs, supervisor
     from tasks.app import check_broker
 
     if as_json:
@@ -40,7 +39,7 @@ def worker(
         cards = _chosen(card)
     check_broker(settings())
     opening.open_database().close()
-    raise typer.Exit(workers.run(cards, json_logs=as_json))
+    raise typer.Exit(supervisor.run(cards, json_logs=as_json))
 
 
 def _chosen(wanted: Sequence[str] | None) -> list[Card]:

@@ -47,14 +47,14 @@ message_filter.install()
 class Loader(AppLoader):  # type: ignore[misc]
     """Imports what is installed. Celery's own puts the current folder first while it imports."""
 
-    override_backends = dict.fromkeys(("redis", "rediss"), "tasks.result_backend:StoredResults")
+    override_backends = dict.fromkeys(("redis", "rediss"), "tasks.queues:UnsubscribedResults")
 
     def import_from_cwd(self, module: str, imp: Any = None, package: str | None = None) -> Any:
         return self.import_module(module, package=package)
 
 
 app = Celery(
-    "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.aggregate"]
+    "farm", loader="tasks.app:Loader", amqp="tasks.message_filter:Amqp", include=["tasks.measure", "tasks.control"]
 )
 
 

@@ -18,7 +18,7 @@ from farm.types.format import masked
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
-#: The command of `tasks.remote_control`, which only a worker may load.
+#: The command of `tasks.worker`, which only a worker may load.
 QUESTION = "farm_versions"
 #: How often the workers are asked, a second each.
 PINGS = 3

@@ -27,7 +27,7 @@ from farm.store.tables import CardState, JobState
 from farm.types.protocol import Software
 from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer
-from tasks.worker import Supervisor
+from tasks.supervisor import Supervisor
 
 #: Importing torch from a slow disk is the longest part of a worker's start.
 READY_TIMEOUT_S = 180.0

@@ -45,7 +45,7 @@ def carries_tasks(queue: str) -> bool:
 
 
 def carries_commands(queue: str) -> bool:
-    """Such as 'control@gpu1.celery.pidbox', by which a worker is asked how it is (`tasks.remote_control`)."""
+    """Such as 'control@gpu1.celery.pidbox', by which a worker is asked how it is (`tasks.worker`)."""
     return queue.endswith(".celery.pidbox") and "@" in queue
 
 

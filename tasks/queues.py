@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy
 from celery import chord
+from celery.backends.redis import RedisBackend
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis import RedisError
@@ -32,6 +33,25 @@ from farm.store.rows import in_batches, lock_items
 from farm.store.tables import Item, ItemState
 from farm.types.format import masked
 from tasks.app import CONTROL_QUEUE, EMBEDDED_VARIABLE, app, refuses
+
+
+class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
+    """Celery's Redis result backend, without subscriptions: it only counts the parts of chords.
+
+    Celery subscribes the publisher to the result of every message, and a chord to all of its parts: thousands of
+    subscriptions for results that nobody reads, since progress comes from the database.
+    """
+
+    def on_task_call(self, producer: Any, task_id: str) -> None:
+        """Do not subscribe to the result of a message just sent."""
+
+    def add_pending_result(self, result: Any, weak: bool = False, start_drainer: bool = True) -> Any:
+        """Do not wait for a result object."""
+        return result
+
+    def remove_pending_result(self, result: Any) -> Any:
+        return result
+
 
 #: Messages of one chord. A publisher that dies has published so many at most without having said so.
 BATCH = 250

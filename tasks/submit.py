@@ -14,8 +14,8 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.types.request import Request
+from tasks.control import put_right
 from tasks.queues import own_farm, publish_aggregate, publish_round
-from tasks.recovery import put_right
 
 
 def submit(

@@ -92,6 +92,7 @@ TORCH_FREE_AT_IMPORT = (
     "tasks.app",
     "tasks.embedded",
     "tasks.submit",
+    "tasks.supervisor",
     "tasks.worker",
 )
 HEAVY = ("torch", "celery", "sqlalchemy", "pydantic", "rich.console")

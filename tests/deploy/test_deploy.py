@@ -27,7 +27,7 @@ from farm.errors import DatabaseUnreachable
 from farm.settings import Settings, settings
 from farm.store.database import Database
 from tasks.servers import BrokerServer
-from tasks.worker import stop_grace_s
+from tasks.supervisor import stop_grace_s
 from tests.farms import running
 from tests.flowers import flower_of
 from tests.planned import know

@@ -9,7 +9,7 @@ import pytest
 from farm.benchmark.simulated import UNHEALTHY_VARIABLE
 from farm.settings import Settings
 from farm.store import tables
-from tasks.recovery import lost_after_s
+from tasks.control import lost_after_s
 
 
 def card_of(hurt, number):

@@ -16,7 +16,7 @@ from farm.store.content import counts
 from farm.store.tables import Card, Item, Job, Round
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
-from tasks import recovery
+from tasks import control
 from tests.planned import claim, complete, items_of, register
 
 SWEEP = Request(
@@ -87,7 +87,7 @@ def test_a_sweep_is_measured_while_it_is_planned_and_its_round_stays_open_until_
                 complete(any_database, claim(any_database, item), card)
         seen.append((tried, opened.tuples, close_round(any_database, opened.job_id, 1).closing))
         with any_database.read() as session:
-            assert recovery._unfinished(session, "") == []
+            assert control._unfinished(session, "") == []
             assert jobs.progress(session, opened.job_id).message == "more items are being planned"
 
     opened = open_job(any_database, TEN, [card], grown=grown)
@@ -115,16 +115,16 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
         job_id = session.exec(select(Job.id)).one()
     done, *_ = items_of(any_database, job_id)
     complete(any_database, claim(any_database, done), card)
-    recovery._take_back(any_database, "")
+    control._take_back(any_database, "")
     with any_database.write() as session:
         assert session.get_one(Job, job_id).state == "open", "it may only be slow"
-        session.execute(update(Round).values(progress_at_s=Round.progress_at_s - recovery.PLANNING_PATIENCE_S))
-    recovery._take_back(any_database, "")
+        session.execute(update(Round).values(progress_at_s=Round.progress_at_s - control.PLANNING_PATIENCE_S))
+    control._take_back(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"
         assert "farm retry" in jobs.progress(session, job_id).message
     assert jobs.retry_failed(any_database, job_id) == 4
-    recovery._take_back(any_database, "")
+    control._take_back(any_database, "")
     with any_database.read() as session:
         job = session.get_one(Job, job_id)
     rest = plan_rest(any_database, job)

@@ -126,7 +126,7 @@ def test_commands_of_flower_and_of_the_doctor_pass_and_what_is_none_does_not():
 def test_a_worker_refuses_what_would_keep_it_from_measuring_and_knows_all_that_it_allows():
     from celery.worker.control import Panel
 
-    from tasks.remote_control import ALLOWED
+    from tasks.worker import ALLOWED
 
     assert set(Panel.data) >= ALLOWED
     for name, arguments in mangled.HARMFUL_COMMANDS.items():

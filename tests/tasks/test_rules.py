@@ -17,7 +17,7 @@ from farm.jobs import cards, items, jobs
 from farm.jobs.items import Claim, Declined
 from farm.settings import settings
 from farm.store import tables
-from tasks import aggregate, recovery
+from tasks import control
 from tasks.app import CONTROL_QUEUE, configure
 from tasks.queues import follow_up, publish_round
 from tests.planned import claim, complete, items_of, plan, readings, register
@@ -45,7 +45,7 @@ class Desk:
             cards.seen(self.database, f"holder-{number}")
             if renewed:
                 items.renew(self.database, f"holder-{number}", settings().lease_s)
-        recovery.reconcile_now(self.database, settings(), "")
+        control.reconcile_now(self.database, settings(), "")
 
     def take(self, card):
         """The claim on the next message of the card's queue; None where it is empty."""
@@ -70,7 +70,7 @@ class Desk:
             while (taken := self.take(card)) is not None:
                 assert isinstance(taken, Declined) or self.give(card, taken)
         while (round_id := self._next(CONTROL_QUEUE)) is not None:
-            aggregate.aggregate(round_id)
+            control.aggregate(round_id)
 
     def forget(self):
         """The broker is wiped."""
@@ -97,8 +97,8 @@ class Desk:
 
 @pytest.fixture
 def desk(any_database, clock, broker, monkeypatch):
-    monkeypatch.setattr(aggregate, "database", lambda: any_database)
-    monkeypatch.setattr(recovery, "_asked", {})
+    monkeypatch.setattr(control, "database", lambda: any_database)
+    monkeypatch.setattr(control, "_requested", {})
     with monkeypatch.context() as patched:
         patched.setenv("FARM_BROKER_URL", broker.url)
         patched.setenv("FARM_MAX_ATTEMPTS", "2")

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from farm.jobs import cards, listing
 from farm.store import tables
-from tasks.stall_watchdog import Hearing
+from tasks.worker import StallWatchdog
 from tests.planned import plan, register
 
 HEARTBEAT_S = 5.0
@@ -24,16 +24,16 @@ def ago(database, seconds, **columns):
 
 
 @pytest.fixture
-def hearing():
-    return Hearing("SIM-0", limit_s=60.0)
+def watchdog():
+    return StallWatchdog("SIM-0", limit_s=60.0)
 
 
-def test_a_worker_is_deaf_when_items_wait_and_nothing_comes_through_for_so_long(any_database, hearing):
+def test_a_worker_is_deaf_when_items_wait_and_nothing_comes_through_for_so_long(any_database, watchdog):
     register(any_database, 0)
     plan(any_database, ["SIM-0"])
 
     def lost(now_s, **changes):
-        return hearing.lost(any_database, **{"taken": 1, "at_work": False, "now_s": now_s, **changes})
+        return watchdog.stalled(any_database, **{"taken": 1, "at_work": False, "now_s": now_s, **changes})
 
     assert not any(lost(now_s) for now_s in (0, 100, 1000)), "no message is out"
     ago(any_database, 0, published_at_s=True)
@@ -49,7 +49,9 @@ def test_a_worker_may_be_told_never_to_leave(any_database):
     register(any_database, 0)
     plan(any_database, ["SIM-0"])
     ago(any_database, 0, published_at_s=True)
-    assert not any(Hearing("SIM-0", 0.0).lost(any_database, taken=0, at_work=False, now_s=now_s) for now_s in (0, 1e6))
+    assert not any(
+        StallWatchdog("SIM-0", 0.0).stalled(any_database, taken=0, at_work=False, now_s=now_s) for now_s in (0, 1e6)
+    )
 
 
 def test_a_card_that_is_idle_while_its_items_wait_is_told_so(any_database):

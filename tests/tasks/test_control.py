@@ -14,9 +14,9 @@ from farm.jobs.items import Claim
 from farm.jobs.planning import add_round
 from farm.settings import Settings, settings
 from farm.store import tables
-from tasks import aggregate, queues, recovery
+from tasks import control, queues
 from tasks.app import configure
-from tasks.recovery import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
+from tasks.control import PATIENCE, _move_stranded, _unfinished, _unpublished, lost_after_s, reconcile_now
 from tests.planned import claim, complete, items_of, plan, plan_model, register
 
 
@@ -84,15 +84,15 @@ def test_a_round_that_was_answered_from_the_database_is_not_missed_in_the_broker
 
 def test_an_aggregation_that_is_asked_for_in_vain_is_asked_for_ever_more_seldom(monkeypatch):
     now_s = [1000.0]
-    monkeypatch.setattr(recovery, "_asked", {})
-    monkeypatch.setattr(recovery.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(control, "_requested", {})
+    monkeypatch.setattr(control.time, "monotonic", lambda: now_s[0])
     asked = []
     for _ in range(40):
-        asked += [now_s[0] - 1000.0 for _ in recovery._due([("job", 1)], 5.0)]
+        asked += [now_s[0] - 1000.0 for _ in control._due([("job", 1)], 5.0)]
         now_s[0] += 5.0
     assert asked == [0.0, 5.0, 15.0, 35.0, 75.0, 155.0]
-    assert recovery._due([("other", 1)], 5.0) == [("other", 1)]
-    assert recovery._due([("job", 1)], 5.0) == [("job", 1)], "it was closed, and begins anew"
+    assert control._due([("other", 1)], 5.0) == [("other", 1)]
+    assert control._due([("job", 1)], 5.0) == [("job", 1)], "it was closed, and begins anew"
 
 
 def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, monkeypatch):
@@ -105,8 +105,8 @@ def test_what_goes_wrong_with_one_job_ends_the_pass_for_no_other(any_database, m
         if job_id == bad:
             raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr(recovery, "publish_round", publish)
-    monkeypatch.setattr(recovery, "queue_depths", lambda ids: dict.fromkeys(ids, 1))
+    monkeypatch.setattr(control, "publish_round", publish)
+    monkeypatch.setattr(control, "queue_depths", lambda ids: dict.fromkeys(ids, 1))
     time.sleep(0.05)
     reconcile_now(any_database, Settings(reconcile_s=0.001), "")
     assert set(published) == {bad, good}
@@ -120,12 +120,12 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
     def raising(*arguments):
         raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr(aggregate, "database", lambda: any_database)
-    monkeypatch.setattr(aggregate, "close_round", raising)
-    for _ in range(aggregate.TRIES - 1):
+    monkeypatch.setattr(control, "database", lambda: any_database)
+    monkeypatch.setattr(control, "close_round", raising)
+    for _ in range(control.TRIES - 1):
         with pytest.raises(KeyError):
-            aggregate.aggregate(f"{job_id}/1")
-    assert aggregate.aggregate(f"{job_id}/1")["closing"] == "done"
+            control.aggregate(f"{job_id}/1")
+    assert control.aggregate(f"{job_id}/1")["closing"] == "done"
     with any_database.read() as session:
         verdict = session.exec(select(tables.Verdict)).one()
         assert session.get_one(tables.Job, job_id).state == "done"
@@ -137,14 +137,14 @@ def test_what_lost_its_messages_is_published_again_also_while_its_card_is_busy(a
     job_id = plan(any_database, [card], number=10)
     assert isinstance(claim(any_database, items_of(any_database, job_id)[0]), Claim)
     published, messages = [], 0
-    monkeypatch.setattr(recovery, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
-    monkeypatch.setattr(recovery, "publish_items", lambda store, ids, **_: published.extend(ids))
+    monkeypatch.setattr(control, "queue_depths", lambda ids: dict.fromkeys(ids, messages))
+    monkeypatch.setattr(control, "publish_items", lambda store, ids, **_: published.extend(ids))
 
     def publish_lost():
         published.clear()
         with any_database.read() as session:
             views = cards.views(session, 5.0)
-        recovery._publish_lost(any_database, Settings(), views, "")
+        control._publish_lost(any_database, Settings(), views, "")
         return len(published)
 
     def published_ago(seconds):
@@ -244,7 +244,7 @@ def test_what_several_hosts_find_lost_is_published_once(any_database, at_broker)
         client.flushall()
     aged(any_database, 1000)
     with any_database.read() as session:
-        lost = recovery._lost(session, card, "", 5.0)
+        lost = control._lost(session, card, "", 5.0)
     assert len(lost) == 30
     for _host in range(3):
         queues.publish_items(any_database, lost, unless_within_s=5.0)

@@ -1,0 +1,335 @@
+"""The work of a control worker: closing rounds, and the reconciler.
+
+The task `aggregate` is the body and the errback of a round's chord. The reconciler publishes again, from the database, what
+the broker lost or a crash interrupted. Both trust the database only and may run on several hosts at once: an extra message
+finds its claim declined, and a round closes once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session, and_, col, func, or_, select
+
+from farm.errors import FarmUnavailable, Unreadable
+from farm.jobs import cards, items, jobs
+from farm.jobs.cards import CardStatus
+from farm.jobs.closing import Closing, close_round, end_without_sum
+from farm.jobs.moving import give_up, move_items, rebalance
+from farm.settings import Settings, settings
+from farm.store import tables
+from farm.store.database import Database, database_now
+from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from tasks.app import app
+from tasks.queues import (
+    follow_up,
+    own_farm,
+    publish_aggregate,
+    publish_items,
+    publish_round,
+    queue_depths,
+    stale_after_s,
+)
+
+log = logging.getLogger("farm.control")
+
+#: A round whose aggregation raises this often ends its job, with the reason in the report.
+TRIES = 6
+
+#: A lost card may be back soon (its host restarts, its network was down). For this many times the time after which it
+#: counts as lost, a job whose sum has its readings goes on waiting for its whole.
+PATIENCE = 4
+
+#: A job whose planning makes no progress for this long is cancelled. Unit: s.
+PLANNING_PATIENCE_S = 60.0
+
+#: Messages that a worker may have taken from its queue: the running one and the next.
+HELD_MESSAGES = 2
+
+#: The longest pause before an aggregation is requested again. Unit: s.
+LONGEST_PAUSE_S = 300.0
+
+WORKING = (CardState.IDLE, CardState.BUSY)
+
+_raised: Counter[str] = Counter()  # round -> failed aggregations in this process
+_requested: dict[tuple[str, int], tuple[int, float]] = {}  # round -> (requests by this process, time of the next one)
+
+
+# ------------------------------------------------------------------------------------------ closing a round
+
+
+@functools.cache
+def database() -> Database:
+    """This process's database."""
+    return Database(settings().database)
+
+
+@app.task(name="aggregate")
+def aggregate(round_id: str) -> dict[str, str]:
+    """Close the round "job/number" if all its items are closed or can only be closed as exhausted.
+
+    It has one argument, since Celery runs errbacks with more arguments inside the worker that saw the failure.
+    """
+    job_id, _, number = round_id.partition("/")
+    current = settings()
+    with database().read() as session:
+        job = session.get(tables.Job, job_id)
+    if job is not None and job.farm != own_farm():  # its next round would be published on the wrong broker
+        return {"round": round_id, "closing": str(Closing.OPEN), "outcome": ""}
+    try:
+        _close_exhausted(database(), current, job_id=job_id)
+        closed = close_round(database(), job_id, int(number))
+    except FarmUnavailable:
+        raise
+    except Unreadable as error:  # trying again would not help
+        log.error("Job %s ends without a verdict: %s", job_id, error.message)
+        closed = end_without_sum(database(), job_id, int(number), error.message)
+    except Exception as error:
+        _raised[round_id] += 1
+        if _raised[round_id] < TRIES:
+            raise
+        log.exception("Job %s ends without a verdict: its round %s could not be judged", job_id, number)
+        why = f"The sum could not be made: {type(error).__name__}: {error}"
+        closed = end_without_sum(database(), job_id, int(number), why[:1000])
+    _raised.pop(round_id, None)
+    if closed.closing is Closing.NEXT and closed.next_round is not None:
+        publish_round(database(), job_id, closed.next_round)
+    return {"round": round_id, "closing": str(closed.closing), "outcome": closed.outcome}
+
+
+# ------------------------------------------------------------------------------------------ the reconciler
+
+
+def lost_after_s(current: Settings) -> float:
+    """How long a card may be unseen before its items move. Unit: s."""
+    return cards.LOST_AFTER_HEARTBEATS * current.heartbeat_s
+
+
+def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bool = True) -> None:
+    """Repair what is inconsistent in the jobs of one farm.
+
+    Args:
+        farm: the embedded farm whose jobs are repaired, "" for the shared one.
+        may_move: False while the database has not been up long enough for live workers to be seen again: after an
+            outage every card looks lost.
+    """
+    views = _views(store, current, farm)
+    with _continuing("waking deferred items"):
+        publish_items(store, items.wake_orphans(store, farm=farm))
+    if may_move:
+        with _continuing("closing exhausted items"):
+            _close_exhausted(store, current, farm)
+        with _continuing("moving items of absent cards"):
+            publish_items(store, _move_stranded(store, current, views, farm))
+        with _continuing("cancelling jobs with interrupted planning"):
+            _take_back(store, farm)
+        with _continuing("balancing"):
+            _balance(store, current, views, farm)
+    with _continuing("publishing lost items"):
+        _publish_lost(store, current, views, farm)
+    with store.read() as session:
+        unpublished = _unpublished(session, farm, stale_after_s(current))
+        unfinished = _unfinished(session, farm)
+    for job_id, number in unpublished:
+        log.warning("Round %s of job %s was not fully published; continuing", number, job_id)
+        with _continuing(f"publishing job {job_id}"):
+            publish_round(store, job_id, number)
+    for job_id, number in _due(unfinished, current.reconcile_s):
+        publish_aggregate(job_id, number)
+
+
+def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:
+    """Repair one job at once, before its items are published again; see `reconcile_now`."""
+    _close_exhausted(store, current, farm, job_id)
+    items.wake_orphans(store, farm=farm, job_id=job_id)
+    _move_stranded(store, current, _views(store, current, farm), farm, job_id)
+
+
+@contextlib.contextmanager
+def _continuing(doing: str) -> Iterator[None]:
+    """Log an error of one step and go on with the next. Without database or broker no step would work."""
+    try:
+        yield
+    except FarmUnavailable:
+        raise
+    except Exception:
+        log.exception("Reconciling failed at %s", doing)
+
+
+def _due(unfinished: Sequence[tuple[str, int]], pause_s: float) -> list[tuple[str, int]]:
+    """The rounds whose aggregation is requested now: each time after twice the pause."""
+    for key in _requested.keys() - set(unfinished):
+        del _requested[key]
+    due = []
+    now_s = time.monotonic()
+    for key in unfinished:
+        times, not_before_s = _requested.get(key, (0, 0.0))
+        if now_s >= not_before_s:
+            _requested[key] = times + 1, now_s + min(pause_s * 2**times, LONGEST_PAUSE_S)
+            due.append(key)
+    return due
+
+
+def _views(store: Database, current: Settings, farm: str) -> list[CardStatus]:
+    """The cards of one farm. Those of another embedded farm listen to another broker."""
+    with store.read() as session:
+        return [view for view in cards.views(session, current.heartbeat_s) if cards.farm_of(view.card.worker) == farm]
+
+
+def _close_exhausted(store: Database, current: Settings, farm: str | None = None, job_id: str | None = None) -> None:
+    closed = items.close_exhausted(
+        store, max_attempts=current.max_attempts, after_s=current.lease_s, farm=farm, job_id=job_id
+    )
+    follow_up(store, closed)
+
+
+def _take_back(store: Database, farm: str) -> None:
+    """Cancel the jobs whose planner was killed."""
+    with store.read() as session:
+        cut_short = _cut_short(session, farm)
+    for job_id in cut_short:
+        log.warning(
+            "The planning of job %s was interrupted; it is cancelled: `farm retry %s` continues", job_id, job_id
+        )
+        jobs.cancel(store, job_id)
+
+
+def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
+    """Publish lost items of cards that are idle or have far fewer messages than items.
+
+    Which items of a busy card lost their messages is unknown, so all are published; extra messages are declined.
+    """
+    idle_for_s = max(2 * current.heartbeat_s, 5.0)
+    working = [view for view in views if view.state in WORKING]
+    depths = queue_depths([view.card.id for view in working])
+    for view in working:
+        messages = depths[view.card.id]
+        with store.read() as session:
+            if view.state != CardState.IDLE or messages:
+                wait = session.execute(_without_holder(func.count(), view.card.id, farm, idle_for_s, published=True))
+                if wait.scalar_one() <= messages + HELD_MESSAGES:
+                    continue
+            lost = _lost(session, view.card.id, farm, idle_for_s)
+        if lost:
+            log.warning("Items of card %s have no message left; publishing %s again", view.card.id, len(lost))
+            publish_items(store, lost, unless_within_s=idle_for_s)
+
+
+def _move_stranded(
+    store: Database, current: Settings, views: Sequence[CardStatus], farm: str, job_id: str | None = None
+) -> list[int]:
+    """Move tuples of cards that are away to their peers, and give up wholes at the end of their jobs; ids to publish."""
+    away, for_now = set(), set()
+    to_publish: list[int] = []
+    working = [view for view in views if view.state in WORKING]
+    for view in views:
+        card = view.card
+        absent = view.seen_ago_s > lost_after_s(current)
+        # A worker that stopped in order may be back soon, as in an upgrade: it gets as long as a lost one.
+        gone = view.state in (CardState.LOST, CardState.STOPPED) and absent
+        if not gone and view.state not in (CardState.DRAINING, CardState.QUARANTINED):
+            continue
+        away.add(card.id)
+        if gone and view.seen_ago_s <= PATIENCE * lost_after_s(current):
+            for_now.add(card.id)
+        kind = (card.model, card.software_id)
+        peers = [
+            other.card
+            for other in working
+            if other.card.id != card.id and (other.card.model, other.card.software_id) == kind
+        ]
+        # An absent card has not renewed its leases either. Only its tokens could still be valid; the move ends them.
+        unseen_s = lost_after_s(current) if absent else None  # it may have been seen since
+        moved = move_items(store, card.id, peers, in_work=absent, unseen_s=unseen_s, farm=farm, job_id=job_id)
+        if moved:
+            log.warning("%s items of card %s (%s) move to its peers", len(moved), card.id, view.state)
+            to_publish += moved
+    return to_publish + give_up(store, away, [view.card for view in working], for_now=for_now, farm=farm, job_id=job_id)
+
+
+def _balance(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
+    """Move waiting items to cards that will be idle before the next pass."""
+    kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
+    for view in views:
+        if view.state in WORKING:
+            kinds[view.card.model, view.card.software_id].append(view.card)
+    for alike in kinds.values():
+        if len(alike) > 1 and (moved := rebalance(store, alike, dry_within_s=2 * current.reconcile_s, farm=farm)):
+            log.info("%s items move to cards that would be idle", len(moved))
+            publish_items(store, moved)
+
+
+# ------------------------------------------------------------------------------------------ queries
+
+
+def _lost(session: Session, card_id: str, farm: str, idle_for_s: float) -> list[int]:
+    """Open items of a card that nobody holds and that were not published just now."""
+    query = _without_holder(col(Item.id), card_id, farm, idle_for_s).order_by(col(Item.id))
+    return list(session.scalars(query))
+
+
+def _without_holder(selected: Any, card_id: str, farm: str, idle_for_s: float, *, published: bool = False) -> Any:
+    """Open items of a card that nobody holds. Items that the publisher of their round has not reached are left out.
+
+    Args:
+        published: only items that had a message.
+    """
+    query = (
+        sqlalchemy.select(selected)
+        .select_from(Item)
+        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .join(
+            tables.Round,
+            and_(col(tables.Round.job_id) == col(Item.job_id), col(tables.Round.number) == col(Item.round)),
+        )
+        .where(
+            col(Item.card_id) == card_id,
+            col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
+            col(Item.lease_until_s) < database_now(),
+            func.coalesce(Item.published_at_s, Item.created_at_s) < database_now() - idle_for_s,
+            col(tables.Job.state) == JobState.OPEN,
+            col(tables.Job.farm) == farm,
+        )
+    )
+    had_one = col(Item.published_at_s).is_not(None)
+    return query.where(had_one if published else or_(had_one, col(tables.Round.published_at_s).is_not(None)))
+
+
+def _newest_rounds(farm: str) -> Any:
+    """(job id, number) of the newest rounds of a farm's open jobs. An earlier round is closed."""
+    newest = and_(col(tables.Round.job_id) == col(tables.Job.id), col(tables.Round.number) == col(tables.Job.round))
+    query = select(tables.Job.id, tables.Job.round).join(tables.Round, newest)
+    return query.where(tables.Job.state == JobState.OPEN, tables.Job.farm == farm)
+
+
+def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str, int]]:
+    """Rounds whose publisher stopped before the end."""
+    stale = col(tables.Round.progress_at_s) < database_now() - after_s
+    query = _newest_rounds(farm).where(col(tables.Round.published_at_s).is_(None), stale)
+    return [(job_id, number) for job_id, number in session.execute(query)]
+
+
+def _cut_short(session: Session, farm: str) -> list[str]:
+    """Jobs whose planner stopped before the end. One that was only suspended finds its job ended."""
+    stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
+    query = _newest_rounds(farm).where(col(tables.Round.planned_at_s).is_(None), stale)
+    return [job_id for job_id, _ in session.execute(query)]
+
+
+def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
+    """Rounds without open items and without a verdict."""
+    still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
+    judged = select(tables.Verdict.id).where(
+        tables.Verdict.job_id == tables.Job.id, tables.Verdict.round == tables.Job.round
+    )
+    query = _newest_rounds(farm).where(
+        col(tables.Round.planned_at_s).is_not(None), col(tables.Job.id).not_in(still_open), ~judged.exists()
+    )
+    return [(job_id, number) for job_id, number in session.execute(query)]

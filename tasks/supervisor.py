@@ -1,0 +1,206 @@
+"""The worker processes of one host: starting them, restarting them with back-off, stopping them in order.
+
+`farm worker` supervises all cards of a host (`run`); an embedded farm supervises those of one command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from farm.devices.device import Card
+from farm.devices.lock import CardLock
+from farm.errors import FarmError
+from farm.jobs import cards, items
+from farm.jobs.spool import Spool
+from farm.settings import Settings, environment_of_children, settings
+from farm.store.database import Database
+from tasks import logs
+from tasks.app import configure
+
+log = logging.getLogger("farm.worker")
+
+#: The pauses before a worker that died is started again; one that ran for `STEADY_AFTER_S` begins with the first.
+BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_AFTER_S = 60.0
+#: Time to stop beyond the longest time of one item; deploy/ gives the workers of a host a little more than both.
+STOP_MARGIN_S = 30.0
+
+
+@dataclass
+class Child:
+    """One worker process of a supervisor."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    deaths: int = 0
+    not_before_s: float = 0.0
+    last_exit: int | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Supervisor:
+    """Starts the workers of a host, restarts those that die, stops all in order.
+
+    Each child has its own session, so that Ctrl-C reaches only the supervisor, and dies with it.
+    """
+
+    def __init__(
+        self, card_ids: Sequence[str], *, environment: Mapping[str, str] | None = None, log_dir: Path | None = None
+    ) -> None:
+        shared = dict(environment or {})
+        self.log_dir = log_dir
+        self.children = [Child("control", ("control",), {**shared, "CUDA_VISIBLE_DEVICES": ""})]
+        self.children += [
+            Child(card_id, ("card", card_id), {**shared, "CUDA_VISIBLE_DEVICES": visible_devices(card_id)})
+            for card_id in card_ids
+        ]
+
+    def start(self) -> None:
+        for child in self.children:
+            self._start(child)
+
+    def tend(self) -> list[Child]:
+        """Restart dead workers whose pause is over; returns the workers that this call found dead."""
+        now = time.monotonic()
+        found = []
+        for child in self.children:
+            if child.running:
+                continue
+            if child.process is not None:
+                child.last_exit = child.process.returncode
+                steady = now - child.started_s > STEADY_AFTER_S
+                child.deaths = 1 if steady else child.deaths + 1
+                child.not_before_s = now + BACK_OFF_S[min(child.deaths, len(BACK_OFF_S)) - 1]
+                child.process = None
+                found.append(child)
+                log.warning(
+                    "Worker %s ended with %s; starting it again in %.1f s",
+                    child.name,
+                    child.last_exit,
+                    child.not_before_s - now,
+                )
+            elif now >= child.not_before_s:
+                self._start(child)
+        return found
+
+    def stop(self, grace_s: float, at_once: Callable[[], bool] = lambda: False) -> None:
+        """SIGTERM: each worker finishes its item. After `grace_s`, or once `at_once` returns True, all are killed."""
+        for child in self.children:
+            if child.running:
+                assert child.process is not None
+                child.process.terminate()
+        deadline = time.monotonic() + grace_s
+        try:
+            while any(child.running for child in self.children) and time.monotonic() < deadline and not at_once():
+                time.sleep(0.05)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        for child in self.children:
+            if child.process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
+                child.process.wait()
+
+    def last_words(self, child: Child, lines: int = 5) -> str:
+        """The end of a child's log, for a message."""
+        if self.log_dir is None:
+            return ""
+        with contextlib.suppress(OSError):
+            text = (self.log_dir / f"{child.name}.log").read_text(errors="replace").strip().splitlines()
+            return " | ".join(text[-lines:])
+        return ""
+
+    def _start(self, child: Child) -> None:
+        output: IO[bytes] | None = None
+        if self.log_dir is not None:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            output = (self.log_dir / f"{child.name}.log").open("ab")
+        try:
+            child.process = subprocess.Popen(
+                [sys.executable, "-m", "tasks.main", *child.arguments, "--parent", str(os.getpid())],
+                env=environment_of_children(child.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        child.started_s = time.monotonic()
+
+
+def visible_devices(card_id: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that pins a process to a card; empty for a CPU."""
+    return card_id if card_id.startswith("GPU-") else ""
+
+
+def run(chosen: Sequence[Card], *, json_logs: bool = False) -> int:
+    """`farm worker`: supervise the workers of this host until SIGTERM or Ctrl-C; returns the exit code.
+
+    Raises:
+        CardBusy: another worker serves one of the cards; nothing is started.
+    """
+    current = settings()
+    configure(current)
+    for card in chosen:
+        with CardLock(card.id, current.lock_dir):
+            pass
+    logs.set_up(json_logs)
+    # A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    supervisor = Supervisor([card.id for card in chosen], environment={logs.JSON_VARIABLE: "1"} if json_logs else None)
+    supervisor.start()
+    log.info("Serving %s", ", ".join(str(card) for card in chosen))
+    try:
+        while not asked:
+            supervisor.tend()
+            time.sleep(0.2)
+        log.info("Stopping: running measurements are finished first; signal again to stop at once")
+        supervisor.stop(stop_grace_s(current), at_once=lambda: len(asked) > 1)
+    finally:
+        supervisor.kill()
+    _hand_back(supervisor, current)
+    return 0
+
+
+def stop_grace_s(current: Settings) -> float:
+    """How long a worker may go on with its item after it was told to stop. Unit: s."""
+    return current.item_timeout_s + STOP_MARGIN_S
+
+
+def _hand_back(supervisor: Supervisor, current: Settings) -> None:
+    """Let the unfinished items of the stopped workers wait again, without counting the attempt."""
+    database = Database(current.database)
+    try:
+        spooled = Spool(current.state_dir / "spool").items()
+        for child in supervisor.children:
+            if child.process is not None and child.arguments[0] == "card":
+                worker = cards.holder_of_process(child.name, current.host, child.process.pid)
+                if items.hand_back(database, worker, spooled=spooled):
+                    log.info("The unfinished item of %s waits again", child.name)
+                cards.stopped(database, worker)
+    except FarmError as error:
+        log.warning("Unfinished items wait again when their leases have ended: %s", error.message)
+    finally:
+        database.close()
