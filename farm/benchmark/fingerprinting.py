@@ -18,6 +18,7 @@ from farm.benchmark.cuda_graph import capture_graph
 from farm.benchmark.levels import next_to_nothing
 from farm.benchmark.power import power_by_step
 from farm.benchmark.sampler import Sampler
+from farm.devices.device import FINGERPRINT_VERSION
 
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench
@@ -37,7 +38,7 @@ def take(bench: Bench) -> dict[str, Any]:
     """The fingerprint of a bench's card. What the card does not tell is missing, never zero."""
     began_s = time.perf_counter()
     found: dict[str, Any] = {
-        "version": VERSION,
+        "version": FINGERPRINT_VERSION,
         "driver": bench.device.card.driver,
     }
     if bench.cuda:
@@ -220,9 +221,6 @@ def _w_per_c(
 
 # ----- merged from farm.benchmark.fingerprinting
 # What a card is like, as its fingerprint says it (`farm.benchmark.fingerprinting` takes one): watts per degree.
-
-#: Of what a fingerprint holds; an older one is taken anew.
-VERSION = 2
 
 
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:

@@ -14,8 +14,7 @@ from typing import Any
 from sqlalchemy import case, update
 from sqlmodel import Session, col, func, select
 
-from farm.benchmark.fingerprinting import VERSION
-from farm.devices.device import Card
+from farm.devices.device import FINGERPRINT_VERSION, Card
 from farm.errors import NoSuchCard
 from farm.requests.card_selection import matching_cards
 from farm.store import tables
@@ -360,7 +359,7 @@ def wants_fingerprint(database: Database, card_id: str, driver: str) -> bool:
         card = session.get(tables.Card, card_id)
         if card is None or card.kind == "simulated":
             return False
-        return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (VERSION, driver)
+        return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (FINGERPRINT_VERSION, driver)
 
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:

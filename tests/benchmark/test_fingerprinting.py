@@ -11,6 +11,7 @@ from farm.benchmark import fingerprinting
 from farm.benchmark.fingerprinting import pooled, w_per_c
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.cpu import cpu_card
+from farm.devices.device import FINGERPRINT_VERSION
 from farm.jobs.cards import keep_fingerprint, wants_fingerprint
 from farm.operators.roofline import roofline_of
 from farm.settings import settings
@@ -96,7 +97,7 @@ def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # typ
         session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
         session.add(tables.Card(id="SIM-1", kind="simulated", model="simulated card"))
     assert wants_fingerprint(database, "GPU-1", "580")
-    keep_fingerprint(database, "GPU-1", {"version": fingerprinting.VERSION, "driver": "580"})
+    keep_fingerprint(database, "GPU-1", {"version": FINGERPRINT_VERSION, "driver": "580"})
     assert not wants_fingerprint(database, "GPU-1", "580")
     assert wants_fingerprint(database, "GPU-1", "590")
     assert not wants_fingerprint(database, "SIM-1", "580")
