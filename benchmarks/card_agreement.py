@@ -63,6 +63,7 @@ def _read_again(
     card: Any, share: Sequence[tuple[Any, Any]], until_s: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from farm.benchmark_process.client import BenchmarkProcess
+    from farm.benchmark_process.requests import FingerprintRequest
 
     stopping = Stopping() if card.kind == "cuda" else Stopping(warm_up_s=0.1, minimum_s=0.2, maximum_s=0.5)
     found: list[dict[str, Any]] = [
@@ -79,7 +80,7 @@ def _read_again(
         for operator, protocol in share
     ]
     with CardLock(card.id, settings().lock_dir), BenchmarkProcess(card.id) as process:
-        fingerprint = process.fingerprint()
+        fingerprint = process.call(FingerprintRequest(), timeout_s=60.0)
         for number in range(TIMES + 1):
             for (operator, protocol), entry in zip(share, found, strict=True):
                 if time.monotonic() > until_s:
@@ -161,8 +162,8 @@ def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
     import torch
 
     from farm.benchmark.passes import grad_mode, numeric_flags
-    from farm.benchmark.power import window_power
     from farm.benchmark.sampler import Sampler
+    from farm.benchmark.window import window_power
     from farm.benchmark.workload import prepare
 
     subject = Subject("variant", variant.id, variant.to_json())

@@ -162,7 +162,7 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
 
 def plan(options: argparse.Namespace) -> None:
     """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
-    from farm.devices.installed import torch_version
+    from farm.devices.host import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes
@@ -200,7 +200,7 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def measure(database: Any, requests: list[Request], cards: list[Any], until_s: float) -> None:
-    from farm.devices.installed import torch_version
+    from farm.devices.host import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
     from farm.store.content import classes

@@ -110,9 +110,9 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     """Time and power of the calls, one after the other, over a window of its own."""
     from farm.benchmark.clock import Clock
     from farm.benchmark.cuda_graph import capture_graph
-    from farm.benchmark.power import window_power
     from farm.benchmark.sampler import Sampler
-    from farm.benchmark.workload import Round, Workload
+    from farm.benchmark.window import window_power
+    from farm.benchmark.workload import Workload, WorkloadRound
 
     def run() -> None:
         for call in calls:
@@ -121,7 +121,7 @@ def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
     device = bench.torch_device
     run()
     launch = capture_graph([run], device).replay if bench.cuda else run
-    clock = Clock(Workload([Round(launch, 1)], device, round_s=0.01))
+    clock = Clock(Workload([WorkloadRound(launch, 1)], device, round_s=0.01))
     with Sampler(bench.device) as sampler:
         start_s = time.perf_counter()
         while time.perf_counter() - start_s < WARM_UP_S:

@@ -79,8 +79,8 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
     """One variant: what its rebuilt tuples do otherwise, as texts. `operators`: aten operators, shapes or strides."""
     import torch
 
-    from farm.benchmark.in_model_timing import kernels_of_calls
     from farm.benchmark.passes import build_variant, numeric_flags
+    from farm.benchmark.verification import kernels_of_calls
     from farm.operators.capture import verify_on_device
     from farm.operators.profiled import launched_kernels
     from farm.operators.rebuild import rebuild

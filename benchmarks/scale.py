@@ -34,7 +34,7 @@ import redis
 from sqlalchemy import event, insert, text, update
 from sqlmodel import col, func, select
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.doctor.database import card_checks
 from farm.jobs import closing, jobs, listing
 from farm.report import report

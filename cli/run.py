@@ -134,7 +134,7 @@ def _check_slow_memory(planned: list[submit_and_watch.Planned], cards: list[Card
     """Raises:
     UsageError: tensors are to lie in slow memory, and a card has none.
     """
-    from farm.devices.reach import no_slow_memory
+    from farm.devices.cpu import no_slow_memory
     from farm.errors import UsageError
 
     if any(one.request.placements != "none" for one in planned):

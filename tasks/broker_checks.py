@@ -10,7 +10,7 @@ from celery.exceptions import OperationalError as CeleryError
 from kombu.exceptions import OperationalError
 from redis import RedisError
 
-from farm.devices.installed import program_versions
+from farm.devices.host import program_versions
 from farm.doctor import Check, ok
 from farm.errors import BrokerUnreachable, SettingsError
 from farm.settings import Settings

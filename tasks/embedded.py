@@ -16,7 +16,7 @@ from types import TracebackType
 from sqlmodel import col, select
 
 from farm.devices.device import Card
-from farm.devices.installed import is_installed
+from farm.devices.host import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
 from farm.jobs import cards, jobs

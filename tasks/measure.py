@@ -21,6 +21,7 @@ from celery.signals import worker_process_init, worker_process_shutdown
 from celery.worker.request import Request
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.device import Card
 from farm.errors import CardUnavailable, DatabaseUnreachable, FarmError, UnhealthyCard
 from farm.jobs import cards
@@ -46,7 +47,9 @@ class CardWorker(ItemDriver):
         """Take the card's fingerprint if it has none with this driver. Without one, the card is measured all the same."""
         try:
             if cards.wants_fingerprint(self.database, card.id, card.driver):
-                cards.keep_fingerprint(self.database, card.id, self.benchmark.fingerprint())
+                cards.keep_fingerprint(
+                    self.database, card.id, self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
+                )
         except FarmError as error:
             log.warning("The card %s has no fingerprint: %s", card.id, error.message)
 

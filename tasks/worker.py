@@ -28,8 +28,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import Panel, inspect_command
 
 from farm.devices.device import Card
-from farm.devices.host import find_card
-from farm.devices.installed import program_versions
+from farm.devices.host import find_card, program_versions
 from farm.devices.lock import CardLock
 from farm.errors import DatabaseUnreachable, FarmError, NoSuchCard
 from farm.jobs import cards, items

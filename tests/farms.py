@@ -19,7 +19,7 @@ from sqlmodel import select
 from typer.testing import CliRunner
 
 from cli.main import app
-from farm.benchmark.simulated import UNHEALTHY_VARIABLE
+from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.errors import DatabaseUnreachable
 from farm.jobs import cards, jobs
 from farm.settings import Settings, settings
@@ -137,7 +137,7 @@ class Farm:
         to: Sequence[str] | None = None,
         publish: bool = True,
     ) -> str:
-        """A job of one item per word of `farm.benchmark.simulated.BEHAVIOURS` ("" behaves); its id.
+        """A job of one item per word of `farm.devices.simulated.BEHAVIOURS` ("" behaves); its id.
 
         Args:
             to: the ids of cards, whatever their state; all that are alive without it.

@@ -22,7 +22,7 @@ from sqlmodel import col, select
 
 from farm.api.capture import CapturedModel
 from farm.api.notebook import JobReport, figure, job_report, table
-from farm.benchmark_process.client import Answer
+from farm.benchmark_process.client import Measured
 from farm.devices.device import Card
 from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
@@ -237,13 +237,13 @@ class _JobDriver(ItemDriver):
         with self.database.read() as session:
             return [item_id for item_id in session.exec(query) if item_id is not None]
 
-    def measure(self, claimed: items.Claim) -> Answer:
+    def measure(self, claimed: items.Claim) -> Measured:
         if claimed.role != "whole" or self.captured is None or self.benchmark.card.kind == "simulated":
             return super().measure(claimed)
         card, software = self.benchmark.card, self.benchmark.wait_ready()
         self.benchmark.close()  # only one process may be on the card
         reading = measure_whole(self.captured, card, claimed.subject, claimed.protocol, claimed.stopping)
-        return Answer(reading, software, card)
+        return Measured(reading, software, card)
 
 
 # ------------------------------------------------------------------------------------------ a captured model
@@ -356,7 +356,7 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
 # ------------------------------------------------------------------------------------------ what, where and how
 
 
-def _keep(database: Database, spec: OperatorTuple, answer: Answer, subject: Subject, how: Protocol) -> str:
+def _keep(database: Database, spec: OperatorTuple, answer: Measured, subject: Subject, how: Protocol) -> str:
     from farm.operators.cost import cost
 
     with database.write() as session:

@@ -1,23 +1,43 @@
-"""The last cache before the memory: how large it is, and what of a footprint it still holds one pass later."""
+"""Caches: the size of the last one, the share of a footprint that it keeps, and what cold caches add to an operator.
+
+In a loop the code of a kernel stays in the instruction caches, and its inputs were only read, never written, since the last
+pass. In a model another kernel has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3
+to 7 % of a whole model (docs/method.md). So an operator is also timed in a second state: each pass follows a dozen
+kernels of other operators, and a kernel that writes the inputs anew. Events inside the CUDA graph surround the operator
+directly. An event adds the same time in both states, so the difference between them is the effect.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
 
+from farm.benchmark import intervals
 from farm.benchmark.cuda_graph import capture_graph
+from farm.types.reading import InContext
 
-CPU_LIMIT_BYTES = 64 * 2**20  # shared caches of large servers are not one process's to fill
-PIECES = 64  # a cache is walked through in so many
+CPU_LIMIT_BYTES = 64 * 2**20  # one process cannot count on more of a large server's shared cache
+PIECES = 64  # a cache is read in so many pieces
 LEAST_PIECE_BYTES = 2**16
-COLD_TIMES = 3  # a footprint of so many caches is never found again
-WARM_SHARE = 8  # and one of a cache's so-manieth part always
-READS = 200  # of a piece, at least, in one graph, so that launching the graph does not count
-REPLAYS = 5
+COLD_TIMES = 3  # a footprint of so many cache sizes is never found again
+WARM_SHARE = 8  # a footprint of 1/8 of a cache always is
+READS = 200  # pieces read in one graph, at least, so that launching the graph does not count
+PIECE_REPLAYS = 5
+
+SIZE = 1024  # of the matrices of the other operators: enough blocks for every multiprocessor
+PASSES = (4, 24)  # least and most in one graph
+BUDGET_S = 0.006  # of one graph
+BARE_S = 0.001  # the least duration of the graph without events, so that starting it does not count
+MOST_BARE = 500  # passes of it
+REPLAYS = 6  # after one that is not counted
+LONGEST_S = 0.005  # longer passes are not timed: some microseconds do not matter to them
+UNSEEN_US = 10.0  # the assumed half-width of the effect on these
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -34,10 +54,10 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def found_again(footprint_bytes: int, device: torch.device) -> float | None:
-    """The share of a footprint that a GPU's cache still holds when it is walked through once more, 0 to 1.
+    """The share of a footprint that a GPU's cache still holds when the footprint is read again, 0 to 1; None if unknown.
 
-    Measured, by kernels that read about a megabyte each, one after the other: what a cache holds is not what its size
-    says (on an H200 with 60 MB of L2, all of 38 MB and nothing of 52 MB). None where it cannot be told.
+    It is measured, with kernels that read about a megabyte each, one after the other. The size of the cache does not tell
+    it: an H200 with 60 MB of L2 holds all of 38 MB and nothing of 52 MB.
     """
     cache = cache_bytes(device)
     if footprint_bytes >= COLD_TIMES * cache:
@@ -58,16 +78,139 @@ def found_again(footprint_bytes: int, device: torch.device) -> float | None:
 
 
 def _piece_us(pieces: list[torch.Tensor], device: torch.device) -> float:
-    """Time of reading one of the pieces, when they are read in turn."""
+    """Time to read one of the pieces when they are read in turn."""
     walks = math.ceil(READS / len(pieces))
     graph = capture_graph([piece.sum for piece in pieces] * walks, device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times_us: list[float] = []
-    for replay in range(REPLAYS + 1):
+    for replay in range(PIECE_REPLAYS + 1):
         begin.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize(device)
-        if replay:  # the first finds what others left
+        if replay:  # the first finds the caches as earlier work left them
             times_us.append(begin.elapsed_time(end) * 1e3 / (walks * len(pieces)))
-    return median(times_us)
+    return statistics.median(times_us)
+
+
+# ------------------------------------------------------------------------------------------ among other operators
+
+
+class OtherOperators:
+    """A dozen kernels of other operators: matrix products in four precisions, special functions, reductions.
+
+    They have much code, and read and write some megabytes only: they evict no weights from the L2.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        generator = torch.Generator(device=device).manual_seed(0)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.rand(*shape, device=device, generator=generator) + 0.1
+
+        self._plane = random(SIZE // 2, SIZE)
+        left, right = random(SIZE, SIZE // 8), random(SIZE // 8, SIZE)
+        self._products = [(left.to(dtype), right.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        # Small: double precision is slow on many cards.
+        self._products.append((left[:, :32].double(), right[:32, : SIZE // 2].double()))
+        self.run()  # once outside of a graph: libraries load and compile
+
+    def run(self) -> None:
+        for left, right in self._products:
+            torch.mm(left, right)
+        plane = self._plane
+        torch.lgamma(plane)
+        torch.digamma(plane)
+        torch.erfinv(plane)
+        torch.special.i0e(plane)
+        torch.softmax(plane, 1)
+        torch.nn.functional.layer_norm(plane, (SIZE,))
+        torch.var(plane, 1)
+        torch.where(plane > 0.5, plane, plane)
+
+
+def write_anew(memories: Sequence[torch.Tensor]) -> None:
+    """Write every tensor with its own values."""
+    for memory in memories:
+        # Types of one byte (bool, small floats) lack arithmetic of their own.
+        (memory.view(torch.uint8) if memory.element_size() == 1 else memory).mul_(1)
+
+
+def time_among_others(
+    run: Callable[[], object],
+    memories: Sequence[torch.Tensor],
+    others: OtherOperators,
+    pass_s: float,
+    device: torch.device,
+) -> InContext:
+    """Time an operator alone and among others, in turns.
+
+    Args:
+        run: one pass, capturable in a CUDA graph.
+        memories: the inputs that another operator of the model writes just before.
+        pass_s: approximate time of one pass.
+    """
+    if pass_s > LONGEST_S:
+        return InContext(alone_us=pass_s * 1e6, effect_us=0.0, effect_half_width_us=UNSEEN_US, passes=0)
+    # The inputs are written at the memory's bandwidth; the others take some 70 us together.
+    around_s = 1e-4 + sum(memory.nbytes for memory in memories) / 1e12
+    least, most = PASSES
+    passes = max(least, min(most, math.ceil(BUDGET_S / (pass_s + around_s))))
+
+    def among_others() -> None:
+        others.run()
+        write_anew(memories)
+
+    pool = torch.cuda.graph_pool_handle()
+    bare_passes = max(passes, min(MOST_BARE, math.ceil(BARE_S / pass_s)))
+    bare = capture_graph([run] * bare_passes, device, pool)
+    alone, alone_events = _timed_graph(run, None, passes, device, pool)
+    among, among_events = _timed_graph(run, among_others, passes, device, pool)
+    bare_us: list[float] = []
+    alone_us: list[float] = []
+    among_us: list[float] = []
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for replay in range(REPLAYS + 1):  # in turns, so that all see the same clocks
+        bare.replay()
+        begin.record()
+        bare.replay()
+        end.record()
+        alone.replay()
+        among.replay()
+        torch.cuda.synchronize(device)
+        if replay:
+            bare_us.append(begin.elapsed_time(end) * 1e3 / bare_passes)
+            # A graph's first pass waits for the start of the graph.
+            alone_us += [first.elapsed_time(second) * 1e3 for first, second in alone_events[1:]]
+            among_us += [first.elapsed_time(second) * 1e3 for first, second in among_events[1:]]
+    return InContext(
+        alone_us=statistics.median(bare_us),
+        effect_us=intervals.midmean(among_us) - intervals.midmean(alone_us),
+        effect_half_width_us=math.hypot(
+            *(intervals.batch_half_width(values, intervals.midmean) for values in (alone_us, among_us))
+        ),
+        passes=len(among_us),
+    )
+
+
+def _timed_graph(
+    run: Callable[[], object], before: Callable[[], None] | None, passes: int, device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, list[tuple[torch.cuda.Event, torch.cuda.Event]]]:
+    """A graph of passes, with an event before and after each."""
+
+    def event() -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True, external=True)  # external: a node of the graph
+
+    events = [(event(), event()) for _ in range(passes)]
+
+    def timed(first: torch.cuda.Event, second: torch.cuda.Event) -> Callable[[], None]:
+        def call() -> None:
+            if before is not None:
+                before()
+            first.record()
+            run()
+            second.record()
+
+        return call
+
+    return capture_graph([timed(*pair) for pair in events], device, pool), events

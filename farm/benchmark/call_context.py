@@ -41,7 +41,7 @@ Step = Callable[["Call", "Rebuilt"], object]
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
-def read_places(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
+def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
     """Time the tuples of a capture in the order of its calls: tuple id -> what its place adds.
 
     Args:

@@ -1,7 +1,6 @@
-"""Rounds launched and timed, so that neither the host nor the clock is what is measured.
+"""Launch and time rounds of a workload, so that neither the host nor the clock is what is measured.
 
-A window, a reading in bursts and the canary all run a workload through this one clock, so that two of their figures
-never differ by the way of timing.
+A window, bursts, the canary and eager passes all use this clock: their figures never differ by the way of timing.
 """
 
 from __future__ import annotations
@@ -17,27 +16,33 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.passes import Pass
-from farm.benchmark.workload import Round, Workload
+from farm.benchmark.sampler import Sampler
+from farm.benchmark.workload import Workload, WorkloadRound
+from farm.devices.device import Device
+from farm.types.reading import Burst
 
-QUEUED_S = 0.024  # work kept in flight on a GPU, so that a busy host never starves it
-EAGER_S = 0.3  # of eager passes, for what launching costs
+QUEUED_S = 0.024  # work in flight on a GPU, so that a busy host never starves it
+EAGER_S = 0.3  # of eager passes, for the cost of launching
 EAGER_LEAST = 4
+BURST_S = 0.004  # of work between two pauses
+DUTIES = (0.6, 0.3)  # shares of the time that are work
+BURST_WINDOW_S = 0.8  # of each duty
 
 
 class TimedRound(NamedTuple):
-    """A round that is done."""
+    """A round that has ended."""
 
     done_s: float  # on the host's clock
     took_s: float
     passes: int
-    late: bool = False  # launched when the card had nothing left to do: it waited for the host
+    late: bool = False  # launched when the card was idle: the card waited for the host
 
 
 class Clock:
-    """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the clock on a CPU.
+    """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the host's clock on a CPU.
 
-    On a GPU one event stands between two rounds, so the durations add up to the whole time: a gap between rounds is
-    part of them, and energy (power times time) stays whole.
+    On a GPU there is one event between two rounds: the durations add up to the total time. A gap between rounds counts, and
+    energy (power times time) is complete.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -66,10 +71,10 @@ class Clock:
             self._collect()
 
     def finish(self) -> None:
-        """Wait for all that is queued."""
+        """Wait for all queued rounds."""
         while self._waiting:
             self._collect()
-        self._last = None  # what comes next begins anew: the pause is not a round
+        self._last = None  # the pause before the next round is not part of it
 
     def _collect(self) -> None:
         event, passes, late = self._waiting.popleft()
@@ -79,12 +84,12 @@ class Clock:
         self._last = event
 
     def between(self, begin_s: float, end_s: float) -> list[TimedRound]:
-        """The rounds that were done after the begin and by the end."""
+        """The rounds that ended after the begin and by the end."""
         return [entry for entry in self.done if begin_s < entry.done_s <= end_s]
 
 
 def _event() -> torch.cuda.Event:
-    # blocking: a waiting host sleeps; with rounds in flight the wake-up's delay costs nothing.
+    # blocking: the host sleeps while it waits. With rounds in flight the delay of its wake-up costs nothing.
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return event
@@ -96,9 +101,9 @@ def pass_times_us(rounds: Sequence[TimedRound]) -> list[float]:
 
 
 def starved_share(rounds: Sequence[TimedRound]) -> float:
-    """The share of the time in which the card waited for the host: what late rounds took beyond those in time.
+    """The share of the time in which the card waited for the host: the extra time of late rounds.
 
-    1.0 where none was in time: the host is slower than the card, and nothing tells by how much.
+    1.0 if all rounds were late: the host is slower than the card, by an unknown amount.
     """
     if not any(entry.late for entry in rounds):
         return 0.0
@@ -111,16 +116,88 @@ def starved_share(rounds: Sequence[TimedRound]) -> float:
 
 
 def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
-    """What one pass takes when it is launched eagerly, one after the other: the median, and its half-width."""
+    """Time of one eagerly launched pass, passes back to back: the median and its half-width."""
 
     def launch() -> None:
         run()
 
-    clock = Clock(Workload([Round(launch, 1)], device, round_s=EAGER_S))
+    clock = Clock(Workload([WorkloadRound(launch, 1)], device, round_s=EAGER_S))
     begin_s = time.perf_counter()
     while time.perf_counter() - begin_s < EAGER_S or len(clock.done) < EAGER_LEAST:
         clock.step()
     clock.finish()
-    values = pass_times_us(clock.done[1:])  # the first waits for what was queued before it
+    values = pass_times_us(clock.done[1:])  # the first waits for earlier work
     half_width_us = intervals.batch_half_width(values, statistics.median)
     return statistics.median(values), intervals.finite(half_width_us, statistics.median(values))
+
+
+def measure_bursts(workload: Workload, device: Device) -> Burst | None:
+    """Time, power and energy of a pass in bursts between pauses, for a subject at the power limit; None without a power.
+
+    In a loop a heavy operator keeps the card at its power limit and the clock falls; in a model its neighbours let the card
+    cool (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in the duty f,
+    P = P_pause + f (P_op - P_pause): two duties give P_op without the pauses.
+    """
+    points: list[tuple[float, float, float]] = []  # duty, power, half-width
+    times_us: list[float] = []
+    passes = 0
+    clocks_mhz: list[float] = []
+    reasons: dict[str, float] = {}
+    for duty in DUTIES:
+        with Sampler(device) as sampler:
+            clock = Clock(workload)
+            clock.in_flight = 10**6  # the whole burst is queued before the host waits
+            count = max(1, round(BURST_S / max(workload.round_s, 1e-6)))
+            begin_s = time.perf_counter()
+            while time.perf_counter() - begin_s < BURST_WINDOW_S + 0.3:
+                if clock.cuda:
+                    # Without this the first event would pass at once, and the launch that follows would count as work:
+                    # the card waits (about 25 us) until the burst is queued.
+                    torch.cuda._sleep(50_000)
+                for _ in range(count):
+                    clock.step()
+                clock.finish()
+                burst_s = sum(entry.took_s for entry in clock.done[-count:])
+                time.sleep(burst_s * (1 - duty) / duty)
+        ticks_s, ticks_mj = sampler.ticks(begin_s + 0.25)
+        if len(ticks_s) < 4:
+            return None
+        power = intervals.power_of_ticks(ticks_s, ticks_mj)
+        inside = clock.between(ticks_s[0], ticks_s[-1])
+        if not inside:
+            return None
+        window = sampler.window(ticks_s[0], ticks_s[-1])
+        worked_s = sum(entry.took_s for entry in inside)
+        points.append((worked_s / (ticks_s[-1] - ticks_s[0]), power.rate, power.half_width))
+        times_us += pass_times_us(inside)
+        passes += sum(entry.passes for entry in inside)
+        if window.sm_clock_mhz is not None:
+            clocks_mhz.append(window.sm_clock_mhz)
+        for name, share in window.throttle_shares.items():
+            reasons[name] = max(share, reasons.get(name, 0.0))
+    (high, high_w, high_hw), (low, low_w, low_hw) = points
+    if high - low < 0.05:
+        return None
+    # P_op is on the line through both points, at duty 1; P_pause is at duty 0.
+    weight_high, weight_low = (1 - low) / (high - low), (1 - high) / (high - low)
+    power_w = weight_high * high_w - weight_low * low_w
+    power_half_width_w = math.hypot(weight_high * high_hw, weight_low * low_hw)
+    time_us = statistics.fmean(times_us)
+    time_half_width_us = intervals.finite(intervals.batch_half_width(times_us), time_us)
+    energy_mj = power_w * time_us * 1e-3
+    return Burst(
+        time_us=time_us,
+        time_half_width_us=time_half_width_us,
+        power_w=power_w,
+        power_half_width_w=power_half_width_w,
+        energy_mj=energy_mj,
+        energy_half_width_mj=intervals.ratio_half_width(
+            energy_mj, power_w, power_half_width_w, time_us, time_half_width_us
+        ),
+        sm_clock_mhz=statistics.fmean(clocks_mhz) if clocks_mhz else None,
+        pause_power_w=low_w - (high_w - low_w) / (high - low) * low,
+        duties=(round(high, 4), round(low, 4)),
+        duty_power_w=(round(high_w, 2), round(low_w, 2)),
+        throttle_shares={name: round(share, 3) for name, share in reasons.items()},
+        passes=passes,
+    )

@@ -1,7 +1,8 @@
-"""What a card is like, taken once when a worker first sees it with a driver: rates, idle levels, its power sensors.
+"""The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, and how its power sensors follow the load.
 
-The rates feed the roofline (`farm.operators.roofline`): what the card reaches, not what its data sheet says. The sensors' lag and
-averaging explain what a window can and cannot tell. Short: some twelve seconds on a GPU, one on a CPU.
+A worker takes it when it first sees the card with a driver. The roofline (`farm.operators.roofline`) uses the measured
+rates, not those of a data sheet. The sensors' delays show what a window can resolve. It takes about twelve seconds on a GPU and
+one on a CPU. torch is imported late: the farm reads fingerprints without it.
 """
 
 from __future__ import annotations
@@ -14,36 +15,34 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from farm.benchmark import intervals
-from farm.benchmark.cuda_graph import capture_graph
-from farm.benchmark.levels import next_to_nothing
-from farm.benchmark.power import power_by_step
 from farm.benchmark.sampler import Sampler
-from farm.devices.device import FINGERPRINT_VERSION
+from farm.devices.device import FINGERPRINT_VERSION, Device
 
 if TYPE_CHECKING:
+    import torch
+
     from farm.benchmark.measure import Bench
 
 RATE_S = 0.25  # of each rate, after a tenth of it to warm up
 REST_S = 1.2  # before the step from rest to load
-LOAD_S = 5.0  # from a cold card: the more it warms up, the better watts per degree are known
-REACH_S = 0.3  # after which the power has followed a step of the load, and what goes on to change is the temperature
-COOL_S = 3.0  # at full clocks with nothing to do, after the load
+LOAD_S = 5.0  # from a cold card: the more it warms up, the better known are the watts per degree
+REACH_S = 0.3  # after a step of the load; later changes of the power come from the temperature
+COOL_S = 3.0  # at full clocks, almost idle, after the load
 MATRIX = 8192
 CPU_MATRIX = 1024
 COPIED_BYTES = 2**30
 CPU_COPIED_BYTES = 2**27
+LEVEL_S = 0.5  # window of an idle or base power
+LEVEL_AGE_S = 1800.0  # an older base power is taken again
 
 
 def take(bench: Bench) -> dict[str, Any]:
-    """The fingerprint of a bench's card. What the card does not tell is missing, never zero."""
+    """Take the fingerprint of a bench's card. A value that the card does not give is missing, never zero."""
     began_s = time.perf_counter()
-    found: dict[str, Any] = {
-        "version": FINGERPRINT_VERSION,
-        "driver": bench.device.card.driver,
-    }
+    found: dict[str, Any] = {"version": FINGERPRINT_VERSION, "driver": bench.device.card.driver}
     if bench.cuda:
         bench.levels.refresh()
-        found |= _sensors(bench)  # before anything else has warmed the card
+        found |= _sensors(bench)  # before other work warms the card
         found["launch_floor_us"] = _launch_floor_us(bench)
     found["copy_bytes_per_s"] = _copy_bytes_per_s(bench)
     found["matmul_flops_per_s"] = _matmul_flops_per_s(bench)
@@ -64,7 +63,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
-    """Seconds of one call, the best of several loops: a peak, not an average."""
+    """Seconds of one call: the best of several loops, as a rate is a peak."""
     import torch
 
     def synchronize() -> None:
@@ -120,8 +119,10 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
 
 
 def _launch_floor_us(bench: Bench) -> float:
-    """The least time between two kernels of one graph."""
+    """The shortest time between two kernels of one graph."""
     import torch
+
+    from farm.benchmark.cuda_graph import capture_graph
 
     tiny = torch.zeros(1, device=bench.torch_device)
     nodes = 1000
@@ -134,11 +135,11 @@ def _launch_floor_us(bench: Bench) -> float:
 
 
 def _sensors(bench: Bench) -> dict[str, Any]:
-    """A step from rest to full load, as the sensors see it, and how power goes on to rise with the temperature."""
+    """How the sensors follow a step from idle to full load, and how power then rises with the temperature."""
     import torch
 
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
-    out = torch.mm(left, right)  # loads the library: no part of the step
+    out = torch.mm(left, right)  # loads the library before the step
     torch.cuda.synchronize(bench.torch_device)
     device = bench.device
     averages: list[tuple[float, float]] = []
@@ -152,7 +153,7 @@ def _sensors(bench: Bench) -> dict[str, Any]:
             if (value := device.power_average_w()) is not None:
                 averages.append((now_s, value))
         cool_s = time.perf_counter()
-        rest = next_to_nothing(bench.torch_device)
+        rest = tiny_kernels(bench.torch_device)
         while time.perf_counter() < cool_s + COOL_S:
             rest()
         end_s = time.perf_counter()
@@ -178,17 +179,17 @@ def _sensors(bench: Bench) -> dict[str, Any]:
 
 
 def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
-    """How a sensor follows a step of the load at 0 s: when it is half way there, and how long from 10 to 90 %.
+    """How a sensor follows a step of the load at 0 s: `lag_s` to half of the step, `rise_s` from 10 to 90 %; None if unknown.
 
     Args:
-        points: (s since the step, W). The level before is taken from what lies before 0, else from the first point.
+        points: (s since the step, W). Points before 0 give the level before the step; without any, the first point does.
     """
     after = [(when, value) for when, value in points if when >= 0]
     if len(after) < 10:
         return None
     before = [value for when, value in points if when < 0] or [after[0][1]]
     low = statistics.median(before)
-    # Long after the step; the slow rise with temperature that follows is none of the sensor's.
+    # Long after the step, and before the slow rise with the temperature.
     high = statistics.median([value for when, value in after if 1.5 <= when <= 2.5] or [after[-1][1]])
     if high <= low * 1.05:
         return None
@@ -202,13 +203,13 @@ def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
 def _w_per_c(
     series: dict[str, tuple[list[float], list[float]]], begin_s: float, end_s: float
 ) -> dict[str, float] | None:
-    """Watts per degree at constant work, from the counter's steps; None where the temperature hardly changed."""
+    """Watts per degree at constant work, from the counter's steps; None if the temperature hardly changed."""
     if "energy_mj" not in series or "temperature_c" not in series:
         return None
     temperatures = list(zip(*series["temperature_c"], strict=True))
     points: list[tuple[float, float]] = []
     times_s, energies_mj = series["energy_mj"]
-    for first_s, next_s, power_w in power_by_step(times_s[::2], energies_mj[::2]):
+    for first_s, next_s, power_w in intervals.power_by_step(times_s[::2], energies_mj[::2]):
         near = [value for when, value in temperatures if first_s - 0.1 <= when <= next_s + 0.1]
         if begin_s <= first_s and next_s <= end_s and near:
             points.append((statistics.fmean(near), power_w))
@@ -219,15 +220,11 @@ def _w_per_c(
     return {"value": fit.rate, "half_width": fit.half_width, "at_w": at_w}
 
 
-# ----- merged from farm.benchmark.fingerprinting
-# What a card is like, as its fingerprint says it (`farm.benchmark.fingerprinting` takes one): watts per degree.
-
-
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
-    """Watts that one degree (C) more costs an operator of this power at constant work.
+    """Additional watts per degree (C) of an operator of this power at constant work; None if unknown.
 
-    Linear between the two levels at which the fingerprint has it, under load and at full clocks with nothing to do;
-    None where the card was not seen to change its temperature, or one of the two is not told apart from none.
+    Linear between the two levels of the fingerprint: under load, and at full clocks without work. Unknown if one of the two
+    is missing or not significant.
     """
     low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
     if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
@@ -237,7 +234,7 @@ def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
 
 
 def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a degree costs on cards of one model, from the fingerprints of several: the surer one counts more."""
+    """Watts per degree of several cards of one model: a mean that weights each by its precision."""
     found: dict[str, Any] = {}
     listed = list(fingerprints)
     for name in ("base_w_per_c", "w_per_c"):
@@ -252,3 +249,60 @@ def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         }
         found[name]["half_width"] = math.sqrt(1 / total)
     return found
+
+
+# ------------------------------------------------------------------------------------------ idle and base power
+
+
+class PowerLevels:
+    """Idle power and base power (full clocks, almost no work) of a process's card. Unit: W; None if unknown.
+
+    Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the card
+    is idle.
+
+    Args:
+        idle_power_w: the idle power, if it is known.
+    """
+
+    def __init__(self, device: Device, torch_device: torch.device, idle_power_w: float | None = None) -> None:
+        self._device = device
+        self._torch_device = torch_device
+        self._taken_s = -math.inf
+        self.idle_power_w = _average_power_w(device) if idle_power_w is None else idle_power_w
+        self.base_power_w: float | None = None
+
+    def refresh(self) -> None:
+        """Measure the base power once per process, and again if it is older than `LEVEL_AGE_S`."""
+        if self._torch_device.type != "cuda" or time.perf_counter() - self._taken_s < LEVEL_AGE_S:
+            return
+        self.base_power_w = _average_power_w(self._device, tiny_kernels(self._torch_device))
+        self._taken_s = time.perf_counter()
+
+
+def tiny_kernels(device: torch.device) -> Callable[[], None]:
+    """A function that runs a one-element kernel and waits 2 ms: full clocks at a duty of a few thousandths."""
+    import torch
+
+    tiny = torch.zeros(1, device=device)
+
+    def run() -> None:
+        tiny.add_(1)
+        torch.cuda.synchronize(device)
+        time.sleep(0.002)
+
+    return run
+
+
+def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> float | None:
+    """Average power over `LEVEL_S`; None if the device has no sensors."""
+    with Sampler(device) as sampler:
+        if not sampler.active:
+            return None
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < LEVEL_S + (0.15 if sampler.counts_energy else 0.0):
+            if work is None:
+                time.sleep(0.01)
+            else:
+                work()
+        end_s = time.perf_counter()
+    return sampler.average_power_w(begin_s, end_s)

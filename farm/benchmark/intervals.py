@@ -1,10 +1,10 @@
-"""Figures and honest intervals from timed passes and counter ticks. No torch, no numpy: a window has at most a few
-thousand values, and the parent of a benchmark process reads these functions too.
+"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. No torch, no numpy: a window has at most a
+few thousand values, and reports use these functions too.
 
-Passes within a window are not independent (clocks, temperature and the memory controller drift slowly), so an
-interval from their plain spread is too narrow by far. Intervals come from batch means instead: the window is cut into
-consecutive batches, long against the correlation, and the spread *between* batches decides. (C. Alexopoulos and
-A. F. Seila, "Output data analysis", in: Handbook of Simulation, 1998.)
+Passes within a window are not independent: clocks, temperature and the memory controller drift slowly. An interval from
+their standard deviation is too narrow by far. Intervals come from batch means instead: the window is cut into consecutive
+batches, longer than the correlation, and the spread between the batches decides. (C. Alexopoulos and A. F. Seila, "Output
+data analysis", in: Handbook of Simulation, 1998.)
 """
 
 from __future__ import annotations
@@ -15,38 +15,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; between the entries, the next smaller one is used.
-_T_95 = {
-    1: 12.706,
-    2: 4.303,
-    3: 3.182,
-    4: 2.776,
-    5: 2.571,
-    6: 2.447,
-    7: 2.365,
-    8: 2.306,
-    9: 2.262,
-    10: 2.228,
-    12: 2.179,
-    15: 2.131,
-    20: 2.086,
-    25: 2.060,
-    30: 2.042,
-    40: 2.021,
-    60: 2.000,
-    120: 1.980,
-}
+#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Between two entries the one with fewer degrees is used.
+_T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228), start=1))
+_T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980}
 
 
 def student_t_95(degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t; infinite without a degree of freedom."""
+    """Two-sided 95 % quantile of Student's t; infinite for less than one degree of freedom."""
     if degrees < 1:
         return math.inf
     return _T_95[max(known for known in _T_95 if known <= degrees)]
 
 
 def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
-    """Mean of the values within `sigmas` standard deviations of their mean: one pass of trimming, never empty."""
+    """Mean of the values within `sigmas` standard deviations of their mean, trimmed once."""
     centre = fmean(values)
     widest = sigmas * stdev(values) if len(values) > 1 else 0.0
     kept = [value for value in values if abs(value - centre) <= widest]
@@ -54,7 +36,7 @@ def trimmed_mean(values: Sequence[float], sigmas: float = 3.0) -> float:
 
 
 def midmean(values: Sequence[float]) -> float:
-    """Mean of the middle half: blind to outliers of either side, and finer than a median of a coarse clock."""
+    """Mean of the middle half: ignores outliers on both sides, and resolves more than a median of a coarse clock."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     return fmean(ordered[cut : len(ordered) - cut])
@@ -63,9 +45,9 @@ def midmean(values: Sequence[float]) -> float:
 def batch_half_width(
     values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
 ) -> float:
-    """95 % half-width of a figure over a window of correlated values, in the values' unit.
+    """95 % half-width of a figure over a window of correlated values, in the values' unit; infinite for fewer than three.
 
-    The values are cut into up to `batches` consecutive batches; fewer than three values have no interval (inf).
+    The values are cut into up to `batches` consecutive batches.
     """
     count = min(batches, len(values))
     if count < 3:
@@ -85,10 +67,10 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least-squares rate of y over x, with the half-width of its 95 % interval where the points scatter independently.
+    """Least-squares rate of y over x. The half-width of its 95 % interval assumes that the points scatter independently.
 
     Raises:
-        ValueError: fewer than two points, or all at one x.
+        ValueError: there are fewer than two points, or all have the same x.
     """
     count = len(x)
     if count < 2 or max(x) == min(x):
@@ -105,18 +87,17 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     """The rate of a counter y over a rising x, with the half-width of its 95 % interval.
 
-    For a counter that adds up a fluctuating power the residuals are a random walk, and their plain standard error is
-    too narrow. So the interval is the wider of two: the residuals', and that of the rates of the single steps.
+    A counter that sums up a fluctuating power has residuals that are a random walk: their standard error is too narrow. The
+    interval is the wider one of two: from the residuals, and from the rates of the single steps.
 
     Raises:
-        ValueError: fewer than two points, or all at one x.
+        ValueError: there are fewer than two points, or all have the same x.
     """
     fit = line(x, y)
     count = fit.points
     if count < 3:
         return fit
-    # A late-seen tick makes one step short and the next long: in the sum over steps it cancels, so the steps' own
-    # interval is taken over pairs of steps where there are enough.
+    # A tick that is seen late makes one step long and the next short. Pairs of steps cancel that, if there are enough.
     stride = 2 if count >= 7 else 1
     picked = list(range((count - 1) % stride, count, stride))
     rates = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in itertools.pairwise(picked) if x[b] > x[a]]
@@ -125,8 +106,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
 
 
 def time_average(times: Sequence[float], values: Sequence[float], begin: float, end: float) -> float | None:
-    """Average of a sampled quantity over [begin, end] by trapezoids between the samples (the integral over time,
-    divided by it). None where no sample lies in the span."""
+    """Average of a sampled quantity over [begin, end] by the trapezoidal rule; None if the span has no sample."""
     inside = [(time, value) for time, value in zip(times, values, strict=True) if begin <= time <= end]
     if not inside:
         return None
@@ -142,12 +122,32 @@ def relative(half_width: float, figure: float) -> float:
 
 
 def finite(half_width: float, figure: float) -> float:
-    """A half-width that JSON can carry: with too few values for an interval, as wide as the figure itself."""
+    """The half-width, or the figure itself if the half-width is infinite: JSON has no infinity."""
     return half_width if math.isfinite(half_width) else abs(figure)
 
 
 def ratio_half_width(
     value: float, first: float, first_half_width: float, second: float, second_half_width: float
 ) -> float:
-    """Half-width of a product or quotient `value` of two independent figures."""
+    """Half-width of `value`, a product or quotient of two independent figures."""
     return abs(value) * math.hypot(relative(first_half_width, first), relative(second_half_width, second))
+
+
+def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Slope:
+    """Mean power over ticks of an energy counter, with its half-width, by `slope`. Units: W.
+
+    Raises:
+        ValueError: there are fewer than two ticks, or all have the same time.
+    """
+    in_mw = slope(times_s, energies_mj)
+    return Slope(in_mw.rate / 1e3, in_mw.half_width / 1e3, in_mw.points)
+
+
+def power_by_step(times_s: Sequence[float], energies_mj: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step that took time."""
+    ticks = itertools.pairwise(zip(times_s, energies_mj, strict=True))
+    return [
+        (begin_s, end_s, (end_mj - begin_mj) / (end_s - begin_s) / 1e3)
+        for (begin_s, begin_mj), (end_s, end_mj) in ticks
+        if end_s > begin_s
+    ]

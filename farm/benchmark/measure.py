@@ -20,17 +20,24 @@ from typing import Any
 import torch
 
 from farm.benchmark import intervals
-from farm.benchmark.bursts import read_bursts
-from farm.benchmark.cache_context import Others, read_context
-from farm.benchmark.call_context import read_places
-from farm.benchmark.canary import Canary, with_canary
-from farm.benchmark.clock import Clock, eager_time_us, pass_times_us
+from farm.benchmark.cache import OtherOperators, time_among_others
+from farm.benchmark.call_context import time_in_order
+from farm.benchmark.checks import Canary, with_canary
+from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
 from farm.benchmark.cuda_graph import one_stream
-from farm.benchmark.levels import Levels
+from farm.benchmark.fingerprinting import PowerLevels
 from farm.benchmark.passes import Offload, grad_mode, numeric_flags
-from farm.benchmark.power import FLOOR_TICKS, Power, window_power
 from farm.benchmark.sampler import Sampler
-from farm.benchmark.steady import DRIFT, Energy, SteadyWindow, Times, passes_of
+from farm.benchmark.window import (
+    DRIFT,
+    FLOOR_TICKS,
+    Energy,
+    PassTimes,
+    SteadyWindow,
+    WindowPower,
+    passes_of,
+    window_power,
+)
 from farm.benchmark.workload import Workload, prepare, why_it_raised
 from farm.devices.device import Device
 from farm.errors import Unmeasurable
@@ -60,8 +67,8 @@ class Gate:
         """Whoever asks for short windows gets short waits."""
         return min(self.ceiling_s, 1.5 * stopping.maximum_s)
 
-    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> Power:
-        return window_power(sampler, begin_s, end_s) if self.energy else Power(None, None, "", begin_s, end_s)
+    def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
+        return window_power(sampler, begin_s, end_s) if self.energy else WindowPower(None, None, "", begin_s, end_s)
 
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
@@ -138,7 +145,7 @@ class Bench:
         index = self.torch_device.index or 0
         if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
             before = frozenset()  # a program that measures in its own process is among them already
-        self.levels = Levels(device, self.torch_device, idle_power_w)
+        self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
             self._stream = one_stream(self.torch_device)
@@ -151,7 +158,7 @@ class Bench:
         self._canary = Canary(self.torch_device, canary_every)
         self._repeats = (REPEATS if self.cuda else 0) if repeats is None else repeats
         self._offload = offload
-        self._others: Others | None = None
+        self._others: OtherOperators | None = None
 
     def measure(self, subject: Subject, protocol: Protocol, stopping: Stopping, on_phase: OnPhase = silent) -> Reading:
         """Measure a subject. Half-widths in the reading are absolute.
@@ -217,7 +224,7 @@ class Bench:
         with ledger.charged("burst"):
             if limited and "energy_counter_mj" in self.device.capabilities:
                 on_phase("burst", {})
-                reading = reading.noting(burst=read_bursts(workload, self.device))
+                reading = reading.noting(burst=measure_bursts(workload, self.device))
         with ledger.charged("eager"):
             if self.cuda and subject.kind == "variant" and workload.replayed:
                 on_phase("eager", {})
@@ -365,7 +372,7 @@ class Bench:
 
     def _reading(self, steady: SteadyWindow, sampler: Sampler) -> Reading:
         power, seen = steady.power, steady.seen
-        times = Times.of(steady.rounds, with_power=power.power_w is not None)
+        times = PassTimes.of(steady.rounds, with_power=power.power_w is not None)
         energy = Energy.of(power, times)
         window_s = power.end_s - power.begin_s
         details = dataclasses.replace(
@@ -411,16 +418,16 @@ class Bench:
         if workload.single is None:
             return reading
         if self._others is None:
-            self._others = Others(self.torch_device)
+            self._others = OtherOperators(self.torch_device)
         pass_s = reading.time_us / 1e6
-        found = read_context(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
+        found = time_among_others(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
         return reading.noting(context=found)
 
     def _places(self, reading: Reading, workload: Workload) -> Reading:
         """What the model's own order of calls adds to each of its tuples."""
         if workload.order is None:
             return reading
-        return reading.noting(places=read_places(workload.order(), reading.time_us / 1e6, self.torch_device))
+        return reading.noting(places=time_in_order(workload.order(), reading.time_us / 1e6, self.torch_device))
 
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes

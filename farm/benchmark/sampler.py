@@ -1,14 +1,15 @@
-"""What the card says while it is measured: a thread that reads its sensors, each value with its own time.
+"""A thread that samples a card's sensors during a measurement. Each value has its own time.
 
-The thread must cost the benchmark nothing: NVML's calls release the GIL, between them the thread sleeps, and the slow
-fields (clocks, temperature, throttle reasons) are asked for ten times a second only. The energy counter of an H200
-ticks every 100 ms, so it is asked often only around the moment when the next tick is due: that gives a tick's time to
-about a millisecond for a few dozen calls a second.
+The thread must not slow down the benchmark: NVML's calls release the GIL, the thread sleeps between them, and it queries the
+slow fields (clocks, temperature, throttle reasons) ten times a second only. The energy counter of an H200 ticks every
+100 ms: the thread queries it often only when the next tick is due. That gives a tick's time to about a millisecond, for a few
+dozen calls a second.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from statistics import fmean, median
 from types import TracebackType
 from typing import Self
 
-from farm.benchmark.intervals import slope, time_average
+from farm.benchmark.intervals import power_of_ticks, slope, time_average
 from farm.devices.device import Device
 from farm.types.reading import Trace
 
@@ -25,7 +26,7 @@ BASE_PAUSE_S = 0.005
 TICK_PAUSE_S = 0.001
 SLOW_PAUSE_S = 0.1
 PROCESS_PAUSE_S = 0.25
-TICK_GUARD_S = 0.008  # how long before a tick is due the counter is asked often
+TICK_GUARD_S = 0.008  # so long before a tick is due the counter is queried often
 
 SLOW_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "memory_temperature_c")
 POWER_FIELDS = ("power_instant_w", "power_average_w")
@@ -37,7 +38,7 @@ class _Series:
     values: list[float] = field(default_factory=list)
 
     def add(self, time_s: float, value: float) -> None:
-        # The value first: a reader that cuts to the shorter list never sees a time without its value.
+        # The value first: a reader that uses the length of `times_s` never sees a time without its value.
         self.values.append(value)
         self.times_s.append(time_s)
 
@@ -48,32 +49,32 @@ class _Series:
 
 
 @dataclass(frozen=True)
-class Window:
-    """What the sampler saw between two moments (both on `time.perf_counter`'s axis, in seconds)."""
+class SampledWindow:
+    """The samples between two moments. Times are those of `time.perf_counter`. Unit: s."""
 
     begin_s: float
     end_s: float
-    ticks_s: tuple[float, ...]  # when the energy counter moved
-    ticks_mj: tuple[float, ...]  # and to what
-    power_w: float | None  # time average of the instant (else of the averaged) power
+    ticks_s: tuple[float, ...]  # the times at which the energy counter changed
+    ticks_mj: tuple[float, ...]  # and its values
+    power_w: float | None  # time average of the instant power, or of the averaged power if the card has no other
     power_source: str
     sm_clock_mhz: float | None
     memory_clock_mhz: float | None
     temperature_c: float | None
     temperature_slope_c_per_s: float | None
     memory_temperature_c: float | None
-    throttle_shares: dict[str, float]  # reason -> share of the samples that named it
-    foreign_processes: frozenset[int]  # seen on the card, and not the benchmark's own
+    throttle_shares: dict[str, float]  # reason -> share of the samples that have it
+    foreign_processes: frozenset[int]  # process ids on the card that are not the benchmark's
     samples: int
 
 
 class Sampler:
-    """Reads one device's sensors in a thread of its own between `start` and `stop`; a context manager too.
+    """Samples one device's sensors in a thread of its own between `start` and `stop`; also a context manager.
 
-    Without any capability no thread is started, and windows are empty.
+    For a device without capabilities no thread is started, and windows are empty.
 
     Args:
-        own_processes: ids that belong on the card; without them nobody looks who else is there.
+        own_processes: process ids of the benchmark; without them, other processes are not looked for.
     """
 
     def __init__(self, device: Device, own_processes: frozenset[int] | None = None) -> None:
@@ -95,15 +96,15 @@ class Sampler:
         self._last_mj: float | None = None
         self._asked_s = 0.0
         self._power_due_s = self._slow_due_s = self._process_due_s = 0.0
-        self.busy_s = 0.0  # time the thread spent in the driver, for showing what it costs
+        self.busy_s = 0.0  # time that the thread spent in the driver
 
     @property
     def counts_energy(self) -> bool:
-        """Whether the card has an energy counter (its ticks bound the windows)."""
+        """True if the card has an energy counter: its ticks bound the windows."""
         return self._counts_energy
 
     def do_without_counter(self) -> None:
-        """Take the energy counter as lacking from now on."""
+        """Treat the energy counter as missing from now on."""
         self._counts_energy = False
 
     @property
@@ -132,7 +133,7 @@ class Sampler:
         self.stop()
 
     def ticks(self, since_s: float = 0.0) -> tuple[list[float], list[float]]:
-        """When the energy counter moved after `since_s`, and to what (mJ)."""
+        """The times at which the energy counter changed after `since_s`, and its values in mJ."""
         return self._series["energy_mj"].span(since_s, float("inf"))
 
     def power_values(self, begin_s: float, end_s: float) -> list[float]:
@@ -140,37 +141,44 @@ class Sampler:
         return self._series[self._power_field].span(begin_s, end_s)[1] if self._power_field else []
 
     def temperature_slope_c_per_s(self, begin_s: float, end_s: float) -> float | None:
-        """How fast the chip warms up: the least-squares rate over [begin_s, end_s], since cards tell whole degrees.
+        """The rate at which the chip warms up over [begin_s, end_s], by least squares: cards report whole degrees.
 
-        None where the card does not tell, or was asked fewer than twice.
+        None if the card has no temperature sensor or there are fewer than two samples.
         """
         if "temperature_c" not in self._slow_fields:
             return None
         times, values = self._series["temperature_c"].span(begin_s, end_s)
         return slope(times, values).rate if len(times) >= 2 else None
 
+    def average_power_w(self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
+        """Average power since a moment: from the counter's ticks, or from the sensor's samples if there are too few ticks."""
+        times_s, energies_mj = self.ticks(begin_s)
+        if len(times_s) >= least_ticks:
+            return power_of_ticks(times_s, energies_mj).rate
+        return self.window(begin_s, end_s).power_w
+
     @property
     def tick_s(self) -> float | None:
-        """The counter's period as seen so far."""
+        """The counter's period: the median of the last steps. Unit: s."""
         times = self._series["energy_mj"].times_s
         steps = [b - a for a, b in itertools.pairwise(times)]
         return median(steps[-20:]) if steps else None
 
-    def window(self, begin_s: float, end_s: float) -> Window:
-        """All that was seen in [begin_s, end_s]; means over time, ticks inclusive of both ends."""
+    def window(self, begin_s: float, end_s: float) -> SampledWindow:
+        """The samples in [begin_s, end_s]: means over time, and ticks including both ends."""
         ticks_s, ticks_mj = self._series["energy_mj"].span(begin_s, end_s)
         means: dict[str, float | None] = {}
         for name in self._slow_fields:
-            # Slow fields are read ten times a second: a short window also takes the value just before it.
+            # Slow fields are sampled ten times a second: a short window also uses the value just before it.
             times, values = self._series[name].span(begin_s - SLOW_PAUSE_S * 1.5, end_s)
             means[name] = fmean(values) if times else None
         power_w = None
         if self._power_field:
             power_w = time_average(*self._series[self._power_field].span(begin_s, end_s), begin_s, end_s)
         known = [(time_s, words) for time_s, words in list(self._reasons) if time_s <= end_s]
-        # What was before a window is none of its own, unless it is so short that it was not asked within.
+        # Samples before a window do not count, unless the window is so short that it has none.
         reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
-        return Window(
+        return SampledWindow(
             begin_s=begin_s,
             end_s=end_s,
             ticks_s=tuple(ticks_s),
@@ -190,7 +198,7 @@ class Sampler:
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:
-        """Everything sampled so far, on an axis that begins with the sampler; None if nothing was."""
+        """All samples so far; times begin with the sampler. None if there are no samples."""
         series: dict[str, tuple[list[float], list[float]]] = {}
         for name, kept in self._series.items():
             times, values = kept.span(self.began_s, float("inf"))
@@ -213,14 +221,14 @@ class Sampler:
             self._stop.wait(self._look())
 
     def _look(self) -> float:
-        """Read what is due; the seconds until the next look."""
+        """Query what is due; return the seconds until the next query."""
         energy = self._series["energy_mj"]
         now_s = begin_s = time.perf_counter()
         if self._counts_energy:
             value_mj = self.device.energy_counter_mj()
             if value_mj is not None and value_mj != self._last_mj:
                 if self._last_mj is not None:
-                    # The counter moved between the last two questions.
+                    # The counter changed between the last two queries.
                     asked_s = self._asked_s
                     energy.add((asked_s + now_s) / 2 if now_s - asked_s < 0.02 else now_s, value_mj)
                 self._last_mj = value_mj
@@ -250,7 +258,7 @@ class Sampler:
         if not self._counts_energy or len(energy.times_s) < 2:
             return BASE_PAUSE_S
         period_s = energy.times_s[-1] - energy.times_s[-2]
-        if period_s < 4 * BASE_PAUSE_S:  # RAPL moves every millisecond: nothing to wait for
+        if period_s < 4 * BASE_PAUSE_S:  # RAPL changes every millisecond: there is no tick to wait for
             return BASE_PAUSE_S
         left_s = energy.times_s[-1] + period_s - time.perf_counter()
         if left_s > TICK_GUARD_S:

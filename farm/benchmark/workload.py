@@ -51,7 +51,7 @@ _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True)
-class Round:
+class WorkloadRound:
     """What is launched and timed at once."""
 
     launch: Callable[[], None]
@@ -62,7 +62,7 @@ class Round:
 class Workload:
     """Rounds to be launched in rotation. `details` go into the reading."""
 
-    rounds: list[Round]
+    rounds: list[WorkloadRound]
     device: torch.device
     round_s: float  # first estimate of one round's duration
     single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
@@ -75,7 +75,7 @@ class Workload:
     not_cold: bool = False  # everything was to be cold, and there are too few copies for that
     _next: int = 0
 
-    def next_round(self) -> Round:
+    def next_round(self) -> WorkloadRound:
         chosen = self.rounds[self._next]
         self._next = (self._next + 1) % len(self.rounds)
         return chosen
@@ -230,16 +230,16 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
         copies_wanted_more=None if reached else True,
     )
     keep.append(calls)
-    rounds: list[Round] = []
+    rounds: list[WorkloadRound] = []
     if graph:
         with _captured(subject):
             for group in groups:
                 captured = capture_graph(group, device, pool)
                 keep.insert(0, captured)
-                rounds.append(Round(captured.replay, len(group)))
+                rounds.append(WorkloadRound(captured.replay, len(group)))
         torch.cuda.synchronize(device)
     else:
-        rounds = [Round(_loop(group), len(group)) for group in groups]
+        rounds = [WorkloadRound(_loop(group), len(group)) for group in groups]
     round_s = pass_s * len(groups[0])
     not_cold = protocol.residency == "stream" and not reached
     return Workload(

@@ -1,14 +1,12 @@
-"""The parent's side of a benchmark process: ask, wait, and clean up after whatever becomes of it.
+"""The client of a benchmark process: it starts the process, sends requests, waits for answers and cleans up. No torch.
 
-No torch. A process that crashes, hangs or poisons its context is ended with its whole group, and the next item gets a
-fresh one.
+A process that crashes, hangs or poisons its CUDA context is ended with its process group; the next request starts a new one.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -17,10 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
+from farm.benchmark_process.requests import (
+    MeasureRequest,
+    ProcessRequest,
+    Verified,
+    VerifyRequest,
+    from_json,
+    to_json,
+)
 from farm.devices.device import Card
 from farm.devices.lock import turn
 from farm.errors import CardBusy, SettingsError, Unmeasurable
@@ -28,16 +34,16 @@ from farm.settings import environment_of_children, settings
 from farm.types.protocol import OnPhase, Protocol, Software, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
-if TYPE_CHECKING:
-    from farm.slow_memory.transfers import Move
+A = TypeVar("A")
 
 START_TIMEOUT_S = 180.0  # importing torch from a cold network disk takes minutes
-KEPT_LINES = 40
+KEPT_LINES = 40  # of standard error
+POLL_S = 0.005
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back for one item. `observed` is the capture on the card, as JSON, of a verified variant."""
+class Measured:
+    """One measured item. `observed` is the capture on the card, as JSON, of a verified variant."""
 
     reading: Reading
     software: Software
@@ -47,10 +53,10 @@ class Answer:
 
 
 class BenchmarkProcess:
-    """One benchmark process for one card, started when needed and started again after it was lost.
+    """One benchmark process for one card. It is started when needed, and again after it was lost.
 
-    Not for several threads at once. Start it from a thread that lives as long as the process is wanted: the kernel
-    ends the child when the thread that made it ends.
+    Use it from one thread at a time. Start it from a thread that lives as long as the process must: the kernel ends the
+    child when the thread that started it ends.
     """
 
     def __init__(
@@ -64,16 +70,16 @@ class BenchmarkProcess:
     ) -> None:
         """
         Args:
-            env: environment variables for the process, beside this one's.
-            verify_apart: verify variants in a process of its own; without it, on GPUs.
-            verifier: be that process: it imports PyTorch and makes no context on the card until it is asked.
-            peer_id: another GPU of the host, whose lock is held: slow is its memory, not the host's.
+            env: environment variables for the process, added to this process's environment.
+            verify_apart: verify variants in a process of its own; the default is True on GPUs.
+            verifier: be that process: it imports PyTorch, and creates no CUDA context before the first request.
+            peer_id: another GPU of the host, whose lock is held: its memory is the slow memory, instead of the host's.
         """
         self.card_id, self._peer_id = card_id, peer_id
         self.starts = 0
         self._env = dict(env or {})
         apart = card_id.startswith("GPU-") if verify_apart is None else verify_apart
-        # The profiler's driver part, taken down and set up again between uses, takes long and is known to crash.
+        # Tearing down and setting up the profiler's driver part between uses takes long and is known to crash.
         verifier_env = {**self._env, "TEARDOWN_CUPTI": "0"}
         self._verifier = BenchmarkProcess(card_id, verifier_env, verify_apart=False, verifier=True) if apart else None
         self._is_verifier = verifier
@@ -82,6 +88,8 @@ class BenchmarkProcess:
         self._complaints: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._ready: dict[str, Any] | None = None
         self._count = 0
+
+    # ------------------------------------------------------------------------------------------ the process
 
     @property
     def alive(self) -> bool:
@@ -97,28 +105,22 @@ class BenchmarkProcess:
         return "\n".join(self._complaints)
 
     def start(self) -> None:
-        """Start the process and return at once: it gets ready in the background."""
+        """Start the process and return at once; it gets ready in the background."""
         if self.alive:
             return
         self.kill()
         self._events = queue.Queue()
         self._complaints.clear()
         environment = environment_of_children({**self._env, "PYTHONUNBUFFERED": "1"})
-        # Pinned before Python starts. On a CPU card CUDA is hidden, so that nothing makes a context.
+        # Set before Python starts. For a CPU card CUDA is hidden, so that no library creates a context.
         gpus = [self.card_id, *([self._peer_id] if self._peer_id else [])] if self.card_id.startswith("GPU-") else []
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        command = [sys.executable, "-m", "farm.benchmark_process.server", "--card", self.card_id]
+        command += ["--parent", str(os.getpid())]
+        command += ["--verifier"] if self._is_verifier else []
+        command += ["--peer"] if self._peer_id else []
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "farm.benchmark_process.server",
-                "--card",
-                self.card_id,
-                "--parent",
-                str(os.getpid()),
-                *(["--verifier"] if self._is_verifier else []),
-                *(["--peer"] if self._peer_id else []),
-            ],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -131,19 +133,19 @@ class BenchmarkProcess:
             (_read_complaints, (self._process.stderr, self._complaints)),
         ):
             threading.Thread(target=target, args=arguments, name="benchmark-process", daemon=True).start()
-        self._stand_by()
+        self._start_verifier()
 
-    def _stand_by(self) -> None:
-        """Have the verifier import what it needs, so that verifying need not wait for that."""
+    def _start_verifier(self) -> None:
+        """Let the verifier import its modules now, so that a verification need not wait for them."""
         if self._verifier is not None:
-            with contextlib.suppress(OSError):  # it is tried again when it is needed
+            with contextlib.suppress(OSError):  # the verification starts it again
                 self._verifier.start()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Software:
-        """Start if need be, wait until it can measure, and say with what software.
+        """Start the process if necessary, wait until it can measure, and return its software.
 
         Raises:
-            Unmeasurable: it did not get ready (crashed, hung or not_available).
+            Unmeasurable: crashed, hung or not_available.
         """
         self.start()
         if self._ready is None:
@@ -158,7 +160,7 @@ class BenchmarkProcess:
 
     @property
     def unhealthy(self) -> str:
-        """Why the card must not measure (it failed the check at the process's start), "" if it may."""
+        """Why the card failed the health check at the process's start; "" if it passed."""
         return str(self._ready.get("unhealthy", "")) if self._ready is not None else ""
 
     @property
@@ -167,6 +169,78 @@ class BenchmarkProcess:
         if self._ready is None:
             raise RuntimeError("the benchmark process is not ready yet")
         return Card.from_json(self._ready["card"])
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Close the process's input, which ends it; kill it if it still runs after `timeout_s`."""
+        if self._verifier is not None:
+            self._verifier.close(timeout_s)
+        process = self._process
+        if process is None:
+            return
+        _close_input(process)
+        _wait_for_end(process, timeout_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and everything that it started, and reap it."""
+        if self._verifier is not None:
+            self._verifier.kill()
+        process = self._process
+        if process is None:
+            return
+        # Kill its group even if the process has ended: its children may still run. It is reaped only afterwards, so
+        # that its id cannot belong to another process yet.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        self._process, self._ready = None, None
+        _close_input(process)
+
+    def __enter__(self) -> BenchmarkProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def call(self, request: ProcessRequest[A], *, timeout_s: float = 300.0, on_phase: OnPhase | None = None) -> A:
+        """Send a request and return its answer.
+
+        Args:
+            timeout_s: for the request, without the start of the process. Unit: s.
+            on_phase: called with each phase as it begins. An exception that it raises ends the process and is passed on.
+
+        Raises:
+            Unmeasurable: with the process's own reason, or crashed or hung; then the process has ended.
+        """
+        self.wait_ready()
+        with _only_user_of_slow_memory(timeout_s) if request.uses_slow_memory else contextlib.nullcontext():
+            deadline_s = time.monotonic() + timeout_s
+            self._count += 1
+            request_id = self._count
+            self._complaints.clear()  # a crash must not quote an earlier item
+            try:
+                self._send(request, request_id)
+                while True:
+                    event = self._next(deadline_s, request.doing)
+                    if event.get("id") != request_id:
+                        continue
+                    if event["event"] == "phase" and on_phase is not None:
+                        on_phase(event["phase"], event.get("details", {}))
+                    elif event["event"] == "answer":
+                        return from_json(request.answer, event["answer"])  # type: ignore[no-any-return]
+                    elif event["event"] == "unmeasurable":
+                        if event.get("poisoned"):
+                            self.kill()
+                        raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
+            except Unmeasurable:
+                raise
+            except BaseException:  # a signal or a time limit: the item is half-done, so the process must go
+                self.kill()
+                raise
 
     def measure(
         self,
@@ -178,250 +252,77 @@ class BenchmarkProcess:
         verify: bool | None = None,
         timeout_s: float = 300.0,
         on_phase: OnPhase | None = None,
-    ) -> Answer:
-        """Have one item measured.
+    ) -> Measured:
+        """Measure one item; verify a variant on the card first.
 
         Args:
-            predicted: for a variant, the tuples it is expected to have; it is then verified on the card first.
-            verify: verify even without a prediction (True) or not in spite of one (False).
-            timeout_s: for verifying and for measuring each, not for getting ready. Unit: s.
-            on_phase: called with each phase as it begins; what it raises ends the process and comes through.
+            predicted: for a variant, the tuples that it is expected to have.
+            verify: whether to verify; the default is to verify if there is a prediction.
+            timeout_s: for verifying and for measuring, each. Unit: s.
+            on_phase: see `call`.
 
         Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
+            Unmeasurable: see `call`.
         """
         software = self.wait_ready()
         card = self.card
-        about = {
-            "subject": subject.to_json(),
-            "protocol": protocol.to_json(),
-            "predicted": dict(predicted) if predicted is not None else None,
-        }
-        found: dict[str, Any] = {}
-        if (predicted is not None) if verify is None else verify:
-            found = self._verify(about, timeout_s, on_phase)
-        request = {"request": "measure", **about, "stopping": stopping.to_json()}
-        with self._alone_on_the_wire(timeout_s) if protocol.placement else contextlib.nullcontext():
-            event = self._ask(request, "reading", "measure", time.monotonic() + timeout_s, on_phase)
-        reading = Reading.from_json(event["reading"])
-        if found:
-            self._stand_by()  # now, not while the card measures
-        if why := found.get("unverified"):
-            reading = reading.noting(unverified=why)
-        seen = found.get("verification")
-        verification = None if seen is None else Verification.from_json(seen)
-        return Answer(reading, software, card, found.get("observed"), verification)
+        verified: Verified | None = None
+        unverified = ""
+        verifies = (predicted is not None) if verify is None else verify
+        if verifies:
+            try:
+                verified = self._verify(VerifyRequest(subject, protocol, predicted), timeout_s, on_phase)
+            except _Unverified as why:
+                unverified = str(why)
+        request = MeasureRequest(subject, protocol, stopping, predicted)
+        reading = self.call(request, timeout_s=timeout_s, on_phase=on_phase)
+        if verifies:
+            self._start_verifier()  # now, and not while the card measures
+        if unverified:
+            reading = reading.noting(unverified=unverified)
+        if verified is None:
+            return Measured(reading, software, card)
+        return Measured(reading, software, card, verified.observed, verified.verification)
 
-    def _verify(self, about: dict[str, Any], timeout_s: float, on_phase: OnPhase | None) -> dict[str, Any]:
-        """Have a variant verified on the card.
+    def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
+        """Verify a variant on the card.
 
-        On a GPU in a process of its own, which then ends: verifying needs PyTorch's profiler, and once a process has
-        used that, each kernel that it launches takes 0.1 to 0.2 us longer. Beside the measuring process it has less
-        memory, and on a card that admits one process only it has no place. A variant that cannot be verified there is
-        measured all the same, and `unverified` says why.
+        On a GPU, a process of its own verifies and then ends. Verifying needs PyTorch's profiler; after that, each kernel
+        that the process launches takes 0.1 to 0.2 us longer. Beside the measuring process the verifier has less memory,
+        and a card that admits one process only refuses it.
+
+        Raises:
+            _Unverified: the variant cannot be verified in a process of its own; it can be measured nevertheless.
+            Unmeasurable: see `call`.
         """
-        request = {"request": "verify", **about}
         if self._verifier is None:
-            return self._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
+            return self.call(request, timeout_s=timeout_s, on_phase=on_phase)
         lost = False
         try:
             while True:
                 try:
-                    self._verifier.wait_ready()
-                    return self._verifier._ask(request, "verified", "verify", time.monotonic() + timeout_s, on_phase)
+                    return self._verifier.call(request, timeout_s=timeout_s, on_phase=on_phase)
                 except Unmeasurable as error:
                     if error.reason == "hung":
                         raise
                     if error.reason != "crashed" or lost:
-                        return {"unverified": f"{error.reason}: {error.message}"}
-                    lost = True  # it may have been lost while it stood by: once more
+                        raise _Unverified(f"{error.reason}: {error.message}") from error
+                    lost = True  # it may have been lost before the request: try once more
         finally:
-            self._verifier.close()  # nothing but this process may be on the card when it measures
+            self._verifier.close()  # only the measuring process may be on the card while it measures
 
-    def in_place(
-        self, subject: Subject, protocol: Protocol, *, most: int | None = None, timeout_s: float = 300.0
-    ) -> dict[str, Any]:
-        """What calls of a variant take with tensors in slow memory: `farm.slow_memory.in_situ.compare`.
-
-        Args:
-            most: at most so many configurations.
-
-        Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
-        """
-        self.wait_ready()
-        request = {"request": "in_place", "subject": subject.to_json(), "protocol": protocol.to_json(), "most": most}
-        with self._alone_on_the_wire(timeout_s):
-            event = self._ask(
-                request, "in_place", "time calls in their model", time.monotonic() + timeout_s, on_phase=None
-            )
-        return dict(event["found"])
-
-    def step(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
-        """A training step as the card runs it, as JSON: `farm.slow_memory.planned_step.take_apart`.
-
-        Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
-        """
-        self.wait_ready()
-        request = {"request": "step", "subject": subject.to_json(), "protocol": protocol.to_json()}
-        event = self._ask(request, "step", "take the step apart", time.monotonic() + timeout_s, on_phase=None)
-        return dict(event["step"])
-
-    def wire(self, subject: Subject, protocol: Protocol, *, timeout_s: float = 300.0) -> dict[str, Any]:
-        """What copies get of the wire beside a step, as JSON: `farm.slow_memory.planned_step.measure_wire`.
-
-        Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
-        """
-        self.wait_ready()
-        request = {"request": "wire", "subject": subject.to_json(), "protocol": protocol.to_json()}
-        with self._alone_on_the_wire(timeout_s):
-            event = self._ask(request, "wire", "time copies", time.monotonic() + timeout_s, on_phase=None)
-        return dict(event["found"])
-
-    def planned_step(
-        self,
-        subject: Subject,
-        protocol: Protocol,
-        calls: Sequence[str],
-        plans: Sequence[Collection[int]],
-        moves: Sequence[Sequence[Move]] = (),
-        *,
-        timeout_s: float = 300.0,
-    ) -> dict[str, Any]:
-        """What a step takes with all fast, and under plans, as JSON: `farm.slow_memory.planned_step.compare`.
-
-        Args:
-            calls: the tuple ids of the step's.
-            plans: of each the numbers of the tensors that are slow.
-            moves: of each.
-
-        Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
-        """
-        self.wait_ready()
-        request = {
-            "request": "planned_step",
-            "subject": subject.to_json(),
-            "protocol": protocol.to_json(),
-            "calls": list(calls),
-            "plans": [sorted(slow) for slow in plans],
-            "moves": [[dataclasses.astuple(move) for move in of_plan] for of_plan in moves],
-        }
-        with self._alone_on_the_wire(timeout_s):
-            event = self._ask(request, "planned_step", "run the step", time.monotonic() + timeout_s, on_phase=None)
-        return dict(event["found"])
-
-    @contextlib.contextmanager
-    def _alone_on_the_wire(self, timeout_s: float) -> Iterator[None]:
-        """The cards of a host share its memory: slow readings beside each other took up to 16 % longer on two H200s.
-
-        Raises:
-            Unmeasurable: not_available: others were at it all that time, or there can be no lock.
-        """
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
-            except (CardBusy, SettingsError) as error:
-                raise Unmeasurable("not_available", error.message, error.next_step) from error
-            yield
-
-    def fingerprint(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """What the card is like: rates, levels, sensors (`farm.benchmark.fingerprinting`).
-
-        Raises:
-            Unmeasurable: with the process's own reason, or crashed or hung; the process is then gone.
-        """
-        self.wait_ready()
-        deadline_s = time.monotonic() + timeout_s
-        event = self._ask(
-            {"request": "fingerprint"}, "fingerprint", "take the card's fingerprint", deadline_s, on_phase=None
-        )
-        return dict(event["fingerprint"])
-
-    def _ask(
-        self, request: dict[str, Any], wanted: str, doing: str, deadline_s: float, on_phase: OnPhase | None
-    ) -> dict[str, Any]:
-        """Send a request and wait for the event that answers it."""
-        self._count += 1
-        request_id = self._count
-        self._complaints.clear()  # so that a crash quotes nothing of an item before
-        try:
-            self._send({**request, "id": request_id})
-            while True:
-                event = self._next(deadline_s, doing)
-                if event.get("id") != request_id:
-                    continue
-                if event["event"] == "phase" and on_phase is not None:
-                    on_phase(event["phase"], event.get("details", {}))
-                elif event["event"] == wanted:
-                    return event
-                elif event["event"] == "unmeasurable":
-                    if event.get("poisoned"):
-                        self.kill()
-                    raise Unmeasurable(event["reason"], event["message"], event.get("next_step", ""))
-        except Unmeasurable:
-            raise
-        except BaseException:  # a signal, a time limit: the item is half-done, and its process with it
-            self.kill()
-            raise
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """End it: its input ends, and so does it; by force if it does not."""
-        if self._verifier is not None:
-            self._verifier.close(timeout_s)
-        process = self._process
-        if process is None:
-            return
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        patience_s = time.monotonic() + timeout_s
-        while not _ended(process) and time.monotonic() < patience_s:
-            time.sleep(0.005)
-        self.kill()
-
-    def kill(self) -> None:
-        """End it and all that it started, at once, and reap it."""
-        if self._verifier is not None:
-            self._verifier.kill()
-        process = self._process
-        if process is None:
-            return
-        # Also after it died by itself, what it started must go. It is reaped only afterwards, so its id is still its
-        # own.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        self._discard()
-
-    def __enter__(self) -> BenchmarkProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _discard(self) -> None:
-        process, self._process, self._ready = self._process, None, None
-        if process is None:
-            return
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, request: ProcessRequest[Any], request_id: int) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            line = json.dumps({"request": request.name, "id": request_id, **to_json(request)})
+        except (RecursionError, ValueError):
+            raise Unmeasurable("rejected", "Its description is nested too deep.", "Capture the model again.") from None
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
-            raise self._lost("measure") from None
-        except RecursionError:
-            raise Unmeasurable("rejected", "Its description is nested too deep.", "Capture the model again.") from None
+            raise self._lost(request.doing) from None
 
     def _next(self, deadline_s: float, doing: str) -> dict[str, Any]:
         try:
@@ -441,22 +342,40 @@ class BenchmarkProcess:
         process = self._process
         code = None
         if process is not None:
-            patience_s = time.monotonic() + 5
-            while not (ended := _ended(process)) and time.monotonic() < patience_s:
-                time.sleep(0.005)
+            ended = _wait_for_end(process, 5.0)
             self.kill()
             code = process.returncode if ended else None
         last = next((line for line in reversed(self._complaints) if line.strip()), "")
         return Unmeasurable(
             "crashed",
-            f"The benchmark process ended ({_how(code)}) while it should {doing}."
+            f"The benchmark process ended ({_exit_text(code)}) while it should {doing}."
             + (f" Last: {last[:300]}" if last else ""),
             "Look at the worker's log.",
         )
 
 
+class _Unverified(Exception):
+    """A variant cannot be verified in a process of its own; the text says why."""
+
+
+@contextlib.contextmanager
+def _only_user_of_slow_memory(timeout_s: float) -> Iterator[None]:
+    """Hold the host-wide lock of slow memory. The cards of a host share it: on two H200s, readings beside each other took up
+    to 16 % longer.
+
+    Raises:
+        Unmeasurable: not_available: the lock was taken all the time, or cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(turn("slow-memory", settings().lock_dir, timeout_s))
+        except (CardBusy, SettingsError) as error:
+            raise Unmeasurable("not_available", error.message, error.next_step) from error
+        yield
+
+
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a child has ended, without reaping it: its id, and its group's, stay its own until then."""
+    """True if a child has ended. It is not reaped: its id and its group's id stay its own until then."""
     if process.returncode is not None:
         return True
     try:
@@ -465,7 +384,20 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def _how(code: int | None) -> str:
+def _wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    until_s = time.monotonic() + timeout_s
+    while not (ended := _ended(process)) and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+    return ended
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _exit_text(code: int | None) -> str:
     if code is None:
         return "it closed its output"
     if code < 0:

@@ -1,7 +1,8 @@
-"""The CPU of a host as a card, so that everything runs without a GPU. Energy from RAPL where the kernel shows it."""
+"""The CPU of a host as a card, so that everything runs without a GPU: its energy by RAPL, and its NUMA nodes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -11,6 +12,8 @@ from farm.devices.device import Card, Device
 from farm.settings import Settings
 
 POWERCAP = Path("/sys/class/powercap")
+NODES = Path("/sys/devices/system/node")
+ONE_NODE = "This host has one NUMA node: none of its memory is slower than the other."
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
 
@@ -38,17 +41,15 @@ def _model() -> str:
 
 
 def _memory_bytes() -> int:
-    try:
+    with contextlib.suppress(OSError, ValueError, IndexError):
         for line in MEMINFO.read_text().splitlines():
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
     return 0
 
 
 class _Package:
-    """One RAPL domain of a whole socket. Its counter wraps at `range_uj`."""
+    """The RAPL domain of one socket. Its counter wraps at `range_uj`."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "energy_uj"
@@ -65,23 +66,22 @@ class _Package:
 
 
 class CpuDevice(Device):
-    """RAPL's package domains added up; nothing at all where the kernel hides them (virtual machines, no permission).
+    """The sum of RAPL's package domains; no energy if the kernel hides them (virtual machines, missing permission).
 
-    Foreign processes are not asked for, since a CPU always runs some, but how much they take is.
+    A CPU always runs foreign processes: it reports their CPU time, not their ids.
     """
 
     def __init__(self, card: Card, powercap: Path = POWERCAP) -> None:
         self.card = card
         self._packages: list[_Package] = []
-        # "intel-rapl:0" is a socket (AMD shows the same names); "intel-rapl:0:0" a part of it that must not be
-        # counted twice.
+        # "intel-rapl:0" is a socket (AMD uses the same names); "intel-rapl:0:0" is a part of it, already counted.
         for folder in sorted(powercap.glob("intel-rapl:*")) if powercap.is_dir() else []:
             if folder.name.count(":") != 1:
                 continue
             try:
                 if (folder / "name").read_text().startswith("package"):
                     self._packages.append(_Package(folder))
-            except (OSError, ValueError):  # since 2020 the counter is readable by root alone
+            except (OSError, ValueError):  # since 2020 only root may read the counter
                 self._packages = []
                 break
 
@@ -105,6 +105,26 @@ class CpuDevice(Device):
             times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
         except (OSError, ValueError, psutil.Error):
             return None
-        # A virtual machine's host takes its part as well (steal).
+        # The host of a virtual machine takes time as well (steal).
         busy_s = sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in times)
         return (busy_s - time.process_time()) / len(times) if busy_s else None
+
+
+# ------------------------------------------------------------------------------------------ NUMA nodes
+
+
+def no_slow_memory(card: Card, nodes: Path = NODES) -> str:
+    """Why a card of this host has no slow memory; "" if it has, or if only the card itself can tell."""
+    return ONE_NODE if card.kind == "cpu" and farthest_node(nodes) is None else ""
+
+
+def farthest_node(nodes: Path = NODES) -> int | None:
+    """The NUMA node whose memory is farthest from the cores of this process; None if there is only one node."""
+    own = min(os.sched_getaffinity(0))
+    folders = sorted(nodes.glob("node[0-9]*"), key=lambda folder: int(folder.name[4:]))
+    if len(folders) < 2:
+        return None
+    here = next((folder for folder in folders if (folder / f"cpu{own}").exists()), folders[0])
+    distances = list(map(int, (here / "distance").read_text().split()))
+    far = max(range(len(folders)), key=lambda place: distances[place])
+    return int(folders[far].name[4:])

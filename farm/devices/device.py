@@ -1,8 +1,8 @@
-"""What a card can tell, whatever it is: one abstract class and the card's description.
+"""The interface to a card: its description (`Card`) and its sensors (`Device`).
 
-The farm asks cards through this surface alone, so that a GPU without an energy counter, a CPU and a simulated card
-are measured by the same code. What a card cannot tell is None and is missing from `Device.capabilities`: never zero.
-No torch here: workers and the command line list cards without it.
+The farm uses cards through this interface alone: the same code measures a GPU without an energy counter, a CPU and a simulated
+card. A value that a card does not provide is None and is missing from `Device.capabilities`; it is never zero. No torch:
+workers and the command line list cards without it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ FINGERPRINT_VERSION = 2
 
 @dataclass(frozen=True)
 class Card:
-    """One physical card, known by its id wherever it is talked about.
+    """One physical card.
 
-    `id` is the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". `refusal` says why
-    the card cannot be measured on, and what to do; empty when it can. Only refused cards have other ids: "MIG-..." is
-    an instance of a GPU, "NVIDIA-<host>-<n>" a GPU that does not tell its UUID, "NVIDIA-<host>" all that the driver
-    does not count.
+    Attributes:
+        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Only cards with a refusal
+            have other ids: "MIG-..." is an instance of a GPU, "NVIDIA-<host>-<n>" a GPU whose UUID is unknown,
+            "NVIDIA-<host>" all GPUs of a driver that does not count them.
+        refusal: why the card cannot be measured, and what to do; "" if it can.
     """
 
     id: str
@@ -50,7 +51,7 @@ class Card:
 
 
 class Device(ABC):
-    """The readings of one card. Each getter returns None where the card has no such reading.
+    """The sensors of one card. A getter returns None if the card does not have the sensor.
 
     Getters may be called from any thread, and release the GIL while they wait for a driver.
     """
@@ -60,18 +61,18 @@ class Device(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
-        """The names of the getters that give something here, e.g. {"energy_counter_mj", "power_instant_w"}."""
+        """The names of the getters that return values, for example {"energy_counter_mj", "power_instant_w"}."""
 
     def energy_counter_mj(self) -> float | None:
-        """Energy since some moment in the past, which only grows. Unit: mJ."""
+        """Energy since a fixed moment in the past; it never decreases. Unit: mJ."""
         return None
 
     def power_instant_w(self) -> float | None:
-        """Power right now, as little averaged as the card offers. Unit: W."""
+        """Instantaneous power, averaged as little as the card offers. Unit: W."""
         return None
 
     def power_average_w(self) -> float | None:
-        """Power averaged by the driver over a span of its own (1 s on Hopper). Unit: W."""
+        """Power averaged by the driver over its own period (1 s on Hopper). Unit: W."""
         return None
 
     def sm_clock_mhz(self) -> float | None:
@@ -91,21 +92,21 @@ class Device(ABC):
         return None
 
     def power_limit_w(self) -> float | None:
-        """The power at which the card lowers its clocks. Unit: W."""
+        """The power limit: above it the card lowers its clocks. Unit: W."""
         return None
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
-        """Why the clocks are lower than they could be: words such as "power_cap" or "thermal"; () when they are not."""
+        """Why the clocks are reduced: words such as "power_cap" or "thermal"; () if they are not."""
         return None
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the card, as the driver sees them: host ids, inside containers too."""
+        """Ids of the processes that compute on the card, as the driver knows them: ids of the host, even inside a container."""
         return None
 
     def foreign_cpu_s(self) -> float | None:
-        """CPU time that others have had of the cores which this process may use, by core, where these are the card. Unit: s."""
+        """For a CPU: the CPU time per core that other processes had, on the cores that this process may use. Unit: s."""
         return None
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         return None

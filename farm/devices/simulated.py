@@ -1,19 +1,31 @@
-"""Cards that are not there: for tests of the farm itself, in numbers that no machine bears with torch.
+"""Simulated cards, for tests of the farm: their device, and a measurement on them without torch.
 
-Their figures are a function of the subject's id, so that two cards agree and a repeated run gives the same verdict.
-Readings made of them are marked, and never reused.
+All figures are functions of the subject's id: two cards agree, and a repeated run gives the same verdict. Readings of
+simulated cards are flagged and never reused. A subject whose parameters contain ``"simulate"`` misbehaves as the value says;
+real cards ignore it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
+import time
+from collections.abc import Mapping
 
 from farm.devices.device import Card, Device
+from farm.errors import Unmeasurable
 from farm.settings import Settings
+from farm.types.memory_tiers import Placement
+from farm.types.protocol import OnPhase, Protocol, Software, Subject
+from farm.types.reading import Reading
 
 MODEL = "simulated card"
 DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
+UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
+SOFTWARE = Software(torch="simulated", driver="simulated")
+SLOW_TIMES = 4  # each tensor in slow memory adds so many times the fast time
+BEHAVIOURS = ("crash", "hang", "oom", "raise", "exit", "slow", "not_capturable", "poison", "print")
 
 
 def simulated_cards(settings: Settings) -> list[Card]:
@@ -32,7 +44,7 @@ def simulated_cards(settings: Settings) -> list[Card]:
 
 
 def item_s() -> float:
-    """How long one item takes on a simulated card, in seconds: from the environment, 0 by default."""
+    """Time of one item on a simulated card, from the environment; 0 by default. Unit: s."""
     try:
         return max(0.0, float(os.environ.get(DURATION_VARIABLE, "0")))
     except ValueError:
@@ -40,7 +52,7 @@ def item_s() -> float:
 
 
 class SimulatedDevice(Device):
-    """Deterministic figures by subject id."""
+    """Deterministic figures by subject id; no sensors."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -61,3 +73,92 @@ class SimulatedDevice(Device):
 def _fraction(word: str, subject_id: str) -> float:
     digest = hashlib.sha256(f"{word} {subject_id}".encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
+
+
+# ------------------------------------------------------------------------------------------ measuring
+
+
+def measure(
+    subject: Subject,
+    protocol: Protocol,
+    device: SimulatedDevice,
+    predicted: Mapping[str, int] | None,
+    on_phase: OnPhase,
+) -> Reading:
+    """A reading that depends on the subject alone. For a variant with a prediction it is the sum of its tuples.
+
+    Raises:
+        Unmeasurable: the subject asks for it.
+    """
+    begin_s = time.perf_counter()
+    on_phase("rebuild", {})
+    _misbehave(subject)
+    on_phase("warm-up", {})
+    on_phase("window", {})
+    time.sleep(item_s())
+    if predicted:
+        time_us = sum(count * device.time_us(tuple_id) for tuple_id, count in predicted.items())
+        energy_mj = sum(
+            count * device.time_us(tuple_id) * device.power_w(tuple_id) * 1e-3 for tuple_id, count in predicted.items()
+        )
+        power_w = energy_mj / time_us * 1e3 if time_us else 0.0
+    else:
+        slower = 1 + SLOW_TIMES * len(Placement.parse(protocol.placement))
+        time_us, power_w = device.time_us(subject.id) * slower, device.power_w(subject.id)
+        energy_mj = time_us * power_w * 1e-3
+    return Reading(
+        time_us=time_us,
+        time_half_width_us=time_us * 0.002,
+        time_median_us=time_us,
+        time_trimmed_us=time_us,
+        passes=100,
+        window_s=item_s(),
+        warm_up_s=0.0,
+        power_w=power_w,
+        power_half_width_w=power_w * 0.005,
+        power_source="simulated",
+        energy_mj=energy_mj,
+        energy_half_width_mj=energy_mj * 0.006,
+        idle_power_w=80.0,
+        base_power_w=120.0,
+        sm_clock_mhz=1980.0,
+        memory_clock_mhz=3201.0,
+        temperature_c=40.0,
+        flags=("simulated",),
+        cost_s={"window": item_s(), "total": time.perf_counter() - begin_s},
+    )
+
+
+def unhealthy(card_id: str) -> str:
+    """The result of the health check: a fault while the file named by FARM_SIMULATED_UNHEALTHY contains the card's id."""
+    try:
+        with open(os.environ.get(UNHEALTHY_VARIABLE, "")) as file:
+            return "Simulated: a product came out wrong." if card_id in file.read().split() else ""
+    except OSError:
+        return ""
+
+
+def _misbehave(subject: Subject) -> None:
+    parameters = subject.spec.get("parameters")
+    if not isinstance(parameters, Mapping) or (behaviour := parameters.get("simulate")) not in BEHAVIOURS:
+        return
+    seconds = parameters.get("seconds")
+    seconds = float(seconds) if isinstance(seconds, (int, float)) else None
+    if behaviour == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour == "exit":
+        os._exit(3)
+    elif behaviour == "hang":
+        time.sleep(seconds if seconds is not None else 3600.0)
+    elif behaviour == "slow":
+        time.sleep(seconds if seconds is not None else 1.0)
+    elif behaviour == "oom":
+        raise Unmeasurable("out_of_memory", "Simulated: it does not fit on the card.", "Choose a smaller batch.")
+    elif behaviour == "not_capturable":
+        raise Unmeasurable("not_capturable", "Simulated: no CUDA graph can be made of it.")
+    elif behaviour == "raise":
+        raise Unmeasurable("raised", "Simulated: the operator raised.")
+    elif behaviour == "poison":
+        raise RuntimeError("Simulated: CUDA error: an illegal memory access was encountered")
+    elif behaviour == "print":
+        print("{not json", flush=True)  # noqa: T201 - a user's model may print

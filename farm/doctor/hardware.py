@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from farm.devices.device import Card
-from farm.devices.host import discover, open_device
-from farm.devices.installed import Installed, installed_torch
+from farm.devices.host import Installed, discover, installed_torch, open_device
 from farm.doctor.check import Check, ok
 from farm.errors import FarmError
 from farm.settings import Settings

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, select
 
-from farm.devices.installed import torch_version
+from farm.devices.host import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant

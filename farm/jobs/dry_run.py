@@ -18,7 +18,7 @@ from sqlalchemy import insert
 from sqlmodel import Session, SQLModel, col, select
 
 from farm.devices.device import Card
-from farm.devices.installed import is_installed
+from farm.devices.host import is_installed
 from farm.jobs.balance import together_s
 from farm.jobs.create import open_job, tuples_of
 from farm.store import tables

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from farm.benchmark_process.client import Answer, BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess, Measured
 from farm.devices.device import Card
 from farm.devices.host import open_device
 from farm.devices.lock import CardLock
@@ -102,7 +102,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
         raise
 
 
-def keep_reading(database: Database, answer: Answer, subject: Subject, protocol: Protocol) -> tables.Reading:
+def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> tables.Reading:
     """Store a reading that belongs to no item, with its card."""
     with database.write() as session:
         cards.write_down(session, answer.card, answer.software)
@@ -258,7 +258,7 @@ class ItemDriver:
                 item = session.get_one(tables.Item, item_id)
             return ItemOutcome("failed", item.reason, item.message)
 
-    def measure(self, claimed: Claim) -> Answer:
+    def measure(self, claimed: Claim) -> Measured:
         """Measure a claimed item in the benchmark process. A whole model is verified first if the job has not done so.
 
         Raises:
@@ -349,7 +349,7 @@ class ItemDriver:
         self.follow_up(closed)
         return ItemOutcome("done" if closed.accepted else "fenced")
 
-    def _store(self, claimed: Claim, answer: Answer) -> Closed | None:
+    def _store(self, claimed: Claim, answer: Measured) -> Closed | None:
         """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
 
         If the disk of the spool is full too, the reading waits in memory until one of them has room; its token decides

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farm.slow_memory.offload_plan import PlacementPlan, Placing, Run
-from farm.slow_memory.transfers import Copied, Wire
+from farm.slow_memory.offload_plan import PlacementPlan, Placing
+from farm.slow_memory.transfers import Copied, Run, Wire
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of, percent, plural
 from farm.verdict.figures import Figure

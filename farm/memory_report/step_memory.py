@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlmodel import Session, col, select
@@ -21,8 +21,8 @@ from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import PlacementPlan, Placing, placing
-from farm.slow_memory.options import Fit, Offload, Recomputed, largest_batch, offload, recomputed
-from farm.slow_memory.transfers import Wire
+from farm.slow_memory.options import Fit, Recomputed, largest_batch, recomputed
+from farm.slow_memory.transfers import Offload, Wire, offload
 from farm.store import tables
 from farm.training.recorded import StepCall, StepCapture, TensorLife
 from farm.training.tensor_lifetime import Inactive, Interval, Life, allocated_peak_bytes
@@ -285,7 +285,7 @@ class Memory:
             "sum_over_together": costs.together,
             "moves": placing.moves_bytes_per_s is not None,
             "moves_bytes_per_s": placing.moves_bytes_per_s,
-            "wire": placing.wire and {**placing.wire.to_json(), "bytes_per_s": placing.wire.bytes_per_s},
+            "wire": placing.wire and {**asdict(placing.wire), "bytes_per_s": placing.wire.bytes_per_s},
             "slow": [
                 {
                     "tensor": tensor.number,
@@ -371,7 +371,7 @@ class Memory:
 def _run(row: PlanRow) -> dict[str, Any] | None:
     if row.run is None or row.off is None:
         return None
-    return {**row.run.to_json(), "stayed_fast_bytes": row.stayed_fast_bytes, "prediction_off": row.off.value}
+    return {**asdict(row.run), "stayed_fast_bytes": row.stayed_fast_bytes, "prediction_off": row.off.value}
 
 
 def _period(period: Inactive, *, with_tensor: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.benchmark.power import power_by_step, power_of_ticks
+from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError
 from farm.types.reading import Trace
 

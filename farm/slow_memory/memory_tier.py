@@ -1,58 +1,65 @@
-"""Memory that a card reaches over a wire, behind one interface: by kind of card, or a test's own.
+"""Slow memory: memory that a card reaches over a wire. One interface for all kinds, and copies to and from it.
 
-- a GPU: pinned host memory that is mapped into its address space. Kernels and graphs read and write it where it lies; it is
-  never managed memory, whose pages would move to whoever touches them. In a process that a study gives a second GPU: that
-  one's memory.
-- a CPU: memory of the NUMA node that is farthest away.
+- A GPU has pinned host memory, mapped into its address space: kernels and graphs access it in place. It is not managed memory,
+  whose pages migrate to the device that touches them. In a process with a second GPU it is that GPU's memory.
+- A CPU has the memory of the farthest NUMA node.
+
+On a GPU, copy engines run the copies, to and from pinned memory, on one stream for each way, in order; Python only enqueues them.
+They cannot be part of a graph: work that is forked inside a graph must be joined before the graph ends. A CPU copies between
+its calls.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import resource
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from farm.devices.reach import NODES, ONE_NODE, farthest_node
+from farm.devices.cpu import NODES, ONE_NODE, farthest_node
 from farm.errors import Unmeasurable
+from farm.slow_memory.transfers import Copied, Move, Wire
 from farm.types.format import count_of
 
-SHARE = 0.8  # of the host memory that is available, for all that is slow together
+SHARE = 0.8  # of the available host memory, for all slow tensors together
 _CAN_MAP_HOST_MEMORY, _UNIFIED_ADDRESSING = 19, 41  # CUdevice_attribute
 _MPOL_BIND = 2
-_APART_BYTES = 512  # as the caching allocator aligns
+_APART_BYTES = 512  # alignment of the caching allocator
 
 
 class SlowMemory(ABC):
-    """Hands out memory that lives as long as this object.
+    """Allocates slow memory that lives as long as this object.
 
     Attributes:
-        name: what it is, for the reading.
+        name: the kind of memory, for the reading.
     """
 
     name: str
 
     @abstractmethod
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
-        """Uninitialized memory that the card's operators take as their own.
+        """Uninitialized memory that the card's operators can use like their own.
 
         Raises:
             Unmeasurable: out_of_memory, with the limit.
         """
 
-    def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - not all can tell
-        """
+    def check_room(self, *sizes_bytes: int) -> None:  # noqa: B027 - not all kinds know
+        """Check before allocating that there is room for tensors of these sizes.
+
         Raises:
-            Unmeasurable: out_of_memory: so much cannot be had, told before any of it is taken.
+            Unmeasurable: out_of_memory.
         """
 
     def host_bytes(self, size_bytes: int) -> torch.Tensor:
-        """As many bytes of it as the host sees them, if it does, for copies.
+        """Memory for copies, as a tensor of bytes on the host if the host sees it.
 
         Raises:
             Unmeasurable: out_of_memory, with the limit.
@@ -61,29 +68,30 @@ class SlowMemory(ABC):
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory for a tensor of the same shape, strides and offset; its values are whatever was there."""
+        """An uninitialized tensor of the same shape, strides and offset."""
         storage = self.storage(tensor.untyped_storage().nbytes())
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same with the same values."""
+        """A copy of the tensor in slow memory."""
         return self.like(tensor).copy_(tensor.detach())
 
 
 def slow_memory_of(device: torch.device) -> SlowMemory:
-    """
+    """The slow memory of a device.
+
     Raises:
-        Unmeasurable: not_available: the card reaches no other memory.
+        Unmeasurable: not_available: the device has none.
     """
     return _of_gpu(device) if device.type == "cuda" else FarNode()
 
 
 def take_from_peer(device: torch.device) -> None:
-    """From now on what is slow in this process lies in another GPU's memory.
+    """Use another GPU's memory as the slow memory of this process from now on.
 
     Raises:
-        Unmeasurable: not_available: the card reaches no other GPU's.
+        Unmeasurable: not_available: the card cannot access another GPU's memory.
     """
     global _of_gpu
     PeerMemory(device)
@@ -91,14 +99,14 @@ def take_from_peer(device: torch.device) -> None:
 
 
 class PinnedMemory(SlowMemory):
-    """Of the host, mapped into a GPU."""
+    """Pinned host memory, mapped into a GPU."""
 
     name = "pinned host memory"
 
     def __init__(self, device: torch.device) -> None:
         """
         Raises:
-            Unmeasurable: not_available: the card cannot map it.
+            Unmeasurable: not_available: the card cannot map host memory.
         """
         if not _maps_host_memory(device.index or 0):
             raise Unmeasurable("not_available", "This card cannot map the host's memory, so it has no slow memory.")
@@ -123,14 +131,14 @@ class PinnedMemory(SlowMemory):
 
 
 class PeerMemory(SlowMemory):
-    """Of another GPU of the host, the second that this process sees, mapped into the first."""
+    """Memory of the second GPU that this process sees, mapped into the first."""
 
     name = "memory of another GPU"
 
     def __init__(self, device: torch.device) -> None:
         """
         Raises:
-            Unmeasurable: not_available: there is no second, or the first cannot reach its memory.
+            Unmeasurable: not_available: there is no second GPU, or the first cannot access its memory.
         """
         if torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1):
             raise Unmeasurable(
@@ -140,8 +148,8 @@ class PeerMemory(SlowMemory):
             )
         self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
         self._held: list[torch.Tensor] = []
-        # A copy from the one to the other has PyTorch enable the access that the first one's kernels need, once a process,
-        # also to memory that its allocator takes later, of whichever kind.
+        # This copy makes PyTorch enable peer access for the first GPU's kernels, once for the process, also to memory that
+        # its allocator takes later.
         torch.zeros(1, device=self._peer).copy_(torch.zeros(1, device=self._device))
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -156,7 +164,7 @@ class PeerMemory(SlowMemory):
                 "Choose a smaller batch.",
             ) from error
         self._held.append(there)
-        # Behind the block's own first byte: the caching allocator tells by its address what it frees, of whichever card.
+        # After the block's first byte: the caching allocator identifies a block by its address when it frees it.
         address = there.data_ptr() + _APART_BYTES
         return torch._C._construct_storage_from_data_pointer(address, self._device, size_bytes)  # type: ignore[attr-defined, return-value]
 
@@ -165,21 +173,23 @@ _of_gpu: Callable[[torch.device], SlowMemory] = PinnedMemory
 
 
 def check_room(*sizes_bytes: int) -> None:
-    """Raises:
-    Unmeasurable: so much host memory is not there to be pinned, in pieces of these sizes.
+    """Check that pieces of these sizes of host memory can be pinned.
+
+    Raises:
+        Unmeasurable: out_of_memory.
     """
-    pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch's pieces are powers of two
+    pinned_bytes = sum(1 << max(0, size - 1).bit_length() for size in sizes_bytes)  # PyTorch rounds up to powers of two
     if pinned_bytes > SHARE * _available_bytes():
         raise cannot_pin(pinned_bytes)
 
 
 def cannot_pin(size_bytes: int) -> Unmeasurable:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    told = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
+    limit_text = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
     return Unmeasurable(
         "out_of_memory",
         f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(_available_bytes(), 'B')} are available, "
-        f"and the limit of locked memory (`ulimit -l`) is {told}.",
+        f"and the limit of locked memory (`ulimit -l`) is {limit_text}.",
         "Raise the limit, free memory on the host, or choose a smaller batch.",
     )
 
@@ -191,7 +201,7 @@ def _available_bytes() -> int:
 
 
 def _maps_host_memory(index: int) -> bool:
-    """Whether kernels may take a host address as it is."""
+    """True if kernels can use host addresses directly."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -206,12 +216,12 @@ def _maps_host_memory(index: int) -> bool:
 
 
 class FarNode(SlowMemory):
-    """Of the NUMA node that is farthest from the cores that this process runs on."""
+    """Memory of the NUMA node that is farthest from the cores of this process."""
 
     def __init__(self, nodes: Path = NODES) -> None:
         """
         Raises:
-            Unmeasurable: not_available: there is one node, or no libnuma.
+            Unmeasurable: not_available: there is only one node, or no libnuma.
         """
         node = farthest_node(nodes)
         if node is None:
@@ -222,7 +232,9 @@ class FarNode(SlowMemory):
             self._mbind = ctypes.CDLL("libnuma.so.1", use_errno=True).mbind
         except OSError:
             raise Unmeasurable(
-                "not_available", "This host has several NUMA nodes, and no libnuma to place memory.", "Install numactl."
+                "not_available",
+                "This host has several NUMA nodes, and no libnuma to bind memory to one.",
+                "Install numactl.",
             ) from None
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -234,5 +246,166 @@ class FarNode(SlowMemory):
         )
         if bound:
             why = os.strerror(ctypes.get_errno())
-            raise Unmeasurable("not_available", f"Memory cannot be placed on {self.name}: {why}.")
-        return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # which holds the region
+            raise Unmeasurable("not_available", f"Memory cannot be bound to {self.name}: {why}.")
+        return torch.frombuffer(region, dtype=torch.uint8).untyped_storage()  # it keeps the region alive
+
+
+# ------------------------------------------------------------------------------------------ moving tensors
+
+OUT, BACK = 0, 1
+PIECE_BYTES = 64 * 2**20
+PIECES = 4  # enqueued at once, for each way
+ALONE_S = 0.3  # duration of the copies without a step
+
+
+@functools.cache
+def side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """The streams for copies out, and back."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+class Mover:
+    """Moves a tensor to slow memory and back, in one period of a step that is run repeatedly. Its room in fast memory is kept.
+
+    A tensor comes back only after it went out: if a period crosses the end of the step, the first run finds the tensor in fast
+    memory.
+
+    Attributes:
+        room: the tensor's bytes in fast memory; None if it is not in fast memory and is not moved.
+        away: True if the copy in slow memory is the valid one.
+    """
+
+    def __init__(self, move: Move, host: torch.Tensor, device: torch.device) -> None:
+        """
+        Args:
+            host: slow memory of the tensor's size, as the host sees it.
+        """
+        self.move = move
+        self.room: torch.Tensor | None = None
+        self._host, self._device = host, device
+        self.away = False
+        self._done = [torch.cuda.Event() for _ in (OUT, BACK)] if device.type == "cuda" else []
+
+    def found(self, storage: torch.UntypedStorage | None) -> None:
+        """Note the tensor's storage when it is about to go out."""
+        if storage is None or storage.device.type != self._device.type:
+            return
+        if storage.device.type == "cuda":  # the step frees it as usual; its graphs keep the address
+            address, size_bytes = storage.data_ptr(), storage.nbytes()
+            storage = torch._C._construct_storage_from_data_pointer(address, storage.device, size_bytes)  # type: ignore[attr-defined, assignment]
+        self.room = _bytes_of(storage)[: self._host.nbytes]
+
+    def actions(self) -> list[tuple[int, Callable[[], None]]]:
+        """Actions and the calls before which they run. If several run before one call, copies begin before anything is waited for."""
+        move = self.move
+        return [(move.out, self.go), (move.back, self.come), (move.gone, self.wait_gone), (move.used, self.wait_back)]
+
+    def go(self) -> None:
+        if self.room is not None:
+            self._copy(OUT, self._host[: self.room.nbytes], self.room)
+            self.away = True
+
+    def come(self) -> None:
+        if self.away and self.room is not None:
+            self._copy(BACK, self.room, self._host[: self.room.nbytes])
+            self.away = False
+
+    def wait_gone(self) -> None:
+        if self.away:
+            self._wait_for(OUT)
+
+    def wait_back(self) -> None:
+        self._wait_for(BACK)
+
+    def _copy(self, way: int, target: torch.Tensor, source: torch.Tensor) -> None:
+        if not self._done:
+            target.copy_(source)
+            return
+        stream = side_streams(self._device)[way]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.wait_event(self._done[OUT])
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        self._done[way].record(stream)
+
+    def _wait_for(self, way: int) -> None:
+        if self._done:
+            torch.cuda.current_stream(self._device).wait_event(self._done[way])
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+# ------------------------------------------------------------------------------------------ the wire
+
+
+def wire_beside(
+    step_us: Callable[[Callable[[], None] | None], float], memory: SlowMemory, device: torch.device
+) -> Wire:
+    """Measure consecutive copies of 64 MiB, each way and both ways at once, alone and beside a step.
+
+    Args:
+        step_us: times the step; meanwhile it calls its argument repeatedly.
+
+    Raises:
+        Unmeasurable: out_of_memory: there is no room for the copies.
+    """
+    without_us = step_us(None)
+    ends = [
+        (memory.host_bytes(PIECE_BYTES), torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device))
+        for _ in (OUT, BACK)
+    ]
+    if device.type != "cuda":
+        return Wire(without_us, (Copied(_rate(*ends[OUT]), _rate(*reversed(ends[BACK]))),), ())
+    alone, beside = [], []
+    for ways in ((OUT,), (BACK,), (OUT, BACK)):
+        traffic = _Traffic(device, ways, ends)
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < ALONE_S:
+            traffic.keep_up()
+        alone.append(Copied(traffic.rate(OUT), traffic.rate(BACK)))
+        traffic = _Traffic(device, ways, ends)
+        traffic.keep_up()  # at least once: the step may end before the first call of its argument
+        loaded_us = step_us(traffic.keep_up)
+        beside.append(Copied(traffic.rate(OUT), traffic.rate(BACK), loaded_us))
+    return Wire(without_us, tuple(alone), tuple(beside))
+
+
+class _Traffic:
+    """Copies without a pause as long as `keep_up` is called."""
+
+    def __init__(
+        self, device: torch.device, ways: Sequence[int], ends: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        self._device, self._ends = device, ends
+        self._ended: dict[int, list[torch.cuda.Event]] = {way: [] for way in ways}
+        self._left = dict.fromkeys(ways, 0)  # index of the first copy that is not known to have ended
+
+    def keep_up(self) -> None:
+        for way, ended in self._ended.items():
+            while self._left[way] < len(ended) and ended[self._left[way]].query():
+                self._left[way] += 1
+            while len(ended) - self._left[way] < PIECES:
+                host, room = self._ends[way]
+                stream = side_streams(self._device)[way]
+                with torch.cuda.stream(stream):
+                    (host if way == OUT else room).copy_(room if way == OUT else host, non_blocking=True)
+                ended.append(torch.cuda.Event(enable_timing=True))
+                ended[-1].record(stream)
+
+    def rate(self, way: int) -> float | None:
+        """Bandwidth of one way; None if it has no copies. Unit: bytes/s."""
+        if way not in self._ended:
+            return None
+        ended = self._ended[way]
+        torch.cuda.synchronize(self._device)
+        return PIECE_BYTES * (len(ended) - 1) / (ended[0].elapsed_time(ended[-1]) / 1e3)
+
+
+def _rate(target: torch.Tensor, source: torch.Tensor) -> float:
+    target.copy_(source)
+    began_s = time.perf_counter()
+    for _ in range(PIECES):
+        target.copy_(source)
+    return PIECES * PIECE_BYTES / (time.perf_counter() - began_s)

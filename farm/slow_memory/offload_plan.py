@@ -23,11 +23,10 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from farm.errors import UsageError
-from farm.slow_memory.options import away_while
-from farm.slow_memory.transfers import Wire
+from farm.slow_memory.transfers import AsRun, Wire, away_while
 from farm.training.recorded import TensorLife
 from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life, last_held
 from farm.types.format import count_of
@@ -84,59 +83,6 @@ class PlacementPlan:
     peak_bytes: int
     gap: float
     in_time: bool
-
-
-@dataclass(frozen=True)
-class Run:
-    """A step as it was run.
-
-    Attributes:
-        half_width_us: of its 95 % interval.
-        graphs: launched one behind the other for one step; 0 where Python launches its calls.
-        stayed_fast: numbers of tensors that were to be slow, and could not be placed.
-        moves: periods in which one lay elsewhere, in a step.
-        moved_bytes: that went out in these, and came back.
-        launch_us: that Python needs for launching one on a card that waits: less than ``time_us``, or the card waited for Python.
-    """
-
-    time_us: float
-    half_width_us: float
-    graphs: int = 0
-    stayed_fast: tuple[int, ...] = ()
-    moves: int = 0
-    moved_bytes: int = 0
-    launch_us: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "stayed_fast": list(self.stayed_fast)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{**data, "stayed_fast": tuple(data["stayed_fast"])})
-
-
-@dataclass(frozen=True)
-class AsRun:
-    """A step as a card ran it, with all fast and under each plan.
-
-    Attributes:
-        slow_memory: what it was.
-        plans: in the plans' order; why not, for one that could not be run.
-    """
-
-    slow_memory: str
-    fast: Run
-    plans: tuple[Run | str, ...]
-    took_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        plans = [one if isinstance(one, str) else one.to_json() for one in self.plans]
-        return {**vars(self), "fast": self.fast.to_json(), "plans": plans}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        plans = tuple(one if isinstance(one, str) else Run.from_json(one) for one in data["plans"])
-        return cls(**{**data, "fast": Run.from_json(data["fast"]), "plans": plans})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ A GPU replays the step from graphs: launched from Python, it would wait for Pyth
 their own cannot share a graph with others, since a graph is captured into one pool. So the step is a row of graphs, each such call one of
 its own, and those between them share a pool; with all fast it is one graph.
 
-What is moved while it waits (`farm.slow_memory.copies`) is copied between graphs: the row is also cut at the calls before which a copy
+What is moved while it waits (`farm.slow_memory.memory_tier`) is copied between graphs: the row is also cut at the calls before which a copy
 begins or has to be done. Its room in fast memory is kept, as graphs know addresses: what is run is the time that moves take.
 """
 
@@ -32,11 +32,9 @@ from farm.benchmark.call_context import Player
 from farm.benchmark.cuda_graph import capturing, one_stream
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
-from farm.slow_memory.copies import Mover, wire_beside
-from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
+from farm.slow_memory.memory_tier import Mover, SlowMemory, slow_memory_of, wire_beside
 from farm.slow_memory.offload import Outputs, slow_outputs
-from farm.slow_memory.offload_plan import AsRun, Run
-from farm.slow_memory.transfers import Move, Wire
+from farm.slow_memory.transfers import AsRun, Move, Run, Wire
 
 if TYPE_CHECKING:
     from farm.operators.capture import Call, Capture
@@ -48,10 +46,10 @@ WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all that are
 RUNS = (10, 100)  # least and most
 
-_taken_apart: dict[str, StepCapture] = {}  # the step that was last, until it is run
+_last_step: dict[str, StepCapture] = {}  # the step that was last, until it is run
 
 
-def take_apart(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
+def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
     """A training step as this card runs it, a GPU where it is captured into a graph. `compare` runs the same.
 
     Raises:
@@ -66,7 +64,7 @@ def take_apart(subject: Subject, protocol: Protocol, device: torch.device) -> St
     slow_memory_of(device)
     if device.type == "cuda":
         one_stream(device)
-    _taken_apart.clear()
+    _last_step.clear()
     with numeric_flags(protocol), torch.enable_grad(), _memory_told():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
@@ -79,7 +77,7 @@ def take_apart(subject: Subject, protocol: Protocol, device: torch.device) -> St
             capture = as_launched(observe, protocol, device)
     if capture.unowned:
         raise Unmeasurable("rejected", f"The step cannot be played from its calls: {capture.unowned[0]}.")
-    _taken_apart[_key(subject, protocol)] = capture
+    _last_step[_key(subject, protocol)] = capture
     return capture
 
 
@@ -87,7 +85,7 @@ def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> 
     """What copies get of the wire, alone and beside the step as it was taken apart, and what that costs the step.
 
     Raises:
-        Unmeasurable: see `take_apart`.
+        Unmeasurable: see `extract_step`.
     """
     capture = _known(subject, protocol, device).as_capture()
     with _as_asked(protocol):
@@ -122,10 +120,10 @@ def compare(
         plans, moves: see `run_planned`.
 
     Raises:
-        Unmeasurable: rejected: this card runs other calls; and see `take_apart` and `run_planned`.
+        Unmeasurable: rejected: this card runs other calls; and see `extract_step` and `run_planned`.
     """
     known = _known(subject, protocol, device)
-    _taken_apart.clear()
+    _last_step.clear()
     here = [call.tuple_id for call in known.calls]
     if here != list(calls):
         first = next((place for place, (one, other) in enumerate(zip(here, calls, strict=False)) if one != other), None)
@@ -141,7 +139,7 @@ def compare(
 
 
 def _known(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
-    return _taken_apart.get(_key(subject, protocol)) or take_apart(subject, protocol, device)
+    return _last_step.get(_key(subject, protocol)) or extract_step(subject, protocol, device)
 
 
 def _key(subject: Subject, protocol: Protocol) -> str:
@@ -247,7 +245,7 @@ class PlannedStep:
         hosts = {number: self.memories[0].host_bytes(sizes[number]) for number in sizes.keys() - slow}
         self.movers = [Mover(move, hosts[move.tensor], device) for move in moves]
         self._acts: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
-        for index, act in itertools.chain.from_iterable(zip(*(mover.acts() for mover in self.movers), strict=True)):
+        for index, act in itertools.chain.from_iterable(zip(*(mover.actions() for mover in self.movers), strict=True)):
             self._acts[index].append(act)
         self.player = player.placed(slow, self.memories[0].copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by call

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 from sqlmodel import Session
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import InSituRequest
 from farm.devices.device import Card
-from farm.devices.installed import torch_version
+from farm.devices.host import torch_version
 from farm.errors import FarmError, Unmeasurable, UsageError
 from farm.jobs.cards import write_down
 from farm.jobs.create import capture_for
@@ -178,7 +179,7 @@ class Laboratory:
         self.readings.append(row.id)
         return row
 
-    def in_place(self, variant: Variant, most: int | None) -> dict[str, Any]:
+    def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
         """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_situ.compare`.
 
         Raises:
@@ -187,9 +188,8 @@ class Laboratory:
         self.say(f"{variant}: calls with tensors in slow memory, many a run and one a run")
         began_s = time.monotonic()
         try:
-            found = self._process.in_place(
-                self.whole(variant).subject, self.protocol(), most=most, timeout_s=settings().item_timeout_s
-            )
+            request = InSituRequest(self.whole(variant).subject, self.protocol(), most)
+            found = self._process.call(request, timeout_s=settings().item_timeout_s)
         except Unmeasurable as error:
             raise FarmError(error.message, error.next_step or "Choose another card.") from error
         self.card_time_s += time.monotonic() - began_s

@@ -25,7 +25,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     Raises:
         FarmError: the card has no slow memory, or nothing could be placed.
     """
-    found = laboratory.in_place(plan.variant, plan.tuples or (QUICK if plan.quick else MOST))
+    found = laboratory.in_situ(plan.variant, plan.tuples or (QUICK if plan.quick else MOST))
     if not found["changes"]:
         why = next((one["why"] for one in found["left_out"]), "the model has no calls")
         raise FarmError(f"No tensor of {plan.variant} could be placed: {why}", "Choose another model.")

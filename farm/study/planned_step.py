@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import PlannedStepRequest, StepCaptureRequest, WireRequest
+from farm.devices.cpu import no_slow_memory
 from farm.devices.device import Card
-from farm.devices.reach import no_slow_memory
 from farm.errors import UsageError
 from farm.jobs.item_driver import hold_card
 from farm.memory_report.step_memory import Memory, memory
 from farm.settings import settings
-from farm.slow_memory.offload_plan import AsRun
 from farm.slow_memory.transfers import Wire, moves_of
 from farm.training.recorded import StepCapture
 from farm.types.protocol import Protocol, Subject, Variant
@@ -39,7 +39,7 @@ class StepOnCard:
         Raises:
             Unmeasurable: that cannot be had of this card.
         """
-        return Wire.from_json(self.process.wire(self.subject, self.protocol, timeout_s=settings().item_timeout_s))
+        return self.process.call(WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s)
 
     def run(self, planned: Memory) -> Memory:
         """The same step under its plans, and with all fast.
@@ -49,12 +49,16 @@ class StepOnCard:
         """
         placing = planned.placing
         assert placing is not None, "there are plans"
-        plans = [plan.slow for plan in placing.plans]
-        moves = [moves_of(planned.life, plan.moved, placing.moves_bytes_per_s or 0.0) for plan in placing.plans]
-        calls = [call.tuple_id for call in planned.capture.calls]
-        timeout_s = settings().item_timeout_s * (1 + len(plans))
-        found = self.process.planned_step(self.subject, self.protocol, calls, plans, moves, timeout_s=timeout_s)
-        return dataclasses.replace(planned, placing=dataclasses.replace(placing, run=AsRun.from_json(found)))
+        bytes_per_s = placing.moves_bytes_per_s or 0.0
+        request = PlannedStepRequest(
+            self.subject,
+            self.protocol,
+            calls=tuple(call.tuple_id for call in planned.capture.calls),
+            plans=tuple(tuple(sorted(plan.slow)) for plan in placing.plans),
+            moves=tuple(tuple(moves_of(planned.life, plan.moved, bytes_per_s)) for plan in placing.plans),
+        )
+        run = self.process.call(request, timeout_s=settings().item_timeout_s * (1 + len(placing.plans)))
+        return dataclasses.replace(planned, placing=dataclasses.replace(placing, run=run))
 
 
 @contextlib.contextmanager
@@ -70,5 +74,6 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
     subject = Subject("variant", variant.id, variant.to_json())
     protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
     with hold_card(card) as process:
-        step = StepCapture.from_json(process.step(subject, protocol, timeout_s=settings().item_timeout_s))
+        request = StepCaptureRequest(subject, protocol)
+        step = StepCapture.from_json(process.call(request, timeout_s=settings().item_timeout_s))
         yield StepOnCard(memory(variant, "cpu" if card.kind == "cpu" else card.model, step), subject, protocol, process)

@@ -51,7 +51,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it (`farm.benchmark.bursts`).
+    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it (`farm.benchmark.clock`).
 
     Figures are of one pass, half-widths absolute, of the 95 % interval.
     """
@@ -72,7 +72,7 @@ class Burst:
 
 @dataclass(frozen=True)
 class InContext:
-    """An operator alone and among others, on the same memory, at the same clocks (`farm.benchmark.cache_context`).
+    """An operator alone and among others, on the same memory, at the same clocks (`farm.benchmark.cache`).
 
     Times are of one pass.
     """
@@ -95,7 +95,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CanaryNote:
-    """The reference operator as it was last read before a reading, in the same process (`farm.benchmark.canary`).
+    """The reference operator as it was last read before a reading, in the same process (`farm.benchmark.checks`).
 
     Figures are of one pass of the reference operator. Changes are fractions, against the process's first canary that was
     not disturbed.

@@ -14,8 +14,8 @@ import torch
 
 import farm
 from farm.api import measure as measure_module
-from farm.benchmark_process.client import Answer, BenchmarkProcess
-from farm.devices.installed import torch_version
+from farm.benchmark_process.client import BenchmarkProcess
+from farm.devices.host import torch_version
 from farm.devices.lock import CardLock
 from farm.errors import CaptureError, CardBusy, CardUnavailable, TupleRejected, UsageError
 from farm.jobs import cards, items
@@ -138,7 +138,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
     asked: list[str] = []
     answered = BenchmarkProcess.measure
 
-    def measure(process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any) -> Answer:
+    def measure(process: BenchmarkProcess, subject: Subject, *more: Any, **options: Any) -> Measured:
         asked.append(subject.kind)
         answer = answered(process, subject, *more, **{**options, "verify": False})
         if subject.kind == "operator":

@@ -10,6 +10,7 @@ import pytest
 from farm.benchmark import fingerprinting
 from farm.benchmark.fingerprinting import pooled, w_per_c
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.cpu import cpu_card
 from farm.devices.device import FINGERPRINT_VERSION
 from farm.jobs.cards import keep_fingerprint, wants_fingerprint
@@ -22,7 +23,7 @@ from farm.store.database import Database
 def test_a_benchmark_process_takes_the_fingerprint_of_its_card_and_the_roofline_reads_it() -> None:
     card = cpu_card(settings())
     with BenchmarkProcess(card.id) as process:
-        taken = process.fingerprint()
+        taken = process.call(FingerprintRequest(), timeout_s=60.0)
     assert taken["driver"] == card.driver
     roofline = roofline_of("cpu", card.model, taken)
     assert roofline.bytes_per_s == taken["copy_bytes_per_s"] > 1e8

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from farm.benchmark.in_model_timing import attribute, time_in_model
+from farm.benchmark.verification import attribute, time_in_model
 from farm.operators.capture import capture, run_with_owners
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA

@@ -9,9 +9,9 @@ import json
 import pytest
 import torch
 
-from farm.benchmark.bursts import DUTIES
+from farm.benchmark.clock import DUTIES
 from farm.benchmark.measure import Bench, own_processes
-from farm.benchmark.power import FLOOR_TICKS
+from farm.benchmark.window import FLOOR_TICKS
 from farm.errors import Unmeasurable
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 from farm.types.reading import Reading

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pytest
 
-from farm.benchmark import bursts, canary, clock, levels, measure, sampler, workload
+from farm.benchmark import checks, clock, fingerprinting, measure, sampler, workload
 from farm.devices.device import Device
 from tests.benchmark import fake_device
 
@@ -77,9 +77,9 @@ class VirtualTime:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put it in the place of `time` in the benchmark's modules and in the fake device."""
         stand_in = SimpleNamespace(perf_counter=self.perf_counter, sleep=self.sleep)
-        for module in (bursts, canary, levels, measure, clock, sampler, workload, fake_device):
+        for module in (checks, clock, fingerprinting, measure, sampler, workload, fake_device):
             monkeypatch.setattr(module, "time", stand_in)
-        for module in (bursts, levels, measure):
+        for module in (clock, fingerprinting, measure):
             monkeypatch.setattr(module, "Sampler", self.sampler)
         for name in ("operator_passes", "variant_passes", "Passes"):  # the last makes the canary's
             monkeypatch.setattr(workload, name, self._timed_passes(getattr(workload, name)))

@@ -17,6 +17,11 @@ import psutil
 import pytest
 
 from farm.benchmark_process.client import BenchmarkProcess
+from farm.benchmark_process.requests import (
+    PlannedStepRequest,
+    StepCaptureRequest,
+    WireRequest,
+)
 from farm.devices.lock import turn
 from farm.errors import Unmeasurable
 from farm.settings import settings
@@ -95,9 +100,10 @@ def test_a_crash_ends_the_process_and_the_next_item_gets_a_fresh_one(process: Be
 
 
 def test_a_card_without_slow_memory_runs_no_planned_step(process: BenchmarkProcess) -> None:
-    for ask in (process.step, process.wire, lambda *about: process.planned_step(*about, calls=[], plans=[])):
+    about = subject("variant"), PROTOCOL
+    for request in (StepCaptureRequest(*about), WireRequest(*about), PlannedStepRequest(*about, calls=(), plans=())):
         with pytest.raises(Unmeasurable, match="has no slow memory"):
-            ask(subject("variant"), PROTOCOL)
+            process.call(request)
     process.measure(subject(), PROTOCOL, STOPPING)
 
 
@@ -261,7 +267,7 @@ def test_garbage_is_refused_line_by_line_and_does_no_harm() -> None:
     child.stdin.write(request(2, subject()))
     child.stdin.flush()
     events = []
-    while not events or events[-1]["event"] != "reading":
+    while not events or events[-1]["event"] != "answer":
         events.append(json.loads(child.stdout.readline()))
     assert [event["event"] for event in events].count("refused") == len(garbage)
     assert [event["reason"] for event in events if event["event"] == "unmeasurable"] == ["rejected"]
@@ -309,5 +315,5 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     process.measure(subject(), PROTOCOL, STOPPING)
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
-    program = "import sys, farm.benchmark_process.client, farm.devices.device, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
+    program = "import sys, farm.benchmark_process.client, farm.devices.host, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -14,7 +14,7 @@ from sqlalchemy import update
 
 from farm import settings as farm_settings
 from farm.devices.device import Card
-from farm.devices.installed import Installed, installed_torch
+from farm.devices.host import Installed, installed_torch
 from farm.devices.lock import CardLock
 from farm.doctor import database as database_examined
 from farm.doctor import folders, hardware

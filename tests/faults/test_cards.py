@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.benchmark.simulated import UNHEALTHY_VARIABLE
+from farm.devices.simulated import UNHEALTHY_VARIABLE
 from farm.settings import Settings
 from farm.store import tables
 from tasks.control import lost_after_s

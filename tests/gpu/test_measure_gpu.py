@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from farm.benchmark.cache import cache_bytes, found_again
-from farm.benchmark.health import HealthCheck
+from farm.benchmark.checks import HealthCheck
 from farm.benchmark.measure import Bench
 from farm.benchmark_process.client import BenchmarkProcess
 from farm.devices.host import discover, open_device
@@ -105,7 +105,7 @@ def test_all_work_of_a_process_is_on_one_stream_which_is_not_the_default_one(ben
     device = bench.torch_device
     stream = torch.cuda.current_stream(device)
     assert stream != torch.cuda.default_stream(device)
-    assert HealthCheck(torch, device).run() == ""
+    assert HealthCheck(device).run() == ""
     bench.measure(linear(256, 1024, 1024), Protocol(), Stopping())
     another = Bench(bench.device, device, idle_power_w=80.0)
     assert torch.cuda.current_stream(device) == stream == another._stream == bench._stream

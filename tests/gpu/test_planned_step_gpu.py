@@ -12,8 +12,8 @@ from farm.benchmark.passes import numeric_flags
 from farm.models import catalog
 from farm.slow_memory import planned_step
 from farm.slow_memory.memory_tier import PinnedMemory
-from farm.slow_memory.offload_plan import Run
-from farm.slow_memory.planned_step import PlannedStep, compare, measure_wire, run_planned, take_apart
+from farm.slow_memory.planned_step import PlannedStep, compare, extract_step, measure_wire, run_planned
+from farm.slow_memory.transfers import Run
 from farm.training.recorded import StepCapture
 from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
@@ -35,7 +35,7 @@ def on_one_stream() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def step() -> StepCapture:
     with torch.cuda.stream(torch.cuda.Stream(CARD)):
-        return take_apart(SUBJECT, Protocol(), CARD)
+        return extract_step(SUBJECT, Protocol(), CARD)
 
 
 def memory() -> PinnedMemory:
@@ -121,7 +121,7 @@ def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: 
 
 
 def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
-    take_apart(SUBJECT, Protocol(), CARD)
+    extract_step(SUBJECT, Protocol(), CARD)
     found = measure_wire(SUBJECT, Protocol(), CARD)
     print(found)  # noqa: T201 - for who runs it with -s
     assert [len(one.rates) for one in (*found.alone, *found.beside)] == [1, 1, 2, 1, 1, 2]
@@ -134,7 +134,7 @@ def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
 
 def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: StepCapture) -> None:
     parameters = [one.number for one in step.tensors if one.role == "parameter"]
-    apart = take_apart(SUBJECT, Protocol(), CARD)
+    apart = extract_step(SUBJECT, Protocol(), CARD)
     assert [call.tuple_id for call in apart.calls] == [call.tuple_id for call in step.calls]
     found = compare(SUBJECT, Protocol(), CARD, [call.tuple_id for call in apart.calls], [parameters])
     (slow,) = found.plans

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farm.benchmark.simulated import SOFTWARE
 from farm.devices.device import Card
+from farm.devices.simulated import SOFTWARE
 from farm.errors import NoSuchCard
 from farm.jobs import cards, listing
 from farm.jobs.items import DeclineReason

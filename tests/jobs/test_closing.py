@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlmodel import select
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum, significant
 from farm.report import report

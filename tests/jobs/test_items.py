@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.jobs import cards, items, jobs
 from farm.jobs.cards import holder_name, holder_of_process
 from farm.jobs.items import Claim, DeclineReason

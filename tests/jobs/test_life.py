@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import select
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.jobs import item_state, items, jobs
 from farm.jobs.closing import close_round
 from farm.jobs.moving import give_up, move_items, rebalance

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 from sqlmodel import select
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.balance import Queue, Work, balance, place
 from farm.jobs.closing import Closing, close_round

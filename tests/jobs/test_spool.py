@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from farm.benchmark.simulated import SOFTWARE
+from farm.devices.simulated import SOFTWARE
 from farm.errors import DatabaseUnreachable
 from farm.jobs.spool import Spool
 from farm.store.database import Database

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from farm.benchmark.call_context import Player
+from farm.benchmark_process.requests import from_json, to_json
 from farm.errors import Unmeasurable
 from farm.models import catalog
 from farm.slow_memory import planned_step
-from farm.slow_memory.copies import Mover
-from farm.slow_memory.memory_tier import cannot_pin
-from farm.slow_memory.offload_plan import AsRun, Run
+from farm.slow_memory.memory_tier import Mover, cannot_pin
 from farm.slow_memory.planned_step import PlannedStep, run_planned
-from farm.slow_memory.transfers import Wire, moves_of
+from farm.slow_memory.transfers import AsRun, Run, Wire, moves_of
 from farm.training.extract import take_step_apart
 from farm.training.recorded import StepCapture
 from farm.training.tensor_lifetime import Life
@@ -36,7 +35,7 @@ def a_fake_slow_memory(monkeypatch):
 def step():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(planned_step, "slow_memory_of", lambda device: Fake())
-        return planned_step.take_apart(SUBJECT, EAGERLY, CPU)
+        return planned_step.extract_step(SUBJECT, EAGERLY, CPU)
 
 
 def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_taken_apart_without(step):
@@ -63,7 +62,7 @@ def gradients_of(step, play):
         again()
         for mover in play.movers:  # of what is away over the end of the step
             mover.come()
-            mover.be_back()
+            mover.wait_back()
     return [torch.empty(0, device=storage.device).set_(storage).clone() for storage in held]
 
 
@@ -86,8 +85,8 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
 class Wiping(Mover):
     """Leaves nothing of a tensor that is away."""
 
-    def be_gone(self):
-        super().be_gone()
+    def wait_gone(self):
+        super().wait_gone()
         if self.away:
             self.room.fill_(0xFF)  # of every floating-point type no number
 
@@ -127,9 +126,9 @@ def test_a_run_says_what_was_moved(step):
     moved, still = found.plans
     assert (moved.moves, moved.moved_bytes) == (3, sum(sizes[move.tensor] for move in moves))
     assert (still.moves, still.moved_bytes) == (0, 0)
-    assert AsRun.from_json(json.loads(json.dumps(found.to_json()))) == found
-    old = {name: value for name, value in still.to_json().items() if "move" not in name}
-    assert Run.from_json(old) == still
+    assert from_json(AsRun, json.loads(json.dumps(to_json(found)))) == found
+    old = {name: value for name, value in to_json(still).items() if "move" not in name}
+    assert from_json(Run, old) == still
 
 
 def test_the_wire_is_measured_beside_a_step(step, monkeypatch):
@@ -137,7 +136,7 @@ def test_the_wire_is_measured_beside_a_step(step, monkeypatch):
     found = planned_step.measure_wire(SUBJECT, EAGERLY, CPU)
     assert found.bytes_per_s == min(found.alone[0].rates) > 0
     assert found.beside == ()  # a CPU copies between calls
-    assert Wire.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(Wire, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_be_had_sinks_no_other(step):
@@ -153,7 +152,7 @@ def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_b
     assert (few.stayed_fast, few.graphs, found.slow_memory) == ((), 0, "fake memory")
     assert min(found.fast.time_us, found.fast.half_width_us, few.time_us, few.half_width_us) > 0
     assert "cannot be pinned" in all_slow
-    assert AsRun.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(AsRun, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_a_plan_of_other_calls_is_refused_in_a_line(step):
@@ -165,4 +164,4 @@ def test_a_plan_of_other_calls_is_refused_in_a_line(step):
 def test_a_card_without_slow_memory_is_refused_in_a_line(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(Unmeasurable, match="NUMA node"):
-        planned_step.take_apart(SUBJECT, EAGERLY, CPU)
+        planned_step.extract_step(SUBJECT, EAGERLY, CPU)

@@ -6,8 +6,7 @@ import pytest
 from sqlmodel import select
 
 from farm.devices.device import Card
-from farm.devices.host import discover
-from farm.devices.installed import installed_torch
+from farm.devices.host import discover, installed_torch
 from farm.errors import NoWorker
 from farm.jobs import cards, closing, jobs
 from farm.jobs.create import open_job

@@ -9,9 +9,9 @@ import threading
 import pytest
 from celery.exceptions import Ignore, Reject
 
-from farm.benchmark.simulated import SOFTWARE
-from farm.benchmark_process.client import Answer, BenchmarkProcess
+from farm.benchmark_process.client import BenchmarkProcess, Measured
 from farm.devices.device import Card
+from farm.devices.simulated import SOFTWARE
 from farm.errors import Unmeasurable
 from farm.jobs import cards, items
 from farm.jobs.spool import Spool
@@ -43,7 +43,7 @@ class Benchmark:
 
     def measure(self, subject, *_, **__):
         self.asked.append(subject.id)
-        return Answer(READING, SOFTWARE, CARD)
+        return Measured(READING, SOFTWARE, CARD)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_reading_that_the_database_refuses_is_kept_and_told(worker, any_databa
     with monkeypatch.context() as patched:
         patched.setattr(items, "complete", refuse)
         with pytest.raises(ValueError, match="not this one"):
-            worker._store(held, Answer(READING, SOFTWARE, CARD))
+            worker._store(held, Measured(READING, SOFTWARE, CARD))
     assert worker.spool.items() == {item.id}
     (closed,) = worker.spool.flush(any_database, "SIM-0")
     assert closed.accepted

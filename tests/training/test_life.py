@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
-from farm.slow_memory.options import largest_batch, offload
+from farm.slow_memory.options import largest_batch
+from farm.slow_memory.transfers import offload
 from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 

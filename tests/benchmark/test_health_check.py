@@ -5,12 +5,12 @@ import time
 import pytest
 import torch
 
-from farm.benchmark import health
+from farm.benchmark import checks
 from farm.benchmark_process import server
 
 
 def test_this_cpu_is_healthy():
-    assert health.HealthCheck(torch, torch.device("cpu")).run() == ""
+    assert checks.HealthCheck(torch.device("cpu")).run() == ""
 
 
 def test_a_wrong_product_is_found(monkeypatch):
@@ -25,24 +25,24 @@ def test_a_wrong_product_is_found(monkeypatch):
         return moved
 
     monkeypatch.setattr(torch.Tensor, "to", flipped)
-    assert "came out wrong in" in health.HealthCheck(torch, torch.device("cpu")).run()
+    assert "came out wrong in" in checks.HealthCheck(torch.device("cpu")).run()
     assert times
 
 
 def test_a_time_that_cannot_be_is_found():
-    assert health.implausible(0.01, "cpu") == ""
-    assert "is plausible" in health.implausible(1e-9, "cpu")
-    assert "is plausible" in health.implausible(60.0, "cpu")
+    assert checks.implausible(0.01, "cpu") == ""
+    assert "is plausible" in checks.implausible(1e-9, "cpu")
+    assert "is plausible" in checks.implausible(60.0, "cpu")
 
 
 def test_a_gpu_that_takes_as_long_as_a_cpu_crawls():
-    assert health.implausible(1e-5, "cuda") == ""
-    assert health.implausible(1e-3, "cuda") == "", "at the clock it rests at"
-    assert "is plausible" in health.implausible(0.01, "cuda")
+    assert checks.implausible(1e-5, "cuda") == ""
+    assert checks.implausible(1e-3, "cuda") == "", "at the clock it rests at"
+    assert "is plausible" in checks.implausible(0.01, "cuda")
 
 
 def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatch):
-    check = health.HealthCheck(torch, torch.device("cpu"))
+    check = checks.HealthCheck(torch.device("cpu"))
     assert check.run() == ""
     product = torch.Tensor.__matmul__
 
@@ -67,7 +67,7 @@ def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
     assert runner.check_due
     assert runner.check() == ""
     assert not runner.check_due
-    later = server.time.monotonic() + health.AGAIN_AFTER_S
+    later = server.time.monotonic() + server.CHECK_EVERY_S
     monkeypatch.setattr(server.time, "monotonic", lambda: later)
     assert runner.check_due
     assert asked == [1]
@@ -76,7 +76,7 @@ def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_gpu_is_healthy_and_asking_it_again_costs_little():
-    check = health.HealthCheck(torch, torch.device("cuda:0"))
+    check = checks.HealthCheck(torch.device("cuda:0"))
     assert check.run() == ""
     begin_s = time.perf_counter()
     assert check.run() == ""

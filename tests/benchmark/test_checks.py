@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from farm.benchmark import canary
+from farm.benchmark import checks
 from farm.benchmark.measure import Bench
 from farm.benchmark.workload import Workload
 from farm.types.protocol import Protocol, Stopping
@@ -23,8 +23,8 @@ SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary, "SIZE", 64)
-    monkeypatch.setattr(canary, "STOPPING", SHORT)
+    monkeypatch.setattr(checks, "SIZE", 64)
+    monkeypatch.setattr(checks, "STOPPING", SHORT)
 
 
 def test_the_reference_is_read_again_every_few_tuples() -> None:
@@ -41,7 +41,7 @@ def test_the_reference_is_read_again_every_few_tuples() -> None:
 
 
 def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, calls = canary.prepare_canary, 0
+    prepare, calls = checks.prepare_canary, 0
 
     def fails_at_first(size: int, device: torch.device) -> Workload:
         nonlocal calls
@@ -50,7 +50,7 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monke
             raise torch.OutOfMemoryError("another process has all of it")
         return prepare(size, device)
 
-    monkeypatch.setattr(canary, "prepare_canary", fails_at_first)
+    monkeypatch.setattr(checks, "prepare_canary", fails_at_first)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(2)]
     assert readings[0].details.canary is None
@@ -58,13 +58,13 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monke
 
 
 def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, seen = canary.prepare_canary, []
+    prepare, seen = checks.prepare_canary, []
 
     def notes(size: int, device: torch.device) -> Workload:
         seen.append(torch.backends.cuda.matmul.allow_tf32)
         return prepare(size, device)
 
-    monkeypatch.setattr(canary, "prepare_canary", notes)
+    monkeypatch.setattr(checks, "prepare_canary", notes)
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=1)
     for tf32 in (False, True):
         bench.measure(linear(8, 32, 32), Protocol(launch="eager", tf32=tf32), SHORT)
@@ -76,7 +76,7 @@ def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_s
         return dataclasses.replace(calm, energy_mj=power_w, power_w=power_w, flags=flags)
 
     calm = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
-    bird = canary.Canary(torch.device("cpu"), 1)
+    bird = checks.Canary(torch.device("cpu"), 1)
     given = iter([reading(440, "shared"), reading(440, "shared"), reading(550), reading(551)])
     notes = [bird.newest(lambda workload, stopping: next(given), lambda *_: None) for _ in range(3)]
     assert [note.flags for note in notes if note] == [("shared",), (), ()]
@@ -88,5 +88,5 @@ def test_readings_around_a_changed_reference_are_flagged() -> None:
     reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
     assert reading.details.canary is None, "a shared CPU has none"
     note = CanaryNote(1, 10.0, time_change=0.0, energy_change=-0.04)
-    assert "canary_off" in canary.with_canary(reading, note).flags
-    assert "canary_off" not in canary.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags
+    assert "canary_off" in checks.with_canary(reading, note).flags
+    assert "canary_off" not in checks.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags

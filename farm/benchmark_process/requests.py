@@ -1,0 +1,168 @@
+"""Requests to a benchmark process: one dataclass each, with the type of its answer. The server has a handler for each.
+
+A request and its answer travel as JSON, one object a line. pydantic derives the JSON from the fields; classes that are
+also stored have their own `to_json` and `from_json`. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from farm.slow_memory.transfers import AsRun, Move, Wire
+from farm.types.protocol import Protocol, Stopping, Subject
+from farm.types.reading import Reading, Verification
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The tuples that a variant has on the card.
+
+    Attributes:
+        observed: the capture on the card, as JSON, if it differs from the prediction.
+    """
+
+    observed: dict[str, Any] | None
+    verification: Verification
+
+
+@dataclass(frozen=True)
+class ProcessRequest(Generic[A]):
+    """A request whose answer is an `A`.
+
+    Attributes:
+        name: the request's name on the wire.
+        answer: the type of the answer.
+        doing: what the process does, for messages: "The process did not `doing` in time".
+    """
+
+    name: ClassVar[str]
+    answer: ClassVar[Any]
+    doing: ClassVar[str]
+
+    @property
+    def uses_slow_memory(self) -> bool:
+        """True if no other card of the host may use slow memory meanwhile."""
+        return False
+
+
+@dataclass(frozen=True)
+class FingerprintRequest(ProcessRequest[dict[str, Any]]):
+    """Take the card's rates, power levels and sensor delays (`farm.benchmark.fingerprinting`)."""
+
+    name, answer, doing = "fingerprint", dict[str, Any], "take the card's fingerprint"
+
+
+@dataclass(frozen=True)
+class VerifyRequest(ProcessRequest[Verified]):
+    """Compare a variant's tuples on the card with its predicted ones: tuple id -> calls (`farm.benchmark.verification`)."""
+
+    name, answer, doing = "verify", Verified, "verify"
+    subject: Subject
+    protocol: Protocol
+    predicted: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class MeasureRequest(ProcessRequest[Reading]):
+    """Measure one item (`farm.benchmark.measure`). Only a simulated card uses `predicted`."""
+
+    name, answer, doing = "measure", Reading, "measure"
+    subject: Subject
+    protocol: Protocol
+    stopping: Stopping
+    predicted: Mapping[str, int] | None = None
+
+    @property
+    def uses_slow_memory(self) -> bool:
+        return bool(self.protocol.placement)
+
+
+@dataclass(frozen=True)
+class SlowMemoryRequest(ProcessRequest[A]):
+    """A request about a variant with tensors in slow memory."""
+
+    subject: Subject
+    protocol: Protocol
+
+    @property
+    def uses_slow_memory(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
+    """Time calls of a variant with tensors in slow memory, in at most `most` configurations (`farm.slow_memory.in_situ`)."""
+
+    name, answer, doing = "in_situ", dict[str, Any], "time calls in their model"
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class StepCaptureRequest(ProcessRequest[dict[str, Any]]):
+    """Capture a training step as the card runs it: a `StepCapture` as JSON (`farm.slow_memory.planned_step.extract_step`)."""
+
+    name, answer, doing = "step_capture", dict[str, Any], "capture the step"
+    subject: Subject
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class WireRequest(SlowMemoryRequest[Wire]):
+    """Measure the bandwidth of copies alone and beside a step (`farm.slow_memory.planned_step.measure_wire`)."""
+
+    name, answer, doing = "wire", Wire, "time copies"
+
+
+@dataclass(frozen=True)
+class PlannedStepRequest(SlowMemoryRequest[AsRun]):
+    """Run a step with all tensors fast, and under plans (`farm.slow_memory.planned_step.compare`).
+
+    Attributes:
+        calls: the tuple ids of the step's calls.
+        plans: for each plan, the numbers of the slow tensors.
+        moves: for each plan, its moves.
+    """
+
+    name, answer, doing = "planned_step", AsRun, "run the step"
+    calls: tuple[str, ...]
+    plans: tuple[tuple[int, ...], ...]
+    moves: tuple[tuple[Move, ...], ...] = ()
+
+
+REQUESTS: dict[str, type[ProcessRequest[Any]]] = {
+    kind.name: kind
+    for kind in (
+        FingerprintRequest,
+        VerifyRequest,
+        MeasureRequest,
+        InSituRequest,
+        StepCaptureRequest,
+        WireRequest,
+        PlannedStepRequest,
+    )
+}
+
+
+def to_json(value: Any) -> Any:
+    """The plain JSON of a request or an answer."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return TypeAdapter(type(value)).dump_python(value, mode="json")
+
+
+def from_json(kind: Any, data: Any) -> Any:
+    """The request or answer of type `kind` from its JSON.
+
+    Raises:
+        ValueError: the JSON does not fit; pydantic's message names the field.
+        FarmError: a field has a value that is not allowed.
+    """
+    if hasattr(kind, "from_json"):
+        return kind.from_json(data)
+    return TypeAdapter(kind).validate_python(data)
