@@ -1,85 +1,50 @@
-"""Takes a model apart into operator tuples by watching one forward pass, and proves that nothing was missed.
+"""Captures one forward pass: which operator calls it consists of, and a proof that none was missed.
 
-What was seen goes to a recorder, which knows who owns it (`farm.operators.recorder`). An auditor at the dispatcher
-sees every aten operator, so that none can go unnoticed.
+The owner of an aten operator is the leaf module of ``torch.nn`` that runs (the exact class, constructed as its attributes
+say), or the outermost call of a function of PyTorch's public API. `farm.operators.recorder` tells how a pass is watched,
+`farm.operators.profiler` compares a watched pass with an unwatched one.
 
-Observing must not change what runs. An active ``TorchFunctionMode`` and any hook on a module switch off PyTorch's
-fused attention path (other operators, other strides behind it). So no hooks: ``torch.nn.Module.__call__`` is
-replaced while the pass runs, and inside a leaf the function mode is disabled; only the dispatch mode sees inside.
-`verify_on_device` holds an observed pass against an unobserved one, by the profiler's account.
-
-Which operators run depends on the device and the grad mode, so a capture carries both. `predict` runs without
-computing anything, on fake tensors that claim to be on a device; meta tensors would take other paths.
+Which operators run depends on the device and the grad mode, so a capture names both. `predict` computes nothing: it runs on
+fake tensors that claim to be on a device; meta tensors would take other paths.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.fx.experimental.proxy_tensor  # nn.MultiheadAttention asks for it when a dispatch mode is active
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from farm.errors import CaptureError
-from farm.operators.known import nothing_computed
-from farm.operators.profiled import Profiled
-from farm.operators.recorder import Call, Capture, Recorder, StorageSpec, Trace, Watch
-from farm.operators.repeats import Repeats
+from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES, RETURNS_TO_HOST
+from farm.operators.captured import CallTrace, Capture, CapturedCall
+from farm.operators.encoding import (
+    DescribedCall,
+    NotEncodable,
+    TensorTable,
+    costs_something,
+    describe_leaf,
+    storage_key,
+    tensors_in,
+    written_tensors,
+)
+from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
+from farm.operators.recorder import Around, Recorder, WatchedFunctions, WatchedOperators, replaced
+from farm.types.tuple import canonical_stride
 
-__all__ = [
-    "Call",
-    "Capture",
-    "EagerRun",
-    "Observed",
-    "Record",
-    "StorageSpec",
-    "Trace",
-    "capture",
-    "predict",
-    "run_with_owners",
-    "verify_on_device",
-]
+#: Called with a call's module path, its operator, its activations (each with whether the call wrote to it), and in the same
+#: way the buffers and parameters that it was passed as arguments (caches, for example), without a leaf module's own.
+Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
 
-
-#: Makes a run into what can be launched again, as the run that is measured is launched: a CUDA graph's replay, say.
-Record = Callable[[Callable[[], object]], Callable[[], object]]
-
-
-@dataclass(frozen=True)
-class EagerRun:
-    """What an eagerly launched pass is, where it runs something else than the one that is measured.
-
-    The counters are those of `Observed`.
-    """
-
-    capture: Capture
-    unobserved: Counter[str]
-    unobserved_times_us: Counter[str]
-
-
-@dataclass(frozen=True)
-class Observed:
-    """An observed pass held against an unobserved one on a real device, both launched as in the run that is measured.
-
-    The counters hold the innermost aten operators with their input shapes on the CPU, and the kernels' names on
-    CUDA. ``differences`` is empty when observing changed nothing. ``unobserved_times_us`` is how long the card ran
-    each kernel in the unobserved pass, all launches summed; empty on the CPU. ``eager`` is None where an eager pass runs
-    the same.
-    """
-
-    capture: Capture
-    unobserved: Counter[str]
-    observed: Counter[str]
-    differences: list[str]
-    unobserved_times_us: Counter[str]
-    eager: EagerRun | None = None
+UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
+_READ_VALUE = "aten._local_scalar_dense.default"
 
 
 def capture(
@@ -91,33 +56,16 @@ def capture(
     grad_enabled: bool = False,
     watch: Watch | None = None,
 ) -> Capture:
-    """Watches one forward pass of ``model`` on the tensors it holds (real or fake).
+    """Captures one forward pass of ``model`` on the tensors it holds (real or fake).
 
-    ``watch`` is shown the activations of each call when it has run.
+    Args:
+        watch: called after each operator call.
 
     Raises:
         CaptureError: the model is compiled or scripted, or raised.
     """
     _refuse_opaque(model)
-    return _watched(Recorder(model, device_type, watch), model, args, kwargs, grad_enabled)
-
-
-def _watched(
-    recorder: Recorder, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, grad_enabled: bool
-) -> Capture:
-    grad = torch.enable_grad() if grad_enabled else torch.no_grad()
-    try:
-        with _observed_calls(recorder), grad, _Auditor(recorder), Functions(recorder):
-            model(*args, **(kwargs or {}))
-    except CaptureError:
-        raise
-    except (Exception, SystemExit) as error:
-        where = f" at '{recorder.path}'" if recorder.path else ""
-        raise CaptureError(
-            f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-            "Run the model alone on this input first; data-dependent shapes cannot be captured.",
-        ) from error
-    return recorder.result(grad_enabled, model.training)
+    return _captured(ForwardRecorder(model, device_type, watch), model, args, kwargs, grad_enabled)
 
 
 def predict(
@@ -129,98 +77,22 @@ def predict(
     grad_enabled: bool = False,
     watch: Watch | None = None,
 ) -> Capture:
-    """The capture that a pass would give, computed on fake tensors: no memory, no arithmetic.
+    """The capture of a pass that computes nothing: it runs on fake tensors, and does not repeat equal calls.
 
-    A leaf that is given the same again is not run again (`farm.operators.repeats`).
+    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors open a CUDA context, so
+    they are used only if this process already has one; otherwise the capture is the CPU's, and ``Capture.device_type`` says so.
+    ``watch`` gets the model's own tensors, and fake ones for all others.
 
-    ``model`` and its arguments are typically on meta; they are left as they were. Fake CUDA tensors open a CUDA
-    context, so they are used only where this process already has one; elsewhere the prediction is the CPU's, and
-    ``Capture.device_type`` says so. ``watch`` is shown the model's own tensors as they are, and fake ones else.
+    Raises:
+        CaptureError: see `capture`.
     """
     if device_type != "cpu" and not (device_type == "cuda" and torch.cuda.is_initialized()):
         device_type = "cpu"
     _refuse_opaque(model)
-    with nothing_computed(model, args, kwargs, device_type) as (fakes, stand_ins, named):
-        recorder = Recorder(model, device_type, watch and fakes.unmasked(watch), Repeats(fakes))
-        return _watched(recorder, model, stand_ins, named, grad_enabled)
-
-
-def verify_on_device(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    device: torch.device | str,
-    kwargs: dict[str, Any] | None = None,
-    *,
-    grad_enabled: bool = False,
-    record: Record | None = None,
-) -> Observed:
-    """Captures ``model``, which is on ``device`` already, and holds the pass against an unobserved one.
-
-    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS does not count.
-
-    Args:
-        record: how the run that is measured is made, where that is not a plain pass. The operators are then those that
-            are called while it is made, and what is counted is what runs when it is launched; an eager pass is held against it.
-    """
-    device = torch.device(device)
-    Recorder(model, device.type)  # describing the leaves builds modules on meta; the next recorder finds them built
-    return held_against(
-        lambda: model(*args, **(kwargs or {})),
-        lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
-        device,
-        grad_enabled=grad_enabled,
-        record=record,
-    )
-
-
-def held_against(
-    plainly: Callable[[], object],
-    observe: Callable[[], Capture],
-    device: torch.device,
-    *,
-    grad_enabled: bool,
-    record: Record | None = None,
-) -> Observed:
-    """A run that is observed, held against one that is not.
-
-    Args:
-        plainly: runs it once.
-        observe: runs it once and tells what it consists of.
-        record: as for `verify_on_device`.
-    """
-    grad = torch.enable_grad if grad_enabled else torch.no_grad
-    found: list[Capture] = []
-
-    def observed() -> None:
-        found.append(observe())
-
-    with grad():
-        plainly()
-    with grad(), Profiled(device) as plain:
-        plainly()
-    eager = plain
-    if record is None:
-        with grad(), Profiled(device) as watched:
-            observed()
-    else:
-        with grad():
-            unobserved, launched = record(plainly), record(observed)
-            with Profiled(device) as plain:
-                unobserved()
-            with Profiled(device) as watched:
-                launched()
-    seen = found[0]
-    otherwise = None
-    if eager.counts != plain.counts:
-        with grad():
-            eagerly = observe()
-        otherwise = EagerRun(eagerly, eager.counts, eager.times_us)
-    differences = [
-        f"{name}: {plain.counts[name]} unobserved, {watched.counts[name]} observed"
-        for name in sorted(plain.counts.keys() | watched.counts.keys())
-        if plain.counts[name] != watched.counts[name]
-    ]
-    return Observed(seen, plain.counts, watched.counts, differences, plain.times_us, otherwise)
+    with fake_pass(model, args, kwargs, device_type) as (fakes, fake_args, fake_kwargs):
+        watched = watch and fakes.with_originals(watch)
+        recorder = ForwardRecorder(model, device_type, watched, repeated=RepeatedCalls(fakes))
+        return _captured(recorder, model, fake_args, fake_kwargs, grad_enabled)
 
 
 def run_with_owners(
@@ -230,70 +102,51 @@ def run_with_owners(
     *,
     device_type: str,
     grad_enabled: bool = False,
-    around: Callable[[int], contextlib.AbstractContextManager[Any]],
+    around: Around,
 ) -> None:
-    """Runs one pass with ``around(number)`` entered around all that takes the owner's slot, in that order.
+    """Runs one pass with ``around(number)`` entered around every call that takes the owner slot, in order.
 
-    Nothing is described and no operator is audited, so that a call takes about the time that it takes unobserved.
-    The numbers are positions in `Capture.owners` of a capture of the same pass.
+    Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass. The
+    numbers are positions in `Capture.slots` of a capture of the same pass.
     """
-    recorder = Recorder(model, device_type)
-    recorder.around = around
-    grad = torch.enable_grad() if grad_enabled else torch.no_grad()
-    with _observed_calls(recorder), grad, Functions(recorder):
+    recorder = ForwardRecorder(model, device_type, around=around)
+    with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled), WatchedFunctions(recorder):
         model(*args, **(kwargs or {}))
 
 
-class CallsFunctions(Protocol):
-    def call_function(self, func: Any, args: Any, kwargs: Any) -> Any: ...
-
-
-class Functions(TorchFunctionMode):
-    """Tells a recorder of each call of a public function; the recorder runs it."""
-
-    def __init__(self, recorder: CallsFunctions) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.recorder.call_function(func, args, kwargs or {})
-
-
-class _Auditor(TorchDispatchMode):
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # what fake tensors are asked most often; it runs nothing
-            return args[0].device
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            self.recorder.aten(func, args, kwargs, out)
-        return out
-
-
-@contextlib.contextmanager
-def _observed_calls(recorder: Recorder) -> Iterator[None]:
-    original = nn.Module.__call__
-    script_function: Any = torch.jit.ScriptFunction
-    scripted = script_function.__call__
-
-    def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return recorder.call_module(original, module, args, kwargs)
-
-    def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
-        # Inside a scripted function no public function is called: what it was made of runs instead.
-        return getattr(function, "_torchdynamo_inline", functools.partial(scripted, function))(*args, **kwargs)
-
-    nn.Module.__call__ = observed  # type: ignore[method-assign]
-    script_function.__call__ = inlined
+def _captured(
+    recorder: ForwardRecorder,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    grad_enabled: bool,
+) -> Capture:
     try:
-        yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
-        script_function.__call__ = scripted
+        with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled):
+            with WatchedOperators(recorder), WatchedFunctions(recorder):
+                model(*args, **(kwargs or {}))
+    except CaptureError:
+        raise
+    except (Exception, SystemExit) as error:
+        where = f" at '{recorder.path}'" if recorder.path else ""
+        raise CaptureError(
+            f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            "Run the model alone on this input first; data-dependent shapes cannot be captured.",
+        ) from error
+    return Capture(
+        tuples=recorder.tuples,
+        calls=tuple(recorder.calls),
+        tensors=recorder.storages.result(),
+        gaps=tuple(recorder.gaps),
+        overlaps=tuple(recorder.overlaps),
+        device_type=recorder.device_type,
+        grad_enabled=grad_enabled,
+        training=model.training,
+        operators=recorder.operators,
+        traces=recorder.traces,
+        slots=tuple(recorder.slots),
+        integers=recorder.storages.integers,
+    )
 
 
 def _refuse_opaque(model: nn.Module) -> None:
@@ -306,3 +159,247 @@ def _refuse_opaque(model: nn.Module) -> None:
                 f"The module '{path or type(module).__name__}' is {kind}: its operators cannot be seen.",
                 "Give the model as it is before torch.compile or torch.jit.",
             )
+
+
+class _OpenCall:
+    """A call that owns the slot."""
+
+    __slots__ = ("costly", "number", "path", "values_read", "what", "written")
+
+    def __init__(self, what: str, path: str, number: int) -> None:
+        self.what, self.path, self.number = what, path, number
+        self.costly: list[str] = []  # aten operators that cost anything
+        self.written: set[int] = set()  # addresses of storages
+        self.values_read: list[tuple[torch.Tensor, Any]] = []  # tensors whose value the host read, each with the value
+
+
+class ForwardRecorder(Recorder):
+    def __init__(
+        self,
+        model: nn.Module,
+        device_type: str,
+        watch: Watch | None = None,
+        repeated: RepeatedCalls | None = None,
+        around: Around | None = None,
+    ) -> None:
+        super().__init__(model, device_type, around)
+        self.watch, self.repeated = watch, repeated
+        self.thread = threading.get_ident()
+        self.open_calls: list[_OpenCall] = []
+        self.operators: Counter[str] = Counter()
+        self.traces: dict[str, CallTrace] = {}
+        self.roles: dict[int, str] = {}
+        self.leaves: dict[int, dict[str, Any] | None] = {}
+        for module in model.modules():
+            self.roles.update((id(tensor), "parameter") for tensor in module._parameters.values())
+            self.roles.update((id(tensor), "buffer") for tensor in module._buffers.values())
+            self.leaves[id(module)] = describe_leaf(module) if type(module) in LEAF_CLASSES else None
+
+    @contextlib.contextmanager
+    def watching_calls(self) -> Iterator[None]:
+        scripted: Any = torch.jit.ScriptFunction
+        original = scripted.__call__
+
+        def inlined(function: Any, *args: Any, **kwargs: Any) -> Any:
+            # A scripted function calls no public functions; the Python function that it was made from does.
+            return getattr(function, "_torchdynamo_inline", functools.partial(original, function))(*args, **kwargs)
+
+        with self.watching_modules(), replaced(scripted, "__call__", inlined):
+            yield
+
+    # ------------------------------------------------------------------------------------------------ who owns the slot
+
+    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self.open_calls or threading.get_ident() != self.thread:
+            return original(module, *args, **kwargs)
+        outer, self.path = self.path, self.paths.get(id(module), self.path)
+        parameters = self._leaf_parameters(module)
+        if parameters is None:
+            out = original(module, *args, **kwargs)
+        else:
+            name = type(module).__name__
+            with self._slot(name) as call, torch._C.DisableTorchFunction():
+                describe = functools.partial(
+                    self._describe, call, f"torch.nn.{name}", args, kwargs, parameters=parameters, module=module
+                )
+                repeated = self.repeated if repeatable(module) else None
+                given = describe() if repeated is not None else None
+                found, out = self._run(call, given, functools.partial(original, module, *args, **kwargs))
+                if call.costly and (given := given or describe()):
+                    self._close(call, given, out)
+                    if repeated is not None and not found:
+                        repeated.learn(given, call.costly, call.written, out)
+        self.path = outer  # only on success: after an error the path says where it was raised
+        return out
+
+    def _leaf_parameters(self, module: nn.Module) -> dict[str, Any] | None:
+        if type(module) not in LEAF_CLASSES:
+            return None
+        if id(module) not in self.leaves:  # made while the model runs
+            return describe_leaf(module)
+        return self.leaves[id(module)]
+
+    def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.open_calls or threading.get_ident() != self.thread:
+            return func(*args, **kwargs)
+        name = FUNCTION_NAMES.get(func)
+        with self._slot(name or _text(func)) as call:
+            given = None
+            if self.repeated is not None and name in self.repeated.functions:
+                given = self._describe(call, name, args, kwargs)
+            found, out = self._run(call, given, functools.partial(func, *args, **kwargs))
+            if found and given is not None:
+                self._close(call, given, out)
+            elif call.costly:
+                if call.values_read and name not in RETURNS_TO_HOST:
+                    (args, kwargs), given = self._split_off_reads(call, args, kwargs), None
+                if name is None:
+                    self._gap(call, "the function is not in the allow-list")
+                elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
+                    self._close(call, given, out)
+                    if self.repeated is not None and not call.values_read:
+                        if self.repeated.learn(given, call.costly, call.written, out):
+                            self.repeated.functions.add(name)
+        return out
+
+    @contextlib.contextmanager
+    def _slot(self, what: str) -> Iterator[_OpenCall]:
+        call = _OpenCall(what, self.path, len(self.slots))
+        self.slots.append(None)
+        self.open_calls.append(call)
+        try:
+            yield call
+        finally:
+            self.open_calls.pop()
+
+    def _run(self, call: _OpenCall, given: DescribedCall | None, run: Callable[[], Any]) -> tuple[bool, Any]:
+        """Whether the call repeats an earlier one, and its output. Only a new call runs."""
+        effect = self.repeated.repeat(given) if self.repeated is not None and given is not None else None
+        if effect is None:
+            with self.around(call.number):
+                return False, run()
+        operators, written, out = effect
+        self.operators.update(operators)
+        call.costly.extend(operators)
+        call.written.update(written)
+        return True, out
+
+    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if costs_something(func, args, kwargs, out):
+                self._count(func, args, kwargs, out)
+        return out
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = str(func)
+        self.operators[name] += 1
+        if not self.open_calls:
+            self.gaps.append(f"{name} at '{self.path}': no operator call around it")
+            return
+        if len(self.open_calls) > 1:
+            self.overlaps.append(f"{name} at '{self.path}': {' and '.join(call.what for call in self.open_calls)}")
+        call = self.open_calls[-1]
+        call.costly.append(name)
+        if name == _READ_VALUE:
+            call.values_read.append((args[0], out))
+        call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
+
+    # ------------------------------------------------------------------------------------------------ what becomes a call
+
+    def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Replaces tensors that are passed instead of numbers (``x[:length]``) by their values.
+
+        The read of such a value becomes a call of its own: output sizes depend on it, and a tuple holds no tensor values.
+        """
+        values = {id(tensor): value for tensor, value in call.values_read}
+        args, in_args = _with_values(args, values)
+        kwargs, in_kwargs = _with_values(kwargs, values)
+        for tensor, _ in call.values_read:
+            if id(tensor) in in_args | in_kwargs:
+                call.costly.remove(_READ_VALUE)
+                read = _OpenCall("item", call.path, call.number)
+                read.costly.append(_READ_VALUE)
+                if given := self._describe(read, "torch.Tensor.item", (tensor,), {}):
+                    self._close(read, given, None)
+        return args, kwargs
+
+    def _gap(self, call: _OpenCall, reason: str) -> None:
+        self.gaps.extend(f"{name} at '{call.path}' in {call.what}: {reason}" for name in call.costly)
+
+    def _describe(
+        self,
+        call: _OpenCall,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        parameters: dict[str, Any] | None = None,
+        module: nn.Module | None = None,
+    ) -> DescribedCall | None:
+        """The call as a tuple; None if a tuple cannot hold it: its aten operators are then gaps."""
+        if torch.is_autocast_enabled(self.device_type):
+            self._gap(call, UNDER_AUTOCAST)
+            return None
+        table = TensorTable(self.roles)
+        kwargs = {key: value for key, value in kwargs.items() if key != "_stacklevel"}
+        try:
+            if module is None:
+                return self.describe(name, "function", args, kwargs, table)
+            table.add_module(module)
+            return self.describe(name, "module", args, kwargs, table, parameters, module.training)
+        except NotEncodable as error:
+            self._gap(call, str(error))
+            return None
+
+    def _close(self, call: _OpenCall, given: DescribedCall, out: Any) -> None:
+        spec = given.spec
+        if spec.id not in self.traces:
+            self.traces[spec.id] = CallTrace(tuple(call.costly), tuple(map(_output_text, tensors_in(out))))
+        before = len(self.storages.facts)
+        behind = {
+            self.storages.add(tensor, "", one.role): tensor
+            for tensor, one in zip(given.tensors, spec.tensors, strict=True)
+        }
+        for number, tensor in behind.items():
+            if number >= before and not tensor.is_floating_point() and type(tensor) is not FakeTensor:
+                self.storages.integers[number] = tensor.untyped_storage()
+        index = len(self.calls)
+        writes = {self.storages.numbers[key] for key in call.written if key in given.storages}
+        for tensor in tensors_in(out):
+            if storage_key(tensor) not in given.storages:
+                writes.add(self.storages.add(tensor, "", "activation", index))
+        if self.watch is not None:
+            shown = list(zip(given.tensors, given.storages, spec.tensors, strict=True))
+            activations = [(tensor, key in call.written) for tensor, key, one in shown if one.role == "activation"]
+            held = [(tensor, key in call.written) for tensor, key, one in shown if one.held]
+            self.watch(call.path, spec.operator, activations, held)
+        self.slots[call.number] = index
+        self.add_call(CapturedCall(index, call.path, spec.id, tuple(behind), tuple(sorted(writes))), spec)
+
+
+def _with_values(tree: Any, values: dict[int, Any]) -> tuple[Any, set[int]]:
+    """The tree with the tensors in ``values`` (by id) replaced, and the ids of those that it contained."""
+    found: set[int] = set()
+
+    def replace(entry: Any) -> Any:
+        if id(entry) in values:
+            found.add(id(entry))
+            return values[id(entry)]
+        if isinstance(entry, slice):
+            return slice(replace(entry.start), replace(entry.stop), replace(entry.step))
+        if type(entry) in (tuple, list):
+            return type(entry)(map(replace, entry))
+        if type(entry) is dict:
+            return {key: replace(value) for key, value in entry.items()}
+        return entry
+
+    return replace(tree), found
+
+
+def _output_text(tensor: torch.Tensor) -> str:
+    shape = tuple(tensor.shape)
+    return f"{shape} {canonical_stride(shape, tuple(tensor.stride())) or 'contiguous'} {tensor.dtype}"
+
+
+def _text(func: Any) -> str:
+    return getattr(func, "__qualname__", None) or getattr(func, "__name__", None) or str(func)

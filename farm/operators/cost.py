@@ -20,11 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from farm.errors import CaptureError
-from farm.operators.allowed import READS_BACK
-from farm.operators.aten import gives_nothing, places
-from farm.operators.encoding import decode, tensors_in
-from farm.operators.fakes import holds_others
-from farm.operators.known import nothing_computed
+from farm.operators.allow_list import RETURNS_TO_HOST, returns_nothing_new, tensor_arguments
+from farm.operators.encoding import decode, storage_key, tensors_in
+from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.rebuild import rebuild, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 
@@ -52,7 +50,7 @@ def cost(spec: OperatorTuple) -> Cost:
     """
     built = rebuild(spec, "meta")
     with torch.no_grad(), flop_counter() as counter:
-        silent = spec.operator in READS_BACK or (spec.kind == "aten" and gives_nothing(spec))
+        silent = spec.operator in RETURNS_TO_HOST or (spec.kind == "aten" and returns_nothing_new(spec))
         out = () if silent else built.run()
     return cost_of_run(spec, counter.get_total_flops(), built.tensors, out, written_inputs(spec))
 
@@ -61,11 +59,11 @@ def cost_of_run(
     spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
 ) -> Cost:
     """The cost of a call that has been run: what it counted, was given (``tensors``) and gave, and which it wrote."""
-    inputs = {tensor.untyped_storage()._cdata for tensor in tensors}
+    inputs = {storage_key(tensor) for tensor in tensors}
     outputs = {id(tensor): tensor for tensor in tensors_in(out)}
     produced: dict[int, int] = {}
     for tensor in outputs.values():
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         if key not in inputs:
             size = min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
             produced[key] = max(produced.get(key, 0), size)
@@ -113,7 +111,7 @@ def _storages_read(spec: OperatorTuple) -> set[int]:
     unread = _NOT_READ.get(spec.short_name, frozenset())
     return {
         tensor.storage
-        for tensor, its in zip(spec.tensors, places(spec), strict=True)
+        for tensor, its in zip(spec.tensors, tensor_arguments(spec), strict=True)
         if any(argument not in unread for argument, _ in its)
     }
 
@@ -172,10 +170,10 @@ def model_flops(
         if computed:
             with _no_fused_path():
                 return _counted(model, args, named)
-        if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_others(model):
+        if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
             with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
                 return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
-        with nothing_computed(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
+        with fake_pass(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
             # Stand-ins: the counter hooks what a module is given that asks for gradients.
             for parameter in model.parameters():
                 parameter.requires_grad_(False)

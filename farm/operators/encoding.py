@@ -1,10 +1,17 @@
-"""Between Python's values and a tuple's JSON trees: what a call was given, and how to give it again."""
+"""Converts the arguments of a call, and the constructor arguments of a leaf module, to a tuple's JSON trees and back.
+
+A module of ``torch.nn`` counts as a leaf only if its description rebuilds it: `describe_leaf` constructs the module again on
+meta and compares. A module that does not come out equal (hooks, a replaced ``forward``, an attribute changed after
+construction, tied weights inside) is not a leaf: the capture descends into it and finds the functions that it calls.
+"""
 
 from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import itertools
+import json
 import math
 import numbers
 from collections.abc import Iterator
@@ -13,11 +20,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected
 from farm.types.tuple import DTYPES, MEMORY_FORMATS, OperatorTuple
 
-# Kernels pick their vector width by the alignment of the first element; beyond that an offset changes nothing.
+# Kernels choose their vector width by the alignment of the first element; a larger alignment changes nothing.
 _ALIGNMENT_BYTES = 64
 
 _DTYPE_OF = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -27,7 +35,7 @@ _NAME_OF_MEMORY_FORMAT = {value: name for name, value in _MEMORY_FORMAT_OF.items
 
 
 class NotEncodable(Exception):
-    """A value that a tuple cannot hold; the text says which."""
+    """A tuple cannot hold this value; the text says which value."""
 
 
 #: The fields of a `TensorSpec` in their order: role, name, shape, dtype, stride, storage, offset.
@@ -35,10 +43,10 @@ Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """What one call was given. ``tensors`` and their ``storages`` (addresses) are in the order of ``spec.tensors``.
+class DescribedCall:
+    """The arguments of one call as a tuple. ``tensors`` and ``storages`` (addresses) are in the order of ``spec.tensors``.
 
-    ``key`` holds what the tuple holds, with strides as they are; it is cheaper to make and to compare.
+    ``key`` holds the same information as the tuple, with unchanged strides; it is cheaper to make and to compare.
     """
 
     key: tuple[str, tuple[Layout, ...]]
@@ -48,7 +56,11 @@ class Given:
 
 
 class TensorTable:
-    """The distinct tensors of one call, in order of first appearance."""
+    """The distinct tensors of one call, in order of first appearance.
+
+    Args:
+        roles: the role of each tensor by its ``id()``; other tensors are parameters or activations by their class.
+    """
 
     def __init__(self, roles: dict[int, str]) -> None:
         self._roles = roles
@@ -72,18 +84,18 @@ class TensorTable:
         return self._index[id(tensor)]
 
     def role(self, tensor: torch.Tensor) -> str:
-        known = self._roles.get(id(tensor))
-        if known is None:
-            known = "parameter" if isinstance(tensor, nn.Parameter) else "activation"
+        role = self._roles.get(id(tensor))
+        if role is None:
+            role = "parameter" if isinstance(tensor, nn.Parameter) else "activation"
         name = self._names[self._index[id(tensor)]]
-        return "buffer" if name and known == "activation" else known
+        return "buffer" if name and role == "activation" else role
 
     def storages(self) -> list[int]:
-        """The storage of each tensor, as an address."""
-        return [tensor.untyped_storage()._cdata for tensor in self.tensors]
+        """The address of each tensor's storage."""
+        return [storage_key(tensor) for tensor in self.tensors]
 
     def layouts(self, storages: list[int]) -> tuple[Layout, ...]:
-        """How the tensors lie in their ``storages`` (as `storages` gives them), strides as they are."""
+        """The layout of each tensor in its storage, with unchanged strides; ``storages`` as `storages` returns them."""
         numbered: dict[int, int] = {}
         first_byte: dict[int, int] = {}
         for tensor, key in zip(self.tensors, storages, strict=True):
@@ -93,16 +105,10 @@ class TensorTable:
         layouts = []
         for tensor, name, key in zip(self.tensors, self._names, storages, strict=True):
             skipped = first_byte[key] - first_byte[key] % _ALIGNMENT_BYTES
+            offset = int(tensor.storage_offset()) - skipped // tensor.element_size()
+            shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
             layouts.append(
-                (
-                    self.role(tensor),
-                    name,
-                    tuple(map(int, tensor.shape)),
-                    _NAME_OF_DTYPE[tensor.dtype],
-                    tuple(map(int, tensor.stride())),
-                    numbered[key],
-                    int(tensor.storage_offset()) - skipped // tensor.element_size(),
-                )
+                (self.role(tensor), name, shape, _NAME_OF_DTYPE[tensor.dtype], stride, numbered[key], offset)
             )
         return tuple(layouts)
 
@@ -111,7 +117,7 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     """The JSON tree of a value; tensors go into ``table``.
 
     Raises:
-        NotEncodable: a tuple cannot hold it.
+        NotEncodable: a tuple cannot hold the value.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -124,7 +130,10 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     if isinstance(value, numbers.Integral | torch.SymInt):
         return int(value)
     if isinstance(value, numbers.Real | torch.SymFloat):
-        return _encode_float(float(value))
+        number = float(value)
+        text = repr(number)
+        # A database's JSON may turn 1e+20 into an integer; such floats are stored as text.
+        return {"float": text} if not math.isfinite(number) or ("e" in text and number.is_integer()) else number
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.dtype) and value in _NAME_OF_DTYPE:
@@ -148,14 +157,6 @@ def encode(value: Any, table: TensorTable | None = None) -> Any:
     raise NotEncodable(f"an argument of type {type(value).__name__} cannot be described")
 
 
-def _encode_float(value: float) -> Any:
-    text = repr(value)
-    # A database's JSON may turn 1e+20 into an integer; such floats travel as text.
-    if not math.isfinite(value) or ("e" in text and value.is_integer()):
-        return {"float": text}
-    return value
-
-
 def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
     """The value that a validated JSON tree describes."""
     if isinstance(tree, list):
@@ -163,41 +164,48 @@ def decode(tree: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
     if not isinstance(tree, dict):
         return tree
     tag, value = next(iter(tree.items()))
-    if tag == "tensor":
-        return tensors[value]
-    if tag == "tuple":
-        return tuple(decode(entry, tensors, device) for entry in value)
-    if tag == "dict":
-        return {key: decode(entry, tensors, device) for key, entry in value}
-    if tag == "slice":
-        return slice(*(decode(entry, tensors, device) for entry in value))
-    if tag == "ellipsis":
-        return Ellipsis
-    if tag == "dtype":
-        return dtype_of(value)
-    if tag == "device":
-        return device
-    if tag == "memory_format":
-        return _MEMORY_FORMAT_OF[value]
-    if tag == "layout":
-        return torch.strided
-    if tag == "float":
-        return float(value)
-    if tag == "complex":
-        return complex(*value)
-    raise TupleRejected(f"'{tag}' is no kind of value.")
+    match tag:
+        case "tensor":
+            return tensors[value]
+        case "tuple":
+            return tuple(decode(entry, tensors, device) for entry in value)
+        case "dict":
+            return {key: decode(entry, tensors, device) for key, entry in value}
+        case "slice":
+            return slice(*(decode(entry, tensors, device) for entry in value))
+        case "ellipsis":
+            return Ellipsis
+        case "dtype":
+            return dtype_of(value)
+        case "device":
+            return device
+        case "memory_format":
+            return _MEMORY_FORMAT_OF[value]
+        case "layout":
+            return torch.strided
+        case "float":
+            return float(value)
+        case "complex":
+            return complex(*value)
+    raise TupleRejected(f"'{tag}' is not a kind of value.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Raises TupleRejected where this torch has no such dtype."""
+    """
+    Raises:
+        TupleRejected: this torch has no such dtype.
+    """
     try:
         return _DTYPE_OF[name]
     except KeyError:
         raise TupleRejected(f"This torch has no dtype '{name}'.", "Use a newer torch on this host.") from None
 
 
+# ------------------------------------------------------------------------------------------------ tensors
+
+
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of what an operator was given or gave: nested lists, tuples and dictionaries, in order."""
+    """The tensors in nested lists, tuples and dictionaries, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -206,6 +214,11 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for entry in tree.values():
             yield from tensors_in(entry)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage: equal for views of the same memory."""
+    return tensor.untyped_storage()._cdata
 
 
 def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
@@ -222,3 +235,174 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
         for position, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+# Allocations run no kernel but return new memory; so does the operator that fake tensors run on a Python constant.
+# Schemas do not show this.
+_NO_KERNEL = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"})
+
+
+def costs_something(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    """Whether an aten operator runs a kernel: it writes an argument or returns new memory.
+
+    All views return the storage of an input, whatever their schema says (``_unsafe_view``).
+    """
+    if func._schema.is_mutable:
+        return torch.Tag.inplace_view not in func.tags
+    outputs = list(tensors_in(out))
+    if not outputs:
+        return torch.Tag.data_dependent_output in func.tags
+    if func._schema.name.removeprefix("aten::") in _NO_KERNEL:
+        return False
+    inputs = {storage_key(tensor) for tensor in tensors_in((args, kwargs))}
+    return any(storage_key(tensor) not in inputs for tensor in outputs)
+
+
+# ------------------------------------------------------------------------------------------------ leaf modules
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
+# Old names of arguments; the module keeps the value under the new name.
+_SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
+# torch 2.13 gave these a `bias`. If it follows `affine`, as before, it is left out: a tuple is the same in all versions.
+_AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_MOST_LAYERS = 256  # each is built in Python
+_RNN_ARGUMENTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+_RNN_EXTRA: dict[Any, tuple[str, ...]] = {nn.RNN: ("nonlinearity",), nn.LSTM: ("proj_size",)}
+
+
+def describe_leaf(module: nn.Module) -> dict[str, Any] | None:
+    """The constructor's arguments of ``module`` as JSON trees, or None if they do not rebuild it."""
+    if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in module.__dict__:
+        return None
+    try:
+        parameters = leaf_parameters(module)
+        leaf: Any = type(module)
+        twin = _twin(leaf, json.dumps(parameters, sort_keys=True))
+    except (NotEncodable, TupleRejected, AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+        return None
+    return parameters if _is_equal(module, twin) else None
+
+
+def leaf_parameters(module: nn.Module) -> dict[str, Any]:
+    """As `describe_leaf`, for a module that is known to be a leaf.
+
+    Raises:
+        NotEncodable: a tuple cannot hold one of the arguments.
+    """
+    return {name: encode(value) for name, value in _constructor_values(module).items()}
+
+
+def build_leaf(leaf: Any, parameters: dict[str, Any]) -> nn.Module:
+    """A module of class ``leaf`` on meta, in eval mode.
+
+    Raises:
+        TupleRejected: the class does not take these parameters.
+    """
+    meta = torch.device("meta")
+    try:
+        values = {name: decode(tree, [], meta) for name, tree in parameters.items()}
+        if unknown := sorted(set(values) - set(_constructor(leaf))):
+            raise TupleRejected(f"{leaf.__name__} has no parameter {unknown[0]!r}.")
+        if issubclass(leaf, nn.RNNBase) and not 0 < int(values.get("num_layers", 1)) <= _MOST_LAYERS:
+            raise TupleRejected(f"{leaf.__name__} cannot have {values['num_layers']} layers.")
+        module = leaf(**values, device=meta) if _takes_device(leaf) else leaf(**values)
+    except TupleRejected:
+        raise
+    except Exception as error:
+        raise TupleRejected(f"{leaf.__name__} cannot be made of its parameters: {str(error)[:200]}") from error
+    return module.eval()
+
+
+@functools.cache
+def _constructor(leaf: Any) -> tuple[str, ...]:
+    if issubclass(leaf, nn.RNNBase):
+        return _RNN_ARGUMENTS + _RNN_EXTRA.get(leaf, ())
+    names = list(inspect.signature(leaf.__init__).parameters)[1:]
+    skipped = ("device", "dtype", "args", "kwargs")
+    return tuple(name for name in names if name not in skipped and not name.startswith("_"))
+
+
+@functools.cache
+def _takes_device(leaf: Any) -> bool:
+    return issubclass(leaf, nn.RNNBase) or "device" in inspect.signature(leaf.__init__).parameters
+
+
+def _constructor_values(module: nn.Module) -> dict[str, Any]:
+    special: dict[str, Any] = {}  # arguments that the module does not keep under their name
+    if isinstance(module, nn.MultiheadAttention):
+        special = {"bias": module.in_proj_bias is not None, "add_bias_kv": module.bias_k is not None}
+    elif isinstance(module, nn.TransformerEncoderLayer):
+        attention: Any = module.self_attn
+        special = {
+            "d_model": attention.embed_dim,
+            "nhead": attention.num_heads,
+            "dim_feedforward": module.linear1.out_features,
+            "dropout": module.dropout.p,
+            "activation": {nn.functional.relu: "relu", nn.functional.gelu: "gelu"}[module.activation],  # type: ignore[index]
+            "layer_norm_eps": module.norm1.eps,
+            "batch_first": attention.batch_first,
+            "bias": module.linear1.bias is not None,
+        }
+    elif isinstance(module, nn.PairwiseDistance):
+        special = {"p": module.norm}
+    values = {}
+    leaf: Any = type(module)
+    for name in _constructor(leaf):
+        if name in special:
+            values[name] = special[name]
+        elif name == "bias" and isinstance(module, _AFFINE):
+            if module.affine and module.bias is None:
+                values[name] = False
+        elif name == "bias" and not isinstance(getattr(module, "bias", None), bool):
+            values[name] = module.bias is not None
+        elif name not in _SUPERSEDED:
+            values[name] = getattr(module, name)
+    return values
+
+
+@functools.lru_cache(maxsize=4096)
+def _twin(leaf: Any, parameters: str) -> nn.Module:
+    # Built for real on meta, also while a capture runs: neither the modes nor the fake tensors of the capture see it.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        return build_leaf(leaf, json.loads(parameters))
+
+
+def _is_equal(module: nn.Module, twin: nn.Module) -> bool:
+    mine, theirs = dict(module.named_modules()), dict(twin.named_modules())
+    if mine.keys() != theirs.keys():
+        return False
+    tensors: set[int] = set()
+    for name, child in mine.items():
+        other = theirs[name]
+        changed = name and (any(getattr(child, hooks) for hooks in _HOOKS) or "forward" in child.__dict__)
+        if type(child) is not type(other) or changed or not _same_attributes(child, other):
+            return False
+        for own, others in ((child._parameters, other._parameters), (child._buffers, other._buffers)):
+            if _shapes(own) != _shapes(others):
+                return False
+            ids = [id(value) for value in own.values() if value is not None]
+            if len({*ids}) < len(ids) or not tensors.isdisjoint(ids):  # tied inside
+                return False
+            tensors.update(ids)
+    return True
+
+
+def _shapes(tensors: dict[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    return {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _same_attributes(module: nn.Module, twin: nn.Module) -> bool:
+    def attributes(of: nn.Module) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in of.__dict__.items()
+            if name not in _IGNORED_ATTRIBUTES and not name.endswith("_hooks") and "hooks_" not in name
+        }
+
+    mine, theirs = attributes(module), attributes(twin)
+    for name in {name for name in mine.keys() | theirs.keys() if not name.startswith("_") or name in theirs}:
+        a, b = mine.get(name), theirs.get(name)
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or a != b:
+            return False
+    return True

@@ -17,13 +17,9 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import TupleRejected, Unmeasurable
-from farm.operators import aten
-from farm.operators.allowed import ALLOWED_OPERATORS
-from farm.operators.aten_values import fills_of
-from farm.operators.encoding import decode, dtype_of
-from farm.operators.filling import fill
-from farm.operators.leaves import build_leaf
-from farm.operators.values import fill_of
+from farm.operators.allow_list import ALLOWED_OPERATORS, overload_of, read_by_host, written_by_schema
+from farm.operators.encoding import build_leaf, decode, dtype_of
+from farm.operators.input_values import aten_fills, fill, values_for
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -159,7 +155,7 @@ def rebuild(
     """
     device = torch.device(device)
     if spec.kind == "aten":
-        fills_of(spec)
+        aten_fills(spec)
     elif spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
@@ -177,7 +173,7 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
     Where an operator has no meta implementation, its name decides; of an aten operator its schema says so.
     """
     if spec.kind == "aten":
-        return aten.written(spec)
+        return written_by_schema(spec)
     try:
         storages = [_allocate(spec, number, torch.device("meta")) for number in range(len(storage_bytes(spec)))]
         trial = Rebuilt(spec, torch.device("meta"), storages)
@@ -242,7 +238,7 @@ def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.
     users = _users(spec)[storage]
     first = users[0]
     dtype = dtype_of(first.dtype)
-    if spec.kind == "aten" and device.type == "cuda" and storage in aten.read_by_host(spec):
+    if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
         return torch.empty(first.shape, dtype=dtype, pin_memory=True)  # which host and card both read
     if len(users) == 1 and _is_whole(first):
         return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
@@ -252,7 +248,7 @@ def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.
 
 
 def _copy(base: torch.Tensor, spec: OperatorTuple) -> torch.Tensor:
-    on_host = spec.kind == "aten" and base.device.type == "cpu" and bool(aten.read_by_host(spec)) and base.is_pinned()
+    on_host = spec.kind == "aten" and base.device.type == "cpu" and bool(read_by_host(spec)) and base.is_pinned()
     return base.clone().pin_memory() if on_host else base.clone()
 
 
@@ -274,7 +270,7 @@ def _fill(spec: OperatorTuple, storages: list[torch.Tensor], device: torch.devic
         for index, tensor in enumerate(spec.tensors):
             if tensor.storage not in filled:
                 filled.add(tensor.storage)
-                fill(storages[tensor.storage], tensor, fill_of(spec, index, written), generator)
+                fill(storages[tensor.storage], tensor, values_for(spec, index, written), generator)
 
 
 # ------------------------------------------------------------------------------------------------ callable
@@ -282,7 +278,7 @@ def _fill(spec: OperatorTuple, storages: list[torch.Tensor], device: torch.devic
 
 def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., Any]:
     if spec.kind == "aten":
-        return aten.overload_of(spec.operator)
+        return overload_of(spec.operator)
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):

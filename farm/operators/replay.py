@@ -1,14 +1,16 @@
-"""Holds rebuilt operators against the calls that they were captured from.
+"""Runs rebuilt operators: their output shapes and storages, and a comparison with the calls they were captured from.
 
-A tuple is only worth measuring if what is rebuilt from its JSON runs the same aten operators and gives outputs of the
-same shapes and strides as the call in the model did, on the device where it is measured.
+A tuple is worth measuring only if the operator that is rebuilt from its JSON runs the same aten operators, and returns outputs
+of the same shapes and strides, as the call in the model did on the device where it is measured.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +18,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from farm.errors import FarmError
-from farm.operators.allowed import READS_BACK
-from farm.operators.capture import Capture, Trace, capture
-from farm.operators.rebuild import rebuild
+from farm.operators.allow_list import RETURNS_TO_HOST, read_by_host
+from farm.operators.capture import capture
+from farm.operators.captured import CallTrace, Capture
+from farm.operators.encoding import storage_key, tensors_in
+from farm.operators.rebuild import rebuild, storage_bytes
 from farm.types.label import label_of
+from farm.types.memory_tiers import configurations
 from farm.types.tuple import OperatorTuple, parse
 
 
@@ -32,8 +37,10 @@ class _Once(nn.Module):
         return self._run()
 
 
-def replay(spec: OperatorTuple, device: torch.device | str, *, fake: bool = False, grad_enabled: bool = False) -> Trace:
-    """Runs the operator once and says what it did.
+def replay(
+    spec: OperatorTuple, device: torch.device | str, *, fake: bool = False, grad_enabled: bool = False
+) -> CallTrace:
+    """Runs the operator once and returns what it did.
 
     Args:
         fake: compute nothing; the tensors only claim to be on ``device``.
@@ -44,35 +51,95 @@ def replay(spec: OperatorTuple, device: torch.device | str, *, fake: bool = Fals
     device = torch.device(device)
     with FakeTensorMode() if fake else contextlib.nullcontext():
         built = rebuild(spec, device, filled=not fake)
-        seen = capture(_Once(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
-    if len(seen.calls) != 1:
-        return Trace(tuple(seen.operators.elements()), ())
-    return seen.traces[seen.calls[0].tuple_id]
+        found = capture(_Once(built.run), (), device_type=device.type, grad_enabled=grad_enabled)
+    if len(found.calls) != 1:
+        return CallTrace(tuple(found.operators.elements()), ())
+    return found.traces[found.calls[0].tuple_id]
 
 
 def mismatches(
     found: Capture, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
 ) -> list[str]:
-    """What the rebuilt tuples of a capture do otherwise than the calls did; empty when all agree.
+    """What the rebuilt tuples of a capture do differently from the calls; empty if all agree.
 
     Args:
-        device: where to run them for real; None replays on fake tensors that claim the capture's device, and on the CPU what reads
-            values back.
-        only: tuple ids to replay, all if None.
+        device: where to run them for real. None replays them on fake tensors that claim the capture's device; operators that
+            return a value to the host then run on the CPU.
+        only: the ids of the tuples to replay; all if None.
     """
     different = []
     for tuple_id, spec in found.tuples.items():
         if only is not None and tuple_id not in only:
             continue
         try:
-            travelled = parse(json.loads(json.dumps(spec.to_json())))
-            if device is None and spec.operator not in READS_BACK:
-                trace = replay(travelled, found.device_type, fake=True, grad_enabled=found.grad_enabled)
-            else:  # what reads a value needs one
-                trace = replay(travelled, device or "cpu", grad_enabled=found.grad_enabled)
+            parsed = parse(json.loads(json.dumps(spec.to_json())))
+            if device is None and spec.operator not in RETURNS_TO_HOST:
+                trace = replay(parsed, found.device_type, fake=True, grad_enabled=found.grad_enabled)
+            else:
+                trace = replay(parsed, device or "cpu", grad_enabled=found.grad_enabled)
         except FarmError as error:
             different.append(f"{label_of(spec)}: {error.message}")
             continue
         if trace != found.traces[tuple_id]:
             different.append(f"{label_of(spec)}: {found.traces[tuple_id]} in the model, {trace} rebuilt")
     return different
+
+
+# ------------------------------------------------------------------------------------------------ outputs
+
+
+def output_shapes(spec: OperatorTuple) -> list[list[int]] | None:
+    """The shape of each tensor that a call returns; None if it depends on values (`nonzero`).
+
+    ``Conv2d 3->64 k7 s2 | 32x3x224x224`` gives ``[[32, 64, 112, 112]]``.
+    """
+    return _on_fake_tensors(
+        spec, lambda given, output: [[int(size) for size in tensor.shape] for tensor in tensors_in(output)]
+    )
+
+
+@dataclass(frozen=True)
+class Offloadable:
+    """What of a tuple can be in slow memory: ``inputs`` are numbers of storages, ``outputs`` is a count of storages that a
+    call makes and returns."""
+
+    inputs: tuple[int, ...]
+    outputs: int
+
+
+@functools.lru_cache(maxsize=8192)
+def offloadable(spec: OperatorTuple) -> Offloadable:
+    """What of a tuple can be in slow memory. An operator that does not run on fake tensors has no such outputs."""
+    on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
+    inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
+    outputs = _on_fake_tensors(spec, lambda given, output: len(new_storages(output, frozenset(map(storage_key, given)))))
+    return Offloadable(inputs, outputs or 0)
+
+
+def placements_of(spec: OperatorTuple, which: str) -> list[str]:
+    """The placements of a tuple's storages that ``which`` names, see `farm.types.memory_tiers.configurations`."""
+    found = offloadable(spec)
+    return configurations(found.inputs, found.outputs, which)
+
+
+def new_storages(output: object, inputs: frozenset[int]) -> list[torch.Tensor]:
+    """The first tensor of each storage in ``output`` that is not an input.
+
+    Args:
+        inputs: the storages of the inputs, as `storage_key` returns them.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors_in(output):
+        if (key := storage_key(tensor)) not in inputs and tensor.untyped_storage().nbytes():
+            found.setdefault(key, tensor)
+    return list(found.values())
+
+
+def _on_fake_tensors(spec: OperatorTuple, look: Callable[[list[torch.Tensor], Any], Any]) -> Any:
+    """``look(inputs, output)`` of one call on fake tensors; None if it does not run on them."""
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            built = rebuild(spec, torch.device("cpu"), filled=False)
+            return look(built.tensors, built.run())
+    except (FarmError, RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None

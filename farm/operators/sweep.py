@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnknownOperator, UsageError, did_you_mean
-from farm.operators.recipes import DTYPES, RECIPES, REQUIRED
+from farm.operators.recipes import DTYPES
+from farm.operators.sweep import RECIPES, REQUIRED
 from farm.types.request import Sweep
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Expansion:
         Raises:
             UsageError: in the end, when not one combination was possible.
         """
-        from farm.operators.sweep_building import Builder, Impossible
+        from farm.operators.sweep_builder import Builder, Impossible
 
         recipe = RECIPES[self.sweep.operator]
         builder = Builder(self.sweep.operator, recipe)

@@ -1,13 +1,13 @@
-"""Takes one training step apart at the dispatcher: every aten operator that costs anything, whose it is, and what it holds.
+"""Captures one training step at the dispatcher: every aten operator that costs anything, its owner, and the life of tensors.
 
 Requirements:
 
-- The second step is recorded: the first makes the optimizer's state.
-- Whose backward an operator is, autograd's sequence numbers say: an owner of the forward takes those that are given out while
-  it runs, one owner behind the other, and a node of the backward has one of them. What runs between two nodes adds gradients of several users up.
-- Looking must not change what runs. Under a dispatch mode autograd adds these gradients into new memory; when nobody looks it
-  writes to the first of them, where nobody else holds it. That is done here too.
-- Operators of `prim` and of the profiler run no kernel; views and allocations neither.
+- The second step is recorded: the first creates the optimizer's state.
+- Autograd's sequence numbers tell whose backward an operator is: an owner of the forward gets the numbers that are given out
+  while it runs, and each node of the backward has one of them. Operators that run between two nodes accumulate gradients.
+- Watching must not change what runs. Under a dispatch mode autograd adds the gradients of several users into new memory; unwatched
+  it writes to the first of them if nothing else holds it. The recorder does the latter.
+- Operators of `prim` and of the profiler run no kernel; views and allocations do not either.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import CaptureError, FarmError
-from farm.operators.allowed import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.capture import Functions
+from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
+from farm.operators.captured import Capture, CapturedCall, Owner, role_in_tuple
 from farm.operators.cost import flop_counter
-from farm.operators.encoding import NotEncodable, TensorTable, encode, tensors_in, written_tensors
-from farm.operators.recorder import costs_something
-from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
+from farm.operators.encoding import (
+    NotEncodable,
+    TensorTable,
+    costs_something,
+    storage_key,
+    tensors_in,
+    written_tensors,
+)
+from farm.operators.recorder import Around, Recorder, Storages, WatchedFunctions, WatchedOperators, replaced
 from farm.training.step import TrainingStep
-from farm.types.tuple import OperatorTuple, TensorSpec
 
 _ACCUMULATES = "torch::autograd::AccumulateGrad"
+_HELD_BY_AUTOGRAD = 3  # references to a storage that only autograd's buffer holds
 
 
 def capture_step(
-    step: TrainingStep,
-    *,
-    device_type: str = "cpu",
-    warmed_up: bool = False,
-    around: Callable[[int], contextlib.AbstractContextManager[Any]] = lambda number: contextlib.nullcontext(),
-) -> StepCapture:
+    step: TrainingStep, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
+) -> Capture:
     """Runs two steps and records the second; the tensors may be fake.
 
     Args:
-        warmed_up: the first step was run already; then nobody counts its FLOPs.
-        around: entered around every aten operator, by its position in ``operators`` of the result.
+        warmed_up: the first step has run already; its FLOPs are then not counted.
+        around: entered around every aten operator.
 
     Raises:
-        CaptureError: the step raised.
+        CaptureError: the step raised, or changes the model's structure.
     """
     flops = None
     parameters = {name for name, _ in step.model.named_parameters()}
@@ -63,15 +64,15 @@ def capture_step(
                 flops = counter.get_total_flops()
             step.count_from_one()
             before = _structure(step.model)
-            recorder = _Recorder(step, device_type, around)
-            with recorder.watching():
+            recorder = StepRecorder(step, device_type, around)
+            with recorder.watching_step():
                 step.run(recorder.stage)
             _check_structure(step.model, before, parameters)
     except FarmError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"The training step reads values that nobody computed: what {error} gives decides what runs, or how much.",
+            f"The training step reads values that nobody computed: the result of {error} decides what runs, or how much.",
             "Have the step do the same whatever the values are; a CUDA graph cannot hold it otherwise, either.",
         ) from error
     except Exception as error:
@@ -89,81 +90,81 @@ def _structure(model: nn.Module) -> dict[str, int]:
 def _check_structure(model: nn.Module, before: dict[str, int], parameters: set[str]) -> None:
     """
     Args:
-        before: as it was when the recorded step began.
-        parameters: that there were before the first step.
+        before: the structure when the recorded step began.
+        parameters: the names of the parameters before the first step.
 
     Raises:
-        CaptureError: it is not what it was, and neither is what a step computes.
+        CaptureError: the structure has changed, so another step computes something else.
     """
     after = _structure(model)
-    came = [name for name in after if after[name] != before.get(name)]
-    came += [name for name, _ in model.named_parameters() if name not in parameters]
-    went = [name for name in (*before, *parameters) if name not in after]
-    if came or went:
-        name = (came or went)[0]
+    added = [name for name in after if after[name] != before.get(name)]
+    added += [name for name, _ in model.named_parameters() if name not in parameters]
+    removed = [name for name in (*before, *parameters) if name not in after]
+    if added or removed:
+        name = (added or removed)[0]
         raise CaptureError(
-            f"The model changes its own structure while it is trained: '{name}' {'is new' if came else 'has gone'}.",
-            "Make all of it before the first step: what is measured is one step, again and again.",
+            f"The model changes its own structure while it is trained: '{name}' {'is new' if added else 'has gone'}.",
+            "Make all of it before the first step: one step is measured again and again.",
         )
 
 
-class _Recorder:
-    def __init__(
-        self,
-        step: TrainingStep,
-        device_type: str,
-        around: Callable[[int], contextlib.AbstractContextManager[Any]],
-    ) -> None:
-        self.step, self.device_type, self.around = step, device_type, around
-        self.now = "zero_grad"
-        self.path = ""
-        self.paths = {id(module): name for name, module in step.model.named_modules()}
+class StepRecorder(Recorder):
+    """Follows one training step; each aten operator that costs anything becomes a call."""
+
+    def __init__(self, step: TrainingStep, device_type: str, around: Around | None = None) -> None:
+        super().__init__(step.model, device_type, around)
+        self.step = step
+        self.now = "zero_grad"  # the stage
         self.owners: list[Owner] = []
         self.open: int | None = None  # the owner whose call runs
-        self.again: dict[tuple[str, str], list[int]] = {}  # owners of the forward, for what is computed anew
-        self.begins: list[int] = []  # the first sequence number of each owner, with its end and index beside it
+        self.to_recompute: dict[tuple[str, str], list[int]] = {}  # owners of the forward by path and name, in order
+        self.begins: list[int] = []  # the first sequence number of each owner; `ends` has its end and index
         self.ends: list[tuple[int, int]] = []
-        self.node: Any = None
-        self.began: Any = None  # the first node of the backward
-        self.tuples: dict[str, OperatorTuple] = {}
-        self.known: dict[Any, OperatorTuple] = {}
-        self.calls: list[StepCall] = []
-        self.operators: list[int | None] = []  # of each aten operator its call
-        self.unowned: list[str] = []
-        self.overlaps: list[str] = []
-        self.memory = _Memory(step)
+        self.node: Any = None  # of the backward, while it runs
+        self.first_node: Any = None
+        self.storages: _StepStorages = _StepStorages(step)
 
     # ------------------------------------------------------------------------------------------------ stages
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        with _observed_modules(self), _observed_functions(self), Functions(self), _Operators(self):
+    def watching_step(self) -> Iterator[None]:
+        with self.watching_modules(), self._watching_autograd_functions():
+            with WatchedFunctions(self), WatchedOperators(self):
+                yield
+
+    @contextlib.contextmanager
+    def _watching_autograd_functions(self) -> Iterator[None]:
+        """Custom autograd functions call the dispatcher, but are not functions of PyTorch's own."""
+        original = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.owner(cls.__name__):
+                return original.__func__(cls, *args, **kwargs)
+
+        with replaced(torch.autograd.Function, "apply", classmethod(apply)):
             yield
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         self.now = name
-        self.node = self.began = None
+        self.node = self.first_node = None
         yield
 
-    def before_backward(self, tensor: torch.Tensor) -> None:
-        """Know, of every node of the graph behind ``tensor``, when it begins and when it has ended."""
-        seen, waiting = set(), [tensor.grad_fn]
+    def _before_backward(self, tensor: torch.Tensor) -> None:
+        """Hooks every node of the graph behind ``tensor``, to know when it begins and ends."""
+        visited, waiting = set(), [tensor.grad_fn]
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             node.register_prehook(lambda *_, node=node: self._enter(node))
-            node.register_hook(lambda *_: self._leave())
+            node.register_hook(lambda *_: self._enter(None))
             waiting.extend(behind for behind, _ in node.next_functions)
 
     def _enter(self, node: Any) -> None:
         self.node = node
-        self.began = self.began or node
-
-    def _leave(self) -> None:
-        self.node = None
+        self.first_node = self.first_node or node
 
     # ------------------------------------------------------------------------------------------------ owners
 
@@ -175,7 +176,7 @@ class _Recorder:
             with self.owner(type(module).__name__), torch._C.DisableTorchFunction():
                 out = original(module, *args, **kwargs)
         elif self.now == "backward" and self.node is not None:
-            with Functions(self):  # function modes are off inside backward
+            with WatchedFunctions(self):  # function modes are off inside backward
                 out = original(module, *args, **kwargs)
         else:
             out = original(module, *args, **kwargs)
@@ -184,7 +185,7 @@ class _Recorder:
 
     def call_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.Tensor.backward:
-            self.before_backward(args[0])
+            self._before_backward(args[0])
             return func(*args, **kwargs)
         if self.open is not None or self.now not in ("forward", "loss", "backward"):
             return func(*args, **kwargs)
@@ -194,39 +195,35 @@ class _Recorder:
 
     @contextlib.contextmanager
     def owner(self, what: str) -> Iterator[None]:
-        """The slot is taken while a leaf module or a function runs."""
+        """Takes the slot while a leaf module or a function runs, unless it is taken."""
         if self.open is not None:
             yield
             return
-        key = self.path, what
-        if self.now == "backward":  # computed anew: the same calls in the same order
-            waiting = self.again.get(key)
-            self.open = waiting.pop(0) if waiting else self._new(what)
-            try:
-                yield
-            finally:
-                self.open = None
-            return
-        self.open = self._new(what)
-        self.again.setdefault(key, []).append(self.open)
+        recomputes = self.now == "backward"  # the same calls in the same order as in the forward
+        waiting = self.to_recompute.setdefault((self.path, what), [])
+        if recomputes and waiting:
+            self.open = waiting.pop(0)
+        else:
+            self.open = len(self.owners)
+            self.owners.append(Owner(self.open, self.path, what, self.now))
         begin = torch.autograd._get_sequence_nr()
         try:
             yield
         finally:
-            end = torch.autograd._get_sequence_nr()
-            if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
-                self.overlaps.append(
-                    f"{what} at '{self.path}': autograd's numbers go back there, as in another thread, and do not tell its "
-                    "backward from others'"
-                )
-            else:
-                self.begins.append(begin)
-                self.ends.append((end, self.open))
+            if not recomputes:
+                waiting.append(self.open)
+                self._number(what, begin, torch.autograd._get_sequence_nr(), self.open)
             self.open = None
 
-    def _new(self, what: str) -> int:
-        self.owners.append(Owner(len(self.owners), self.path, what, self.now))
-        return len(self.owners) - 1
+    def _number(self, what: str, begin: int, end: int, owner: int) -> None:
+        if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
+            self.overlaps.append(
+                f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, and do not tell "
+                "its backward from others'"
+            )
+        else:
+            self.begins.append(begin)
+            self.ends.append((end, owner))
 
     def _owner_of(self, node: Any) -> int | None:
         number = node._sequence_nr()
@@ -241,14 +238,14 @@ class _Recorder:
         return None
 
     def _part(self) -> tuple[str, int | None] | None:
-        """The part of what runs now, and its owner; None where it has none."""
+        """The part that runs now and its owner; None if it belongs to no part."""
         if self.now in ("optimizer", "zero_grad"):
             return "optimizer", None
         if self.now in ("forward", "loss"):
             return (self.now, self.open) if self.open is not None else None
         if self.open is not None:
             return "recomputation", self.open
-        if self.began is None:  # the gradient of the loss itself
+        if self.first_node is None:  # the gradient of the loss itself
             return "loss", None
         if self.node is None or self.node.name() == _ACCUMULATES:
             return "accumulation", None
@@ -259,79 +256,80 @@ class _Recorder:
 
     # ------------------------------------------------------------------------------------------------ operators
 
-    def aten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        between = self.now == "backward" and self.open is None and self.node is None
-        if between and func is torch.ops.aten.add.Tensor and _alone(args[0]):
-            func = torch.ops.aten.add_.Tensor
-        number = len(self.operators)
-        self.operators.append(None)
-        with self.around(number):
-            out = func(*args, **kwargs)
-        out = _as_computed(func, args, out)
-        counted = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"  # steps, by the host
-        if func.namespace == "aten" and not counted and costs_something(func, args, kwargs, out):
-            calls = len(self.calls)
-            self._record(func, args, kwargs, out)
-            self.operators[number] = calls if len(self.calls) > calls else None
-        return out
+    def call_aten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            between_nodes = self.now == "backward" and self.open is None and self.node is None
+            if between_nodes and func is torch.ops.aten.add.Tensor and _only_autograd_holds(args[0]):
+                func = torch.ops.aten.add_.Tensor
+            number = len(self.slots)
+            self.slots.append(None)
+            with self.around(number):
+                out = func(*args, **kwargs)
+            out = _as_computed(func, args, out)
+            # The host reads the optimizer's step counts.
+            counter = func is torch.ops.aten._local_scalar_dense.default and self.now == "optimizer"
+            if func.namespace == "aten" and not counter and costs_something(func, args, kwargs, out):
+                calls = len(self.calls)
+                self._record(func, args, kwargs, out)
+                self.slots[number] = calls if len(self.calls) > calls else None
+            return out
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         name = str(func)
         found = self._part()
         if found is None:
             where = self.node.name() if self.node is not None else f"'{self.path}'"
-            self.unowned.append(f"{name} in the {self.now} at {where}: no owner")
+            self.gaps.append(f"{name} in the {self.now} at {where}: no owner")
             return
-        part, owner = found
-        given = list(tensors_in((args, kwargs)))
-        table = TensorTable({id(tensor): self.memory.role_in_tuple(tensor) for tensor in given})
+        part, number = found
+        inputs = list(tensors_in((args, kwargs)))
+        table = TensorTable({id(tensor): self.storages.role_in_tuple(tensor) for tensor in inputs})
         try:
-            arguments = tuple(encode(value, table) for value in args)
-            keywords = {key: encode(value, table) for key, value in kwargs.items()}
+            spec = self.describe(name, "aten", args, kwargs, table).spec
         except NotEncodable as error:
-            self.unowned.append(f"{name} in the {self.now}: {error}")
+            self.gaps.append(f"{name} in the {self.now}: {error}")
             return
-        layouts = table.layouts(table.storages())
-        key = repr((name, arguments, keywords)), layouts
-        if key not in self.known:
-            tensors = tuple(TensorSpec(*layout) for layout in layouts)
-            self.known[key] = OperatorTuple(name, "aten", {}, arguments, keywords, tensors)
-        spec = self.known[key]
-        self.tuples.setdefault(spec.id, spec)
         index = len(self.calls)
         label = func._schema.name.removeprefix("aten::")
-        reads = tuple(dict.fromkeys(self.memory.number(tensor, index, label) for tensor in given))
-        made = itertools.chain(written_tensors(func, args, kwargs), tensors_in(out))
-        writes = tuple(dict.fromkeys(self.memory.number(tensor, index, label) for tensor in made))
-        self.calls.append(StepCall(index, spec.id, self.now, part, owner, reads, writes))
-        self.memory.used(index, (*reads, *writes))
 
-    def result(self, flops: int | None) -> StepCapture:
-        self.memory.after(len(self.calls))
-        return StepCapture(
+        def numbers(tensors: Any) -> tuple[int, ...]:
+            return tuple(dict.fromkeys(self.storages.add(tensor, label, "", index) for tensor in tensors))
+
+        reads = numbers(inputs)
+        writes = numbers(itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)))
+        owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
+        self.add_call(
+            CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec
+        )
+        self.storages.release(index)
+
+    def result(self, flops: int | None) -> Capture:
+        self.storages.release(len(self.calls))
+        self.storages.name_gradients_and_activations(self.calls)
+        return Capture(
             tuples=self.tuples,
             calls=tuple(self.calls),
-            owners=tuple(self.owners),
-            tensors=self.memory.lives(self.calls),
-            unowned=tuple(self.unowned),
+            tensors=self.storages.result(),
+            gaps=tuple(self.gaps),
             overlaps=tuple(self.overlaps),
-            loss=self.step.loss.name if self.step.loss else "",
             device_type=self.device_type,
-            operators=tuple(self.operators),
-            integers=self.memory.integers,
+            grad_enabled=True,
+            training=True,
+            operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
+            slots=tuple(self.slots),
+            integers=self.storages.integers,
+            owners=tuple(self.owners),
+            loss=self.step.loss.name if self.step.loss else "",
             flops=flops,
         )
 
 
-def _alone(tensor: torch.Tensor) -> bool:
-    """Whether nobody but autograd's buffer holds a gradient, so that it may be added to where it lies."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HELD_BY_BUFFER
+def _only_autograd_holds(tensor: torch.Tensor) -> bool:
+    """Whether only autograd's buffer holds a gradient, so that autograd adds to it in place."""
+    return torch._C._storage_Use_Count(storage_key(tensor)) <= _HELD_BY_AUTOGRAD
 
 
-_HELD_BY_BUFFER = 3
-
-
-#: Which of its arguments is the weight of a normalization.
+#: The position of a normalization's weight among its arguments.
 _WEIGHT_OF = {
     torch.ops.aten.native_batch_norm.default: 1,
     torch.ops.aten.native_group_norm.default: 1,
@@ -340,10 +338,10 @@ _WEIGHT_OF = {
 
 
 def _as_computed(func: Any, args: Any, out: Any) -> Any:
-    """What an operator gives where fake tensors are told otherwise; real ones stay as they are.
+    """The output of an operator as a device returns it, where fake tensors differ; real outputs are unchanged.
 
-    Under autocast the statistics of a normalization are in the type of its weights. The gradient of a layer norm's input is contiguous,
-    that of a batch norm's is laid out as the input, that of a hardswish's as a product of what it is given.
+    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of a layer norm's input is
+    contiguous, that of a batch norm's has the layout of the input, that of a hardswish's the layout of a product.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]
@@ -358,144 +356,57 @@ def _as_computed(func: Any, args: Any, out: Any) -> Any:
     return out
 
 
-class _Memory:
-    """Storages as they come and go, and what they are."""
+class _StepStorages(Storages):
+    """Storages with the names and roles that a step gives them, and the call after which each is released."""
 
     def __init__(self, step: TrainingStep) -> None:
-        self.numbers: dict[int, int] = {}  # of a live storage, by its address
-        self.refs: list[StorageWeakRef] = []
-        self.facts: list[dict[str, Any]] = []
-        self.waiting: set[int] = set()  # storages that are not yet released
-        self.integers: dict[int, torch.UntypedStorage] = {}  # of those, what was there before the step
+        super().__init__()
         self.step = step
-        for name, weight in step.model.named_parameters():
-            self._there(weight, name, "parameter")
-        for name, buffer in step.model.named_buffers():
-            self._there(buffer, name, "buffer")
         names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-        for parameter, state in step.optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self._there(value, f"{names.get(id(parameter), '')}.{key}", "optimizer state")
-        for name in ("_scale", "_growth_tracker") if step.scaler is not None else ():
-            self._there(getattr(step.scaler, name), f"scaler.{name.strip('_')}", "optimizer state")
-        for name, trained in step.model.named_parameters():
-            if trained.grad is not None:
-                self._there(trained.grad, f"{name}.grad", "gradient")
-        for number, tensor in enumerate(tensors_in(step.inputs)):
-            self._there(tensor, f"input {number}", "input")
-        for number, tensor in enumerate(step.loss.targets if step.loss else ()):
-            self._there(tensor, f"target {number}", "input")
-
-    def _there(self, tensor: torch.Tensor, name: str, role: str) -> None:
-        if _key(tensor) not in self.numbers:
-            number = self._add(tensor, name, role, born=-1)
-            if not tensor.is_floating_point():
-                self.integers[number] = tensor.untyped_storage()
-
-    def _add(self, tensor: torch.Tensor, name: str, role: str, born: int) -> int:
-        storage = tensor.untyped_storage()
-        number = len(self.facts)
-        self.numbers[storage._cdata] = number
-        self.refs.append(StorageWeakRef(storage))  # the address is not used again while this is held
-        self.waiting.add(number)
-        self.facts.append(
-            {
-                "name": name,
-                "role": role,
-                "shape": tuple(map(int, tensor.shape)),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "size_bytes": storage.nbytes(),
-                "born": born,
-                "released": None,
-                "uses": [],
-            }
-        )
-        return number
+        state = [
+            (value, f"{names.get(id(parameter), '')}.{key}")
+            for parameter, values in step.optimizer.state.items()
+            for key, value in values.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        if step.scaler is not None:
+            state += [(getattr(step.scaler, f"_{name}"), f"scaler.{name}") for name in ("scale", "growth_tracker")]
+        targets = step.loss.targets if step.loss else ()
+        before_the_step: list[tuple[torch.Tensor, str, str]] = [
+            *((weight, name, "parameter") for name, weight in step.model.named_parameters()),
+            *((buffer, name, "buffer") for name, buffer in step.model.named_buffers()),
+            *((value, name, "optimizer state") for value, name in state),
+            *((one.grad, f"{name}.grad", "gradient") for name, one in _with_gradients(step.model)),
+            *((tensor, f"input {number}", "input") for number, tensor in enumerate(tensors_in(step.inputs))),
+            *((tensor, f"target {number}", "input") for number, tensor in enumerate(targets)),
+        ]
+        for tensor, name, role in before_the_step:
+            if storage_key(tensor) not in self.numbers:
+                number = self.add(tensor, name, role)
+                if not tensor.is_floating_point():
+                    self.integers[number] = tensor.untyped_storage()
 
     def role_in_tuple(self, tensor: torch.Tensor) -> str:
-        number = self.numbers.get(_key(tensor))
-        role = self.facts[number]["role"] if number is not None else ""
-        return {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}.get(role, "activation")
+        number = self.numbers.get(storage_key(tensor))
+        return role_in_tuple("" if number is None else self.facts[number]["role"])
 
-    def number(self, tensor: torch.Tensor, index: int, label: str) -> int:
-        found = self.numbers.get(_key(tensor))
-        return self._add(tensor, label, "", born=index) if found is None else found
-
-    def used(self, index: int, numbers: tuple[int, ...]) -> None:
-        for number in dict.fromkeys(numbers):
-            self.facts[number]["uses"].append(index)
-        self.after(index)
-
-    def after(self, index: int) -> None:
-        """Note what has gone since the call before this one."""
-        gone = [number for number in self.waiting if self.refs[number].expired()]
-        for number in gone:
-            self.waiting.discard(number)
+    def release(self, index: int) -> None:
+        """Notes which storages were released since the call before ``index``."""
+        for number in [number for number in self.held if self.references[number].expired()]:
+            self.held.discard(number)
             self.facts[number]["released"] = max(index - 1, self.facts[number]["born"])
 
-    def lives(self, calls: list[StepCall]) -> tuple[TensorLife, ...]:
-        gradients = {_key(one.grad): name for name, one in self.step.model.named_parameters() if one.grad is not None}
-        for key, name in gradients.items():
-            number = self.numbers.get(key)
+    def name_gradients_and_activations(self, calls: list[CapturedCall]) -> None:
+        """Gives roles to what the step made: gradients; activations, which the forward makes and the backward reads."""
+        for name, parameter in _with_gradients(self.step.model):
+            number = self.numbers.get(storage_key(parameter.grad))
             if number is not None:
                 self.facts[number].update(role="gradient", name=f"{name}.grad")
-        found = []
-        for number, facts in enumerate(self.facts):
-            uses = tuple(facts["uses"])
-            role = facts["role"] or self._kind(facts, uses, calls)
-            found.append(TensorLife(number, **{**facts, "uses": uses, "role": role}))
-        return tuple(found)
-
-    def _kind(self, facts: dict[str, Any], uses: tuple[int, ...], calls: list[StepCall]) -> str:
-        made_before = facts["born"] >= 0 and calls[facts["born"]].stage in ("forward", "loss")
-        return "activation" if made_before and uses and calls[uses[-1]].stage == "backward" else "temporary"
+        for facts in self.facts:
+            made_before = facts["born"] >= 0 and calls[facts["born"]].stage in ("forward", "loss")
+            saved = made_before and facts["uses"] and calls[facts["uses"][-1]].stage == "backward"
+            facts["role"] = facts["role"] or ("activation" if saved else "temporary")
 
 
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-# ------------------------------------------------------------------------------------------------ watching
-
-
-class _Operators(TorchDispatchMode):
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:
-            return args[0].device
-        with torch._C.DisableTorchFunction():
-            return self.recorder.aten(func, args, kwargs or {})
-
-
-@contextlib.contextmanager
-def _observed_modules(recorder: _Recorder) -> Iterator[None]:
-    original = nn.Module.__call__
-
-    def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return recorder.call_module(original, module, args, kwargs)
-
-    nn.Module.__call__ = observed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _observed_functions(recorder: _Recorder) -> Iterator[None]:
-    """Custom autograd functions call the dispatcher without being a function of PyTorch's own."""
-    original = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.owner(cls.__name__):
-            return original.__func__(cls, *args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+def _with_gradients(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in model.named_parameters() if one.grad is not None]

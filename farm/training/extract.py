@@ -1,50 +1,175 @@
-"""A training step of a model variant taken apart without a card: built on meta, stepped on fake tensors."""
+"""Extracts the operator tuples of a model variant without a card: of its forward pass or of a training step.
+
+The model is built on meta and runs on fake tensors, which computes nothing but small integers (`farm.operators.fake_pass`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from farm.errors import UsageError
+from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
-from farm.operators.cost import cost
-from farm.operators.extract import TakenApart, example_inputs, take_apart
-from farm.operators.known import nothing_computed
+from farm.operators.capture import UNDER_AUTOCAST, capture, predict
+from farm.operators.captured import Capture
+from farm.operators.cost import Cost, cost, model_flops
+from farm.operators.fake_pass import fake_pass
 from farm.settings import settings
 from farm.training.capture import capture_step
-from farm.training.losses import Loss, loss_of
-from farm.training.recorded import StepCapture
-from farm.training.step import TrainingStep, checkpoint_modules, checkpointed
+from farm.training.step import Loss, TrainingStep, checkpoint_modules, checkpointed, loss_of
 from farm.training.tensor_lifetime import least_peak_bytes
+from farm.types.label import label_of
 from farm.types.protocol import Variant
+from farm.types.tuple import OperatorTuple
 
+MOST_PLACES = 3  # listed per reason
+MOST_RUN_BYTES = 2 * 2**30  # parameters and buffers of a model that is run with values
 _AMP = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def take_step_apart(variant: Variant, *, device_type: str = "cpu") -> StepCapture:
-    """One training step of a variant, in train mode, as a kind of device would run it; nothing is computed.
+@dataclass(frozen=True)
+class Extraction:
+    """What a variant consists of.
 
-    Without a context on a card the operators are the CPU's, with the optimizer's implementation that a card gets.
+    Attributes:
+        costs: by tuple id, of one call.
+        model_flops: PyTorch's own count for the whole model, to compare the sum of the tuples with.
+        least_peak_bytes: the memory that a training step needs at its peak at least; 0 for a forward pass.
+    """
+
+    capture: Capture
+    costs: dict[str, Cost]
+    model_flops: int
+    least_peak_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all calls."""
+        return sum(self.costs[call.tuple_id].flops for call in self.capture.calls)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that all calls read and write at least."""
+        return sum(self.costs[call.tuple_id].bytes for call in self.capture.calls)
+
+    def refusal(self, name: str) -> CaptureError | None:
+        """Why the model ``name`` cannot be summed from its operators; None if it can."""
+        gaps, overlaps = self.capture.gaps, self.capture.overlaps
+        if gaps or overlaps:
+            step = "Its sum would miss these calls. Write the part with public PyTorch functions and modules."
+            if gaps and all(UNDER_AUTOCAST in gap for gap in gaps):
+                step = "Take torch.autocast out of the model, and have all of it in one type: --dtype bfloat16."
+            return CaptureError(f"{name} cannot be extracted completely: {_by_reason(gaps + overlaps)}.", step)
+        if not self.capture.calls:
+            return CaptureError(
+                f"{name} has no operators: on its example input no call costs anything.",
+                "Give it an example input that it works on.",
+            )
+        return None
+
+
+def _by_reason(texts: Iterable[str]) -> str:
+    """The texts of gaps and overlaps, each reason once with its places."""
+    places: dict[str, dict[str, None]] = {}
+    for text in texts:
+        where, _, reason = text.partition(": ")
+        operator, _, call = where.partition(" at ")
+        # The name of the call tells more than those of the aten operators inside.
+        place = f"at {call}" if " in " in call else f"{operator} at {call}"
+        places.setdefault(reason, {})[place] = None
+    parts = []
+    for reason, found in places.items():
+        more = f" and {len(found) - MOST_PLACES} more" if len(found) > MOST_PLACES else ""
+        parts.append(f"{reason} ({'; '.join(list(found)[:MOST_PLACES])}{more})")
+    return "; ".join(parts)
+
+
+def extract(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> Extraction:
+    """The operator tuples of a variant as it would run on a kind of device; `Extraction.refusal` tells whether they are
+    complete.
+
+    A forward pass that needs values other than small integers is run on the CPU, with at most `MOST_RUN_BYTES` of
+    parameters and buffers.
+
+    Args:
+        grad: keep what a backward pass needs; a training step always does.
 
     Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`, `farm.training.losses` and `farm.training.step`.
+        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
+        CaptureError: the model or the step does not run.
+    """
+    if variant.step:
+        step = extract_step(variant, device_type=device_type)
+        assert step.flops is not None, "the first step was run here"
+        peak_bytes = max(step.memory_bytes) if step.device_type == device_type else least_peak_bytes(step)
+        return Extraction(step, {id_: cost(spec) for id_, spec in step.tuples.items()}, step.flops, peak_bytes)
+    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
+        try:
+            flops = model_flops(model, inputs)
+            captured = predict(model, inputs, device_type=device_type, grad_enabled=grad)
+        except CaptureError as error:
+            _check_may_run(variant, model, error)
+            model, inputs = catalog.build(variant, device="cpu"), catalog.example_inputs(variant, device="cpu")
+            flops = model_flops(model, inputs, computed=True)
+            captured = capture(model, inputs, grad_enabled=grad)
+    return Extraction(captured, {id_: _cost_of(spec) for id_, spec in captured.tuples.items()}, flops)
+
+
+def _cost_of(spec: OperatorTuple) -> Cost:
+    """
+    Raises:
+        CaptureError: the size of the output, and so the cost, depends on values.
+    """
+    try:
+        return cost(spec)
+    except NotImplementedError as error:  # nonzero, unique: PyTorch knows no output size on meta
+        raise CaptureError(
+            f"The cost of {label_of(spec)} is not known: the size of its output depends on the values of its input.",
+            "Write the part without it, with shapes that are known.",
+        ) from error
+
+
+def _check_may_run(variant: Variant, model: nn.Module, error: CaptureError) -> None:
+    """Raises ``error`` again if running the model with values would not help, or would take too much memory."""
+    if catalog.find(variant.model).origin == "torchvision":  # these read no values
+        raise error
+    needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
+    if needed > MOST_RUN_BYTES:
+        raise CaptureError(
+            f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a capture takes "
+            f"{MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
+            f"{error.next_step} A smaller variant of it may be extracted with values.",
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------ training steps
+
+
+def extract_step(variant: Variant, *, device_type: str = "cpu") -> Capture:
+    """One training step of a variant, in train mode, as a kind of device would run it; nothing is computed.
+
+    Without a CUDA context the operators are the CPU's, with the optimizer implementation that a GPU uses.
+
+    Raises:
+        UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog` and `farm.training.step`.
         CaptureError: the step does not run.
     """
     if variant.phase == "decode":
-        raise UsageError("A token beside a filled cache is not what a model is trained on.", "Give --phase prefill.")
-    with contextlib.redirect_stdout(sys.stderr):  # what a person's own model prints is no result of ours
-        model = catalog.build(variant, device="meta")
-        inputs = example_inputs(variant, "meta")
+        raise UsageError("No model is trained on one token and a filled cache.", "Give --phase prefill.")
+    with contextlib.redirect_stdout(sys.stderr):  # a user's model may print; that is not output of this program
+        model, inputs = catalog.build(variant, device="meta"), catalog.meta_inputs(variant)
         on = device_type if device_type == "cuda" and torch.cuda.is_initialized() else "cpu"
-        recompute = tuple(filter(None, variant.recompute.split(",")))
-        with nothing_computed(model, inputs, None, on) as (fakes, stand_ins, _), contextlib.ExitStack() as until:
-            if recompute:
-                until.enter_context(checkpointed(model, recompute))
+        with fake_pass(model, inputs, None, on) as (fakes, fake_inputs, _), checkpointed(model, variant.recompute):
 
             def loss(output: Any) -> Loss:
                 with _disable_current_modes():
@@ -53,7 +178,7 @@ def take_step_apart(variant: Variant, *, device_type: str = "cpu") -> StepCaptur
 
             step = TrainingStep(
                 model,
-                stand_ins,
+                fake_inputs,
                 optimizer=implementation(variant.optimizer, device_type),
                 make_loss=loss,
                 amp=_AMP[variant.amp],
@@ -63,16 +188,15 @@ def take_step_apart(variant: Variant, *, device_type: str = "cpu") -> StepCaptur
 
 
 def build_step(variant: Variant, device: torch.device, *, launch: str = "eager") -> TrainingStep:
-    """A variant's training step on a device, with seeded random weights, as it is run and measured; grad must be enabled.
+    """A variant's training step on a device, with seeded random weights, to run and measure; grad must be enabled.
 
-    Adam and AdamW keep their count of steps on the card where a CUDA graph is made of the step.
+    For a CUDA graph, Adam and AdamW keep their step count on the card.
 
     Raises:
-        UnknownModel, UnsupportedModel, UsageError: see `take_step_apart`.
+        UnknownModel, UnsupportedModel, UsageError: see `extract_step`.
     """
     model, inputs = catalog.build(variant, device=device), catalog.example_inputs(variant, device=device)
-    if recompute := tuple(filter(None, variant.recompute.split(","))):
-        checkpoint_modules(model, recompute)
+    checkpoint_modules(model, variant.recompute)
     step = TrainingStep(
         model,
         inputs,
@@ -82,28 +206,12 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
         accumulate=variant.accumulate,
         capturable=device.type == "cuda" and launch == "graph",
     )
-    step.run()  # makes the optimizer's state, and shows what the loss is of
+    step.run()  # creates the optimizer's state and the loss
     return step
 
 
-def taken_apart(variant: Variant, *, device_type: str = "cpu", grad: bool = False) -> TakenApart:
-    """A variant taken apart, whether its forward pass or a training step is meant.
-
-    Raises:
-        See `take_step_apart` and `farm.operators.extract.take_apart`.
-    """
-    if not variant.step:
-        return take_apart(variant, device_type=device_type, grad=grad)
-    step = take_step_apart(variant, device_type=device_type)
-    costs = {tuple_id: cost(spec) for tuple_id, spec in step.tuples.items()}
-    assert step.flops is not None, "the first step was run here"
-    on_its_card = step.device_type == device_type
-    least_bytes = max(step.memory_bytes) if on_its_card else least_peak_bytes(step)
-    return TakenApart(step.as_capture(), costs, step.flops, least_bytes)
-
-
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    """What the variant is trained for: the user's own loss where one is registered beside the model, else by its output."""
+    """The loss that the variant is trained with: the user's own if the settings register one, otherwise by its output."""
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))
@@ -112,5 +220,5 @@ def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
 
 
 def implementation(optimizer: str, device_type: str) -> str:
-    """PyTorch updates all parameters at once on a card, unless told otherwise."""
+    """On a GPU PyTorch updates all parameters at once, unless another implementation is given."""
     return optimizer if "-" in optimizer or device_type == "cpu" else f"{optimizer}-foreach"

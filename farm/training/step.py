@@ -1,34 +1,49 @@
-"""One training iteration in its stages, as people write it: zero_grad, forward, loss, backward, optimizer."""
+"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the losses that models get."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from farm.errors import UsageError
-from farm.training.losses import Loss
+from farm.errors import UnsupportedModel, UsageError
+from farm.operators.encoding import tensors_in
 
-#: So small that weights stay where they are over thousands of steps, in every dtype.
+#: So small that weights do not change over thousands of steps, in every dtype.
 LEARNING_RATE = 1e-12
 
-#: What a loss is multiplied by at first, under autocast to float16: no gradient of the first step is infinite. A fused SGD
-#: whose first step is not taken begins with momentum that nobody has set.
+#: The first loss scale under autocast to float16: no gradient of the first step is infinite. A fused SGD whose first step is
+#: skipped starts with uninitialized momentum.
 SCALE = 2.0**10
 
-#: Told by a stage's name as it begins, and left as it ends.
-Around = Callable[[str], contextlib.AbstractContextManager[Any]]
+IGNORED = -100  # PyTorch's: a position without a target
+AUXILIARY_WEIGHT = 0.3  # of intermediate outputs (GoogLeNet's; Inception's reference training takes 0.4)
+MASKED_SHARE = 0.15  # of the tokens in BERT's training
+
+#: Called with a stage's name; entered while the stage runs.
+AroundStage = Callable[[str], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """``of(output, targets)`` is a scalar; ``targets`` are tensors that exist before the step."""
+
+    name: str
+    targets: tuple[torch.Tensor, ...]
+    of: Callable[[Any, tuple[torch.Tensor, ...]], torch.Tensor]
 
 
 class TrainingStep:
-    """A model with what one iteration of its training needs.
+    """A model with all that one iteration of its training needs.
 
     Attributes:
-        loss: None until the first step has shown what the model gives.
+        loss: made from the model's output in the first step; None before.
     """
 
     def __init__(
@@ -44,11 +59,11 @@ class TrainingStep:
     ) -> None:
         """
         Args:
-            optimizer: sgd, adam or adamw; with -fused or -foreach behind it that implementation, else PyTorch's choice.
-            amp: what autocast computes in; float16 with a gradient scaler, and a fused optimizer, which need not ask the card
-                whether a gradient is infinite.
-            accumulate: passes over the inputs before the optimizer.
-            capturable: the optimizer keeps its count of steps on the card, for a CUDA graph.
+            optimizer: sgd, adam or adamw; with the suffix -fused or -foreach that implementation, otherwise PyTorch's choice.
+            amp: the dtype of autocast. float16 needs a gradient scaler and a fused optimizer, which does not wait for the card
+                to tell whether a gradient is infinite.
+            accumulate: forward and backward passes per optimizer step.
+            capturable: the optimizer keeps its step count on the card, for a CUDA graph.
         """
         self.model, self.inputs, self.accumulate, self.amp = model, inputs, accumulate, amp
         self.optimizer = make_optimizer(optimizer, model, capturable=capturable)
@@ -56,7 +71,7 @@ class TrainingStep:
         self.loss: Loss | None = None
         self._make_loss = make_loss
 
-    def run(self, around: Around = lambda stage: contextlib.nullcontext()) -> None:
+    def run(self, around: AroundStage = lambda stage: contextlib.nullcontext()) -> None:
         with around("zero_grad"):
             self.optimizer.zero_grad()
         for _ in range(self.accumulate):
@@ -83,9 +98,9 @@ class TrainingStep:
                 self.scaler.update()
 
     def count_from_one(self) -> None:
-        """Have the next step be the second, whichever it is: what Adam multiplies by depends on it, and a tuple holds that.
+        """Makes the next step the second one, whichever it is: Adam's factors depend on the count, and a tuple holds them.
 
-        On a card the count is a tensor that is computed with, and nothing depends on it.
+        A count on the card is a tensor operand, and no tuple depends on its value.
         """
         for state in self.optimizer.state.values():
             if isinstance(count := state.get("step"), torch.Tensor) and count.device.type == "cpu":
@@ -107,7 +122,7 @@ def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> 
         name: one of `farm.types.protocol.OPTIMIZERS`.
 
     Raises:
-        UsageError: the model has nothing to train.
+        UsageError: the model has no parameters to train.
     """
     kind, _, implementation = name.partition("-")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -116,14 +131,17 @@ def make_optimizer(name: str, model: nn.Module, *, capturable: bool = False) -> 
     chosen: dict[str, Any] = {implementation: True} if implementation else {}
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, **chosen)
-    made = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    return made(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
+    adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+    return adam(parameters, lr=LEARNING_RATE, capturable=capturable, **chosen)
+
+
+# ------------------------------------------------------------------------------------------------ recomputation
 
 
 @contextlib.contextmanager
-def checkpointed(model: nn.Module, paths: tuple[str, ...]) -> Iterator[None]:
+def checkpointed(model: nn.Module, recompute: str) -> Iterator[None]:
     """`checkpoint_modules` while active."""
-    modules = checkpoint_modules(model, paths)
+    modules = checkpoint_modules(model, recompute)
     try:
         yield
     finally:
@@ -131,21 +149,22 @@ def checkpointed(model: nn.Module, paths: tuple[str, ...]) -> Iterator[None]:
             del module.__dict__["forward"]
 
 
-def checkpoint_modules(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Module]:
-    """Have modules run anew in the backward instead of keeping what they computed; returns them.
+def checkpoint_modules(model: nn.Module, recompute: str) -> list[nn.Module]:
+    """Makes modules run again in the backward instead of keeping their activations; returns them.
 
-    The state of random numbers is not kept for the second time: reading it no CUDA graph can hold, and what is dropped out
-    costs the same whichever it is.
+    The state of the random generator is not restored for the second run: no CUDA graph can hold that, and dropout costs the
+    same whichever values it drops.
 
     Args:
-        paths: of the modules; ("blocks",) stands for those of `blocks_of`.
+        recompute: the paths of the modules, separated by commas; "blocks" stands for those of `blocks_of`, "" for none.
 
     Raises:
         UsageError: there is no such module.
     """
     from torch.utils.checkpoint import checkpoint
 
-    modules = [_module(model, path) for path in (blocks_of(model) if paths == ("blocks",) else paths)]
+    paths = blocks_of(model) if recompute == "blocks" else [path for path in recompute.split(",") if path]
+    modules = [_module(model, path) for path in paths]
     for module in modules:
         module.forward = functools.partial(  # type: ignore[method-assign]
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False
@@ -154,9 +173,10 @@ def checkpoint_modules(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Modu
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """The paths of a model's blocks, in their order: of all stages, where it has several.
+    """The paths of a model's blocks in their order, over all its stages.
 
-    Blocks are the modules of the class that fills the list of equal modules with the most parameters: a decoder's layers, say.
+    Blocks are the modules whose class fills the list of equal modules with the most parameters: a decoder's layers, for
+    example.
 
     Raises:
         UsageError: there is no such list.
@@ -185,3 +205,76 @@ def _module(model: nn.Module, path: str) -> nn.Module:
         raise UsageError(
             f"The model has no module '{path}'.", "Paths are those of PyTorch's named_modules()."
         ) from None
+
+
+# ------------------------------------------------------------------------------------------------ losses
+
+
+def loss_of(output: Any, *, causal: bool, masked: bool, device: torch.device) -> Loss:
+    """The loss for a model's output.
+
+    Args:
+        causal: the logits of each position predict the next token.
+        masked: the logits predict the token at the position itself, at some of the positions.
+
+    Raises:
+        UnsupportedModel: no tensor of the output requires a gradient.
+    """
+    if not any(tensor.is_floating_point() and tensor.requires_grad for tensor in tensors_in(_plain(output))):
+        raise UnsupportedModel(
+            "The model's output has no tensor that requires a gradient: it has no loss.",
+            'Register a loss beside it: FARM_LOSSES=\'{"my_net": "my_package.models:my_loss"}\'.',
+        )
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor) and logits.dim() == 3 and (causal or masked):
+        return _of_tokens(logits, causal, device)
+    heads = [one for one in (logits, *(output if type(output).__name__.endswith("Outputs") else ())) if one is not None]
+    if isinstance(output, torch.Tensor):
+        heads = [output]
+    if heads and all(isinstance(one, torch.Tensor) and one.dim() == 2 for one in heads):
+        return _of_classes(heads, device)
+    return Loss("mean of squares of its outputs", (), _mean_of_squares)
+
+
+def _of_tokens(logits: torch.Tensor, causal: bool, device: torch.device) -> Loss:
+    rows, length, classes = logits.shape
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(classes, (rows, length), generator=generator)
+    if not causal:
+        labels[torch.rand(rows, length, generator=generator) >= MASKED_SHARE] = IGNORED
+
+    def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        predicted = output.logits[:, :-1] if causal else output.logits
+        expected = targets[0][:, 1:] if causal else targets[0]
+        return functional.cross_entropy(predicted.reshape(-1, classes), expected.reshape(-1), ignore_index=IGNORED)
+
+    name = "cross-entropy of the next token" if causal else "cross-entropy of masked tokens"
+    return Loss(name, (labels.to(device),), cross_entropy)
+
+
+def _of_classes(heads: list[torch.Tensor], device: torch.device) -> Loss:
+    rows, classes = heads[0].shape
+    labels = torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(2)).to(device)
+
+    def cross_entropy(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        loss = functional.cross_entropy(getattr(output, "logits", output), targets[0])
+        for head in output[1:] if type(output).__name__.endswith("Outputs") else ():
+            if head is not None:
+                loss = loss + AUXILIARY_WEIGHT * functional.cross_entropy(head, targets[0])
+        return loss
+
+    return Loss("cross-entropy", (labels,), cross_entropy)
+
+
+def _plain(output: Any) -> Any:
+    return dict(output) if hasattr(output, "items") else output
+
+
+def _mean_of_squares(output: Any, targets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for tensor in tensors_in(_plain(output)):
+        if tensor.is_floating_point() and tensor.requires_grad:
+            one = tensor.float().square().mean()
+            total = one if total is None else total + one
+    assert total is not None
+    return total

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farm.training.recorded import ROLES, StepCapture, TensorLife
+from farm.operators.captured import ROLES, Capture, CapturedTensor
 
 ALLOCATED_BYTES = 512  # what PyTorch's allocator rounds sizes up to on a card
 
@@ -53,7 +53,7 @@ class Interval:
 class Life:
     """A captured step and what each of its calls takes. Unit: µs."""
 
-    capture: StepCapture
+    capture: Capture
     times_us: tuple[float, ...]
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class Life:
         return self.begins_us[-1]
 
     @functools.cached_property
-    def tensors(self) -> tuple[TensorLife, ...]:
+    def tensors(self) -> tuple[CapturedTensor, ...]:
         """Those that are held while a call runs; gradients of the step before are gone by then."""
         return tuple(
             tensor for tensor in self.capture.tensors if last_held(tensor, self.capture) >= max(tensor.born, 0)
@@ -82,7 +82,7 @@ class Life:
         """The inactive periods of each tensor, by its number."""
         return {tensor.number: tuple(self._periods(tensor)) for tensor in self.tensors}
 
-    def _periods(self, tensor: TensorLife) -> Iterable[Inactive]:
+    def _periods(self, tensor: CapturedTensor) -> Iterable[Inactive]:
         calls, begins = len(self.times_us), self.begins_us
         for before, after in itertools.pairwise(tensor.uses):
             if after > before + 1:
@@ -136,7 +136,7 @@ class Life:
         """What is there before the step and behind it."""
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.outlives)
 
-    def at_peak(self) -> list[TensorLife]:
+    def at_peak(self) -> list[CapturedTensor]:
         """The tensors that are held at the peak, the largest first."""
         there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= last_held(one, self.capture)]
         return sorted(there, key=lambda tensor: -tensor.size_bytes)
@@ -164,12 +164,12 @@ def _counted(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive]]
     return rows
 
 
-def last_held(tensor: TensorLife, capture: StepCapture) -> int:
+def last_held(tensor: CapturedTensor, capture: Capture) -> int:
     """The last call at which it is held."""
     return len(capture.calls) - 1 if tensor.released is None else tensor.released
 
 
-def held(capture: StepCapture, tensors: Iterable[TensorLife], *, rounded_to: int = 1) -> tuple[int, ...]:
+def held(capture: Capture, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
     """Bytes of these tensors that are held while each call runs.
 
     Args:
@@ -183,7 +183,7 @@ def held(capture: StepCapture, tensors: Iterable[TensorLife], *, rounded_to: int
     return tuple(itertools.accumulate(changes[:-1]))
 
 
-def allocated_peak_bytes(capture: StepCapture) -> int:
+def allocated_peak_bytes(capture: Capture) -> int:
     """The most that is held at once, in pieces as PyTorch's allocator hands them out on a card."""
     return max(held(capture, capture.tensors, rounded_to=ALLOCATED_BYTES))
 
@@ -196,10 +196,10 @@ _SMALLER_ON_A_CARD = frozenset(
 )
 
 
-def least_peak_bytes(capture: StepCapture) -> int:
+def least_peak_bytes(capture: Capture) -> int:
     """What a card needs at the peak at least, as far as a capture without it can tell: without what these make."""
 
-    def on_a_card(tensor: TensorLife) -> bool:
+    def on_a_card(tensor: CapturedTensor) -> bool:
         owner = capture.calls[tensor.born].owner if tensor.born >= 0 else None
         return owner is None or capture.owners[owner].what not in _SMALLER_ON_A_CARD
 

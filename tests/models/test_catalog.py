@@ -93,14 +93,14 @@ def test_dtype_and_memory_format_reach_weights_and_input():
 
 
 def test_the_table_of_costs_has_every_model_and_says_what_taking_it_apart_does():
-    from farm.operators.extract import take_apart
+    from farm.training.extract import extract
 
     entries = [catalog.find(name) for name in catalog.names(source="torchvision")]
     assert [entry.name for entry in entries if not entry.parameters or not entry.flops] == []
     for name in ("squeezenet1_1", "mobilenet_v3_small"):
         entry = catalog.find(name)
         assert entry.parameters == sum(parameter.numel() for parameter in catalog.build(name).parameters())
-        assert entry.flops == take_apart(Variant(name, 1, entry.input_size)).flops
+        assert entry.flops == extract(Variant(name, 1, entry.input_size)).flops
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_with_another_batch_it_begins_again(own):
 
 
 def test_it_is_taken_apart_as_any_other(own):
-    from farm.operators.extract import take_apart
+    from farm.training.extract import extract
 
     said = {"length": 6, "layers": 1, "padded": True}
-    tuples = [take_apart(catalog.variant("bert-base", 2, **said, **more)).capture.tuples for more in ({}, own)]
+    tuples = [extract(catalog.variant("bert-base", 2, **said, **more)).capture.tuples for more in ({}, own)]
     assert [*tuples[0]] == [*tuples[1]]
 
 

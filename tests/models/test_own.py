@@ -10,7 +10,7 @@ import torch
 from farm.errors import CaptureError, SettingsError, UsageError
 from farm.models import catalog
 from farm.operators import extract
-from farm.operators.extract import take_apart
+from farm.training.extract import extract
 from farm.settings import settings
 from farm.types.protocol import Variant
 
@@ -67,7 +67,7 @@ def text_models(user_models, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["by_name", "both_ways"])
 def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_models, name):
-    apart = take_apart(Variant(name, batch=4, input_size=224))
+    apart = extract(Variant(name, batch=4, input_size=224))
     assert apart.refusal(name) is None
     assert apart.flops == apart.model_flops
     assert sum(call.module_path.endswith("project") for call in apart.capture.calls) == 1
@@ -77,12 +77,12 @@ def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_m
 
 
 def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text_models, monkeypatch):
-    apart = take_apart(Variant("gate", batch=2, input_size=224))
+    apart = extract(Variant("gate", batch=2, input_size=224))
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
     monkeypatch.setattr(extract, "MOST_RUN_BYTES", 79)
     with pytest.raises(CaptureError, match="With values its parameters and buffers take"):
-        take_apart(Variant("gate", batch=2, input_size=224))
+        extract(Variant("gate", batch=2, input_size=224))
 
 
 def test_keyword_arguments_give_what_the_model_itself_gives(text_models):

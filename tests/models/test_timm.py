@@ -27,8 +27,8 @@ def test_a_bare_name_that_both_have_means_torchvisions():
 
 
 def test_a_model_is_made_for_the_size_that_it_is_asked_for():
-    from farm.operators.extract import take_apart
+    from farm.training.extract import extract
 
-    apart = take_apart(catalog.variant("timm/resnet18", 2, input_size=64))
+    apart = extract(catalog.variant("timm/resnet18", 2, input_size=64))
     assert apart.flops == apart.model_flops > 0
     assert apart.refusal("timm/resnet18") is None

@@ -135,10 +135,10 @@ def test_a_token_is_written_into_a_filled_cache_as_often_as_it_is_asked_for():
 
 
 def test_a_decode_of_a_few_layers_makes_the_calls_of_all():
-    from farm.operators.extract import take_apart
+    from farm.training.extract import extract
 
     two, all_of_them = (
-        take_apart(catalog.variant("gpt2", 1, phase="decode", cache=16, layers=layers)).capture.counts
+        extract(catalog.variant("gpt2", 1, phase="decode", cache=16, layers=layers)).capture.counts
         for layers in (2, None)
     )
     assert set(two) == set(all_of_them)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farm.models import catalog
-from farm.operators.extract import take_apart
+from farm.training.extract import extract
 from farm.types.protocol import Variant
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "architectures.jsonl"
@@ -37,7 +37,7 @@ def listed() -> list[dict]:
 
 @pytest.mark.parametrize("variant", KINDS, ids=str)
 def test_a_model_of_each_kind_is_taken_apart_completely(variant: Variant) -> None:
-    found = take_apart(variant, device_type="cuda")
+    found = extract(variant, device_type="cuda")
     assert found.refusal(variant.model) is None
     assert found.flops == found.model_flops > 0
 
@@ -57,7 +57,7 @@ def test_an_architecture_is_taken_apart_as_the_table_tells(row: dict) -> None:
 
 def flops_of(variant: Variant) -> int:
     """Of one pass, by the sum of its operators and by PyTorch's own count of the whole."""
-    found = take_apart(variant, device_type="cuda")
+    found = extract(variant, device_type="cuda")
     assert found.refusal(variant.model) is None
     assert found.flops == found.model_flops
     return found.flops
@@ -65,7 +65,7 @@ def flops_of(variant: Variant) -> int:
 
 def test_the_layers_of_a_decoder_are_the_same_few_tuples() -> None:
     few, many = (
-        take_apart(catalog.variant("gpt2", phase="decode", cache=32, layers=layers), device_type="cuda")
+        extract(catalog.variant("gpt2", phase="decode", cache=32, layers=layers), device_type="cuda")
         for layers in (2, 4)
     )
     assert len(many.capture.calls) > 1.5 * len(few.capture.calls)

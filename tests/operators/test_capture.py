@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from farm.errors import CaptureError
 from farm.models import catalog
-from farm.operators.capture import capture, predict, verify_on_device
+from farm.operators.capture import capture, predict
+from farm.operators.profiler import verify_on_device
 
 
 class Shapes(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from farm.operators.capture import capture
-from farm.operators.offloadable import placeable, placements_of
+from farm.operators.replay import offloadable, placements_of
 
 
 def tuple_of(module, *inputs):
@@ -14,13 +14,13 @@ def tuple_of(module, *inputs):
 
 
 def test_parameters_are_inputs_and_what_a_call_makes_is_an_output():
-    found = placeable(tuple_of(nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)))
+    found = offloadable(tuple_of(nn.Conv2d(3, 4, 3), torch.ones(1, 3, 8, 8)))
     assert (len(found.inputs), found.outputs) == (3, 1)  # weight, bias, image
     assert len(placements_of(tuple_of(nn.Linear(4, 4, bias=False), torch.ones(2, 4)), "all")) == 7
 
 
 def test_what_is_written_in_place_is_an_input():
-    found = placeable(tuple_of(nn.ReLU(inplace=True), torch.ones(8)))
+    found = offloadable(tuple_of(nn.ReLU(inplace=True), torch.ones(8)))
     assert (found.inputs, found.outputs) == ((0,), 0)
 
 
@@ -29,4 +29,4 @@ def test_each_memory_that_a_call_makes_counts_once():
         def forward(self, values):
             return torch.topk(values, 2)
 
-    assert placeable(tuple_of(Largest(), torch.ones(2, 8))).outputs == 2
+    assert offloadable(tuple_of(Largest(), torch.ones(2, 8))).outputs == 2

@@ -13,7 +13,7 @@ from farm.benchmark.workload import prepare
 from farm.operators import seen as seen_room
 from farm.operators.capture import capture
 from farm.operators.rebuild import rebuild
-from farm.operators.seen import describe, seen_values, watch
+from farm.operators.observed_values import describe_values, observe_values, watch_values
 from farm.settings import settings
 from farm.types.protocol import Protocol, Variant
 from farm.types.value_profiles import class_of
@@ -34,7 +34,7 @@ class Small(nn.Module):
 def test_each_call_tells_what_its_activations_held() -> None:
     torch.manual_seed(0)
     model, batch = Small(), torch.randn(256, 64)
-    found = watch(model, (batch,))
+    found = watch_values(model, (batch,))
     first, second = found["first", "torch.nn.Linear"][0][0], found["second", "torch.nn.Linear"][0][0]
     assert first is not None
     assert (first["zeros"], first["least"] < 0) == (0, True)
@@ -52,19 +52,19 @@ def test_looking_changes_nothing_of_what_is_captured() -> None:
     looked_at = capture(model, (batch,), watch=lambda *call: None)
     plain = capture(model, (batch,))
     assert (looked_at.calls, looked_at.operators) == (plain.calls, plain.operators)
-    watch(model, (batch,))
+    watch_values(model, (batch,))
 
 
 def test_a_catalog_model_is_run_with_its_seeded_weights_unless_it_is_huge() -> None:
     variant = Variant("resnet18", 32, 64)
-    found = seen_values(variant)
+    found = observe_values(variant)
     assert found is not None
     behind_relu = found["layer1.0.conv2", "torch.nn.Conv2d"][0][0]
     assert behind_relu is not None
     assert behind_relu["least"] == 0
     assert 0.2 < behind_relu["zeros"] < 0.9
-    assert found == seen_values(variant)
-    assert seen_values(variant, flops=10**16) is None
+    assert found == observe_values(variant)
+    assert observe_values(variant, flops=10**16) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_rebuilt_operator_holds_data_of_its_class(data: str, zeros: float, pos
     assert (given == 0).float().mean().item() == pytest.approx(zeros, abs=0.1 if "c" in data else 0.02)
     assert (given.min().item() >= 0) is positive
     assert all(map(torch.equal, weights, rebuilt.weights))
-    described = describe(given)
+    described = describe_values(given)
     assert described is not None
     assert class_of([described]) == data, "what was made of a class is seen as that class"
 
@@ -108,7 +108,7 @@ def test_what_is_added_in_place_is_of_its_class_and_too_small_to_move_the_sum(wo
     rebuilt = rebuild(spec, "cpu")
     set_values(rebuilt, f"normal,{word}")
     target, addend = rebuilt.activations
-    described = describe(addend.float() * 2.0**40)
+    described = describe_values(addend.float() * 2.0**40)
     assert described is not None
     assert class_of([described]) == word
     before = target.clone()
@@ -132,7 +132,7 @@ def test_a_tensor_with_strides_gets_its_channels_too() -> None:
     )
     rebuilt = rebuild(spec, "cpu")
     set_values(rebuilt, "normal-c90")
-    described = describe(rebuilt.activations[0])
+    described = describe_values(rebuilt.activations[0])
     assert described is not None
     assert class_of([described]) == "normal-c90"
 
@@ -179,7 +179,7 @@ class Cached(nn.Module):
 )
 def test_what_a_cache_holds_is_part_of_the_class_and_the_tuple_gets_the_like(used: int, word: str) -> None:
     model, query = Cached(used), torch.randn(2, 4, 1, 16)
-    ((seen,),) = watch(model, (query,)).values()
+    ((seen,),) = watch_values(model, (query,)).values()
     assert class_of(seen) == word
     (spec,) = capture(model, (query,)).tuples.values()
     rebuilt = rebuild(spec, "cpu")
@@ -200,7 +200,7 @@ def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(monkey
     settings.cache_clear()
     try:
         monkeypatch.setattr(seen_room, "MOST_PARAMETERS", -1)
-        ((seen,),) = seen_values(Variant("cached", 2, 224)).values()
+        ((seen,),) = observe_values(Variant("cached", 2, 224)).values()
     finally:
         settings.cache_clear()
     assert seen[0] is None

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageError
 from farm.models import catalog
-from farm.operators.profiled import Profiled
+from farm.operators.profiler import Profiled
 from farm.settings import settings
 from farm.training import extract
 from farm.training.capture import capture_step
-from farm.training.extract import take_step_apart
-from farm.training.losses import loss_of
+from farm.training.extract import extract_step
+from farm.training.step import loss_of
 from farm.training.step import TrainingStep, blocks_of
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def stepping(model, *inputs, optimizer="sgd", **more):
 
 
 def taken_apart(name, batch=2, device_type="cpu", **said):
-    return take_step_apart(catalog.variant(name, batch, step="training", **said), device_type=device_type)
+    return extract_step(catalog.variant(name, batch, step="training", **said), device_type=device_type)
 
 
 def parts(seen):

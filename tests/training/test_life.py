@@ -7,18 +7,18 @@ import pytest
 from farm.errors import UsageError
 from farm.slow_memory.options import largest_batch
 from farm.slow_memory.transfers import offload
-from farm.training.recorded import Owner, StepCall, StepCapture, TensorLife
+from farm.operators.captured import Owner, CapturedCall, Capture, CapturedTensor
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 
 
 def tensor(number, size_bytes, born, released, uses, role="activation"):
-    return TensorLife(number, f"t{number}", role, (size_bytes // 4,), "float32", size_bytes, born, released, uses)
+    return CapturedTensor(number, f"t{number}", role, (size_bytes // 4,), "float32", size_bytes, born, released, uses)
 
 
 def step(*tensors, calls):
     """A step whose calls use what the tensors say."""
     made = tuple(
-        StepCall(
+        CapturedCall(
             index,
             "0" * 32,
             "forward",
@@ -29,7 +29,7 @@ def step(*tensors, calls):
         )
         for index in range(calls)
     )
-    return StepCapture({}, made, (), tensors, (), (), "", "cpu")
+    return Capture({}, made, (), tensors, (), (), "", "cpu")
 
 
 WEIGHT = tensor(0, 1000, -1, None, (1, 4), "parameter")

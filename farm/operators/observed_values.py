@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import FarmError
 from farm.models import catalog
 from farm.operators.capture import capture, predict
-from farm.operators.extract import example_inputs
-from farm.operators.filling import channel_dimension
+from farm.models.catalog import meta_inputs
+from farm.operators.input_values import channel_dimension
 from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of
 
@@ -74,7 +74,7 @@ def _held_alone(model: nn.Module, variant: Variant) -> SeenCalls | None:
         found[path, operator].append(unknown + known if known else [])
 
     try:
-        predict(model, example_inputs(variant), watch=look)
+        predict(model, meta_inputs(variant), watch=look)
     except FarmError:
         return None
     return dict(found) if any(entry for calls in found.values() for entry in calls) else None

@@ -1,23 +1,96 @@
-"""The aten overloads that may be called: a fixed list of names, found in torch once. What a training step is made of.
+"""The operators that may be called: a fixed list of leaf modules, public functions and aten overloads.
 
-A name that arrives in a tuple is looked up here and nowhere else. What this torch lacks is left out. The list holds what
-captures on the CPU and audits on cards have seen, and their kin; nothing that reaches files, processes or memory handles,
-nothing that is other operators when it is dispatched, and no sizes that depend on values.
+A name that arrives in a tuple is looked up here and nowhere else. There is no import and no attribute lookup by name, so a
+forged tuple can at worst name an operator of this list. Forward captures consist of modules and functions, training steps of
+aten overloads. Aten overloads that this torch lacks are left out.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
 from farm.types.tuple import OperatorTuple, tensor_references
 
-# Without a dot: the overload called `default`.
-_NAMES = """
+# ------------------------------------------------------------------------------------------------ modules and functions
+
+# Modules that only arrange others, decide by data which child runs, or hold state that a tuple cannot: the capture descends
+# into them; their children and functions are the operators.
+_COMPOSITE = frozenset(
+    """
+    Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container Transformer TransformerEncoder
+    TransformerDecoder TransformerDecoderLayer AdaptiveLogSoftmaxWithLoss DataParallel LinearCrossEntropyLoss SyncBatchNorm
+    TripletMarginWithDistanceLoss FractionalMaxPool2d FractionalMaxPool3d RNNBase RNNCellBase
+    """.split()
+)
+
+#: The exact classes that are operators. The capture descends into their subclasses, which may do anything.
+LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
+    member
+    for name, member in vars(nn).items()
+    if inspect.isclass(member)
+    and issubclass(member, nn.Module)
+    and name not in _COMPOSITE
+    and member.__name__ == name
+    and not name.startswith("Lazy")
+)
+
+# Factories do not depend on a tensor's values, so torch does not list them as overridable; a function mode sees them.
+_NOT_LISTED: tuple[tuple[str, Any, str], ...] = (
+    ("torch.Tensor", torch.Tensor, "new_full new_ones new_tensor new_zeros"),
+    ("torch", torch, "arange eye full linspace logspace ones rand randint randn randperm tensor tril_indices triu_indices zeros"),
+    # No public names: products of eight-bit floats, of a mixture of experts, and what parametrizations.weight_norm calls.
+    ("torch", torch, "_scaled_mm _grouped_mm _weight_norm"),
+)
+
+# Overridable, but not arithmetic: these reach files, processes, memory handles, Python callbacks or gradients.
+_NOT_OPERATORS = {
+    f"torch.Tensor.{name}"
+    for name in """
+    apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist share_memory_ storage
+    untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream __reduce_ex__
+    __setstate__ __deepcopy__ __array__ __dlpack__ __repr__ __format__
+    """.split()
+} | {"torch.from_file"}
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    named: dict[str, Callable[..., Any]] = {}
+    for functions in get_overridable_functions().values():
+        for function in functions:
+            name = resolve_name(function)
+            if name and name not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__")):
+                named.setdefault(name, function)
+    return named | {f"{path}.{name}": getattr(home, name) for path, home, names in _NOT_LISTED for name in names.split()}
+
+
+#: name -> leaf class or function
+ALLOWED_OPERATORS: dict[str, Any] = _functions() | {f"torch.nn.{leaf.__name__}": leaf for leaf in LEAF_CLASSES}
+
+#: function -> its name
+FUNCTION_NAMES: dict[Any, str] = {
+    function: name for name, function in ALLOWED_OPERATORS.items() if not inspect.isclass(function)
+}
+
+#: Operators that return a value to the host. On meta there is no value; the operator moves only the bytes that it reads.
+RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
+    f"torch.Tensor.{name}"
+    for name in "item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__".split()
+}
+
+# ------------------------------------------------------------------------------------------------ aten overloads
+
+# A name without a dot is the overload `default`. The list holds what captures on the CPU and audits on cards have seen, and
+# related operators; nothing that reaches files, processes or memory handles, nothing that is dispatched to other operators,
+# and nothing whose output size depends on values.
+_OVERLOADS = """
 abs add.Scalar add.Tensor add_.Scalar add_.Tensor addbmm addcdiv addcdiv_ addcmul addcmul_ addmm all all.dim amax amin any any.dim
 arange arange.start arange.start_step argmax atan2 baddbmm bernoulli bernoulli.p bernoulli_.float bitwise_and.Scalar
 bitwise_and.Tensor bitwise_not bitwise_or.Scalar bitwise_or.Tensor bitwise_xor.Scalar bitwise_xor.Tensor bmm cat
@@ -71,9 +144,9 @@ _fused_adam_ _fused_adam_.tensor_lr _fused_adamw_ _fused_adamw_.tensor_lr _fused
 _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-NAMES: frozenset[str] = frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _NAMES.split())
+ATEN_OVERLOADS: frozenset[str] = frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _OVERLOADS.split())
 
-# Their schemas do not say that they bring running statistics up to date where they train.
+# Their schemas do not say that they update running statistics in training.
 _UPDATE_STATISTICS = {"native_batch_norm", "cudnn_batch_norm"}
 
 
@@ -82,9 +155,9 @@ def overload_of(name: str) -> Any:
     """The operator of a name such as ``aten.mul.Tensor``.
 
     Raises:
-        TupleRejected: it is not in the list, or this torch has none of the name.
+        TupleRejected: the name is not in the list, or this torch has no such operator.
     """
-    if name not in NAMES:
+    if name not in ATEN_OVERLOADS:
         raise TupleRejected(f"'{name}' is not in the allow-list of operators.", "Capture the model again.")
     _, packet, overload = name.split(".")
     try:
@@ -94,59 +167,58 @@ def overload_of(name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8192)
-def given(spec: OperatorTuple) -> dict[str, Any]:
-    """What a call gives each argument of the schema: JSON trees by name, without what it leaves to its default.
+def arguments_of(spec: OperatorTuple) -> dict[str, Any]:
+    """The arguments of a call by their names in the schema, as JSON trees; arguments left at their default are absent.
 
     Raises:
-        TupleRejected: it gives what the schema has no place for.
+        TupleRejected: the schema has no such argument.
     """
     arguments = overload_of(spec.operator)._schema.arguments
     names = [argument.name for argument in arguments]
     positional = [argument.name for argument in arguments if not argument.kwarg_only]
-    known = dict(zip(positional, spec.arguments, strict=False))
-    if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(known):
+    by_position = dict(zip(positional, spec.arguments, strict=False))
+    if len(spec.arguments) > len(positional) or not set(spec.keywords) <= set(names) - set(by_position):
         raise TupleRejected(f"'{spec.operator}' does not take these arguments.", "Capture the model again.")
-    return known | dict(spec.keywords)
+    return by_position | dict(spec.keywords)
 
 
 @functools.lru_cache(maxsize=8192)
-def places(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Where each tensor is given: names of arguments, with its position in those that are lists (else 0)."""
+def tensor_arguments(spec: OperatorTuple) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """For each tensor, the arguments that it is passed as: their names, and its position if the argument is a list (else 0)."""
     found: list[list[tuple[str, int]]] = [[] for _ in spec.tensors]
-    for name, tree in given(spec).items():
+    for name, tree in arguments_of(spec).items():
         for position, entry in enumerate(tree if isinstance(tree, list) else [tree]):
             for index in tensor_references(entry):
                 found[index].append((name, position))
     return tuple(map(tuple, found))
 
 
-def written(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors whose memory a call writes, by its schema."""
+def written_by_schema(spec: OperatorTuple) -> frozenset[int]:
+    """Indices of the tensors whose memory a call writes, as its schema says."""
     schema = overload_of(spec.operator)._schema
     names = {one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-    if spec.short_name in _UPDATE_STATISTICS and given(spec).get("training"):
+    if spec.short_name in _UPDATE_STATISTICS and arguments_of(spec).get("training"):
         names |= {"running_mean", "running_var"}
     if not names:
         return frozenset()
-    storages = {spec.tensors[index].storage for index, _ in _given_as(spec, names)}
+    storages = {spec.tensors[index].storage for index, _ in _passed_as(spec, names)}
     return frozenset(index for index, tensor in enumerate(spec.tensors) if tensor.storage in storages)
 
 
-def gives_nothing(spec: OperatorTuple) -> bool:
-    """Whether a call returns nothing new: it only writes what it is given."""
+def returns_nothing_new(spec: OperatorTuple) -> bool:
+    """Whether a call only writes its arguments and returns no new tensor."""
     returns = overload_of(spec.operator)._schema.returns
     return all(one.alias_info is not None for one in returns)
 
 
 def read_by_host(spec: OperatorTuple) -> frozenset[int]:
-    """Storages that an operator of a card reads from the host, unless a graph is captured: then its kernel reads them."""
+    """Storages that a CUDA operator reads on the host. During the capture of a CUDA graph its kernel reads them instead."""
     if spec.short_name != "_scaled_dot_product_efficient_attention_backward":
         return frozenset()
-    return frozenset(spec.tensors[index].storage for index, _ in _given_as(spec, {"philox_seed", "philox_offset"}))
+    return frozenset(spec.tensors[index].storage for index, _ in _passed_as(spec, {"philox_seed", "philox_offset"}))
 
 
-def _given_as(spec: OperatorTuple, names: set[str]) -> Iterator[tuple[int, str]]:
-    for index, its in enumerate(places(spec)):
-        for name, _ in its:
-            if name in names:
-                yield index, name
+def _passed_as(spec: OperatorTuple, names: set[str]) -> Iterator[tuple[int, str]]:
+    """Index and argument name of the tensors that are passed as one of the arguments ``names``."""
+    for index, arguments in enumerate(tensor_arguments(spec)):
+        yield from ((index, name) for name, _ in arguments if name in names)

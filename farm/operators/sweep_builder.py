@@ -21,7 +21,7 @@ from farm.errors import CaptureError, Unmeasurable
 from farm.operators.capture import capture
 from farm.operators.cost import Cost, cost, cost_of_run
 from farm.operators.encoding import NotEncodable, TensorTable
-from farm.operators.leaves import leaf_parameters
+from farm.operators.encoding import leaf_parameters
 from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec
 

@@ -1,0 +1,189 @@
+"""What a capture consists of: operator calls, operator tuples and tensors of one forward pass or one training step.
+
+This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are leaf modules and public
+functions. `farm.training.capture` captures training steps: their calls are aten operators, and each belongs to exactly one
+part (the forward of an owner, its backward, its recomputation, gradient accumulation, the loss or the optimizer).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from farm.types.tuple import OperatorTuple, parse
+
+if TYPE_CHECKING:
+    import torch
+
+STAGES = ("zero_grad", "forward", "loss", "backward", "optimizer")
+PARTS = ("forward", "backward", "recomputation", "accumulation", "loss", "optimizer")
+ROLES = ("parameter", "gradient", "optimizer state", "buffer", "input", "activation", "temporary")
+_TUPLE_ROLES = {"parameter": "parameter", "buffer": "buffer", "optimizer state": "buffer"}
+
+
+def role_in_tuple(role: str) -> str:
+    """The role of a tensor in an operator tuple: parameter, buffer or activation."""
+    return _TUPLE_ROLES.get(role, "activation")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The call of a leaf module or a function in the forward or the loss. ``what`` is its class or function ('Conv2d')."""
+
+    index: int
+    path: str
+    what: str
+    stage: str
+
+
+@dataclass(frozen=True)
+class CapturedCall:
+    """One operator call. ``reads`` and ``writes`` are numbers of `Capture.tensors`.
+
+    The last four fields are empty in a forward pass. In a training step, ``owner`` is `Owner.what` of the call's owner and
+    ``owner_index`` its index; gradient accumulation and the optimizer have no owner.
+    """
+
+    index: int
+    module_path: str
+    tuple_id: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    part: str = ""
+    owner: str = ""
+    stage: str = ""
+    owner_index: int | None = None
+
+
+@dataclass(frozen=True)
+class CapturedTensor:
+    """A storage that calls read or write; the views of one tensor share it.
+
+    Attributes:
+        shape, dtype: of the first tensor that was seen in this storage.
+        born: the index of the call that made it; -1 if no call did.
+        released: the index of the last call during which it was held; None if it outlives the step. Forward captures do not
+            record it.
+        uses: the indices of the calls that read or wrote it, in order.
+    """
+
+    number: int
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    born: int
+    released: int | None
+    uses: tuple[int, ...]
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it exists before and after the step; memory planners call such a tensor 'global'."""
+        return self.born < 0 and self.released is None
+
+
+@dataclass(frozen=True)
+class CallTrace:
+    """What one call ran: its aten operators that cost anything, in order, and a text for each output."""
+
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one forward pass or one training step consists of.
+
+    Attributes:
+        gaps: texts for people: the aten operators without an owner, where they ran, and why.
+        overlaps: the same for aten operators with two owners. A capture is complete if both are empty.
+        operators: how often each aten operator that costs anything ran.
+        traces: by tuple, what its first call ran; empty for a training step.
+        slots: for each call that took the owner slot (in a training step: for each aten operator), the index of its
+            `CapturedCall`; None if it costs nothing.
+        integers: by tensor number, the memory of token ids, positions and masks that no call made.
+        owners, loss: of a training step.
+        flops: of a training step, counted by PyTorch's own counter; None if not counted.
+    """
+
+    tuples: dict[str, OperatorTuple]
+    calls: tuple[CapturedCall, ...]
+    tensors: tuple[CapturedTensor, ...]
+    gaps: tuple[str, ...] = ()
+    overlaps: tuple[str, ...] = ()
+    device_type: str = "cpu"
+    grad_enabled: bool = False
+    training: bool = False
+    operators: Counter[str] = field(default_factory=Counter)
+    traces: dict[str, CallTrace] = field(default_factory=dict)
+    slots: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
+    integers: dict[int, torch.UntypedStorage] = field(default_factory=dict, compare=False, repr=False)
+    owners: tuple[Owner, ...] = ()
+    loss: str = ""
+    flops: int | None = None
+
+    @functools.cached_property
+    def counts(self) -> dict[str, int]:
+        """Calls per tuple id, in order of first appearance."""
+        return dict(Counter(call.tuple_id for call in self.calls))
+
+    @functools.cached_property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Bytes held during each call."""
+        return self.held_bytes(self.tensors)
+
+    def held_bytes(self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
+        """Bytes of ``tensors`` that are held during each call; each size is rounded up to a multiple of ``rounded_to``."""
+        changes = [0] * (len(self.calls) + 1)
+        for tensor in tensors:
+            size_bytes = -(-tensor.size_bytes // rounded_to) * rounded_to
+            changes[max(tensor.born, 0)] += size_bytes
+            changes[min(self.last_held(tensor) + 1, len(self.calls))] -= size_bytes
+        return tuple(itertools.accumulate(changes[:-1]))
+
+    def last_held(self, tensor: CapturedTensor) -> int:
+        """The last call during which the tensor is held."""
+        return len(self.calls) - 1 if tensor.released is None else tensor.released
+
+    def to_json(self) -> dict[str, Any]:
+        """All but ``traces``, ``slots`` and ``integers``."""
+        data = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("traces", "slots", "integers"):
+            del data[name]
+        lists = {name: [asdict(one) for one in data[name]] for name in ("calls", "tensors", "owners")}
+        return data | lists | {"tuples": [spec.to_json() for spec in self.tuples.values()]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            TupleRejected: one of its tuples is malformed.
+        """
+
+        def rows(kind: type, name: str) -> tuple[Any, ...]:
+            entries: list[dict[str, Any]] = data[name]
+            return tuple(
+                kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+                for entry in entries
+            )
+
+        specs = map(parse, data["tuples"])
+        values = dict(data) | {
+            "tuples": {spec.id: spec for spec in specs},
+            "calls": rows(CapturedCall, "calls"),
+            "tensors": rows(CapturedTensor, "tensors"),
+            "owners": rows(Owner, "owners"),
+            "operators": Counter(data["operators"]),
+        }
+        return cls(**values | {name: tuple(data[name]) for name in ("gaps", "overlaps")})
+
+    def __repr__(self) -> str:
+        return (
+            f"<Capture {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.gaps)} gaps, "
+            f"{len(self.overlaps)} overlaps on {self.device_type}>"
+        )

@@ -1,0 +1,356 @@
+"""A pass of a model on fake tensors: shapes, strides and a device, no memory and no arithmetic.
+
+Requirements:
+
+- A model checks whether its mask hides anything, or where its cache ends, and branches on the answer. Such values come from
+  token ids, masks and positions: integers that the model was given, and what is computed from those and from numbers alone.
+  These stay real tensors and are computed; every result that a weight or an activation goes into is fake.
+- The real tensors are plain tensors, not fake ones with a value attached: transformers takes a fake mask as a sign of tracing,
+  and then runs other code than a normal pass.
+- The values of a storage are known or unknown. After something fake was written to it, everything computed from it is fake,
+  and reading a value fails, as it does for every fake tensor.
+- Three calls of four in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python. A
+  fake pass knows only the layouts of its tensors, so a second call with the same layouts does the same and is not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import types
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from farm.operators.allow_list import LEAF_CLASSES
+from farm.operators.encoding import DescribedCall, storage_key, tensors_in, written_tensors
+
+#: Largest integer tensor of the model or its inputs whose values are kept: two million token ids.
+MOST_BYTES = 2**24
+#: Largest tensor that is computed from small ones or from numbers alone: a mask of 1024 x 1024. Larger ones are fake.
+MOST_MADE_BYTES = 2**20
+_WIDER = 8  # a result up to so many times its inputs is not large either: integers for booleans
+
+#: These values are never copied: they hold no tensors of their own, or are handled elsewhere.
+_OPAQUE = (nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, torch.device, torch.dtype)
+_OWN_ATTRIBUTES = frozenset(nn.Module().__dict__)  # they hold parameters and children
+_DEPENDS_ON_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+#: A boolean mask among their indices stands for the places that it marks.
+_INDEXING = frozenset(
+    {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+)
+
+
+@contextlib.contextmanager
+def fake_pass(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
+) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
+    """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and ``kwargs``."""
+    mode = FakeTensorMode()
+    fakes = FakeTensors(mode, device_type)
+    log = logging.getLogger(FakeTensorMode.__module__)  # the error tells what the log says of an operator it cannot fake
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with fakes.swapped_into(model):
+            replaced = fakes.tree(args), fakes.tree(kwargs or {})
+            with mode, _RealIntegers(fakes):
+                yield fakes, *replaced
+    finally:
+        log.setLevel(level)
+
+
+class FakeTensors:
+    """Replaces a model's own tensors, keeping identity and strides: integers with values by small real copies, others by
+    fake tensors."""
+
+    def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
+        self.mode, self.device = mode, torch.device(device_type)
+        self._replacements: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # id -> original and replacement
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
+        """The replacement of a tensor, always the same one; with ``fake`` a fake one even if the values could be kept."""
+        if id(tensor) not in self._replacements:
+            is_parameter = isinstance(tensor, nn.Parameter)
+            replacement: torch.Tensor
+            if not fake and _has_values(tensor):
+                replacement = self._real_copy(tensor)
+            else:
+                replacement = self.fresh(
+                    tensor.size(), tensor.stride(), tensor.dtype, requires_grad=is_parameter and tensor.requires_grad
+                )
+            if is_parameter:
+                replacement._is_param = True  # type: ignore[attr-defined]  # as nn.Parameter marks tensors of other classes
+            self._replacements[id(tensor)] = (tensor, replacement)  # holding the original keeps its id unique
+        return self._replacements[id(tensor)][1]
+
+    def _real_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            copied = torch.empty(storage.nbytes(), dtype=torch.uint8, device=self.device)
+            copied.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage))
+            self._storages[storage._cdata] = copied.untyped_storage()
+        view = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        return view.set_(self._storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def fresh(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False
+    ) -> FakeTensor:
+        """A fake tensor with a storage of its own.
+
+        It is made from a meta tensor, as the mode itself does, but below the dispatcher: that takes a tenth of the time, and a
+        model has thousands of tensors.
+        """
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
+        return FakeTensor(self.mode, meta, self.device)
+
+    def tree(self, tree: Any) -> Any:
+        """A copy with replaced tensors of lists, tuples, dictionaries and objects (a cache with its layers)."""
+        if isinstance(tree, torch.Tensor):
+            return self.tensor(tree)
+        if id(tree) in self._copies:
+            return self._copies[id(tree)][1]
+        if isinstance(tree, tuple):
+            entries = [self.tree(entry) for entry in tree]
+            return type(tree)(*entries) if hasattr(tree, "_fields") else type(tree)(entries)
+        if isinstance(tree, _OPAQUE):
+            return tree
+        twin = copy.copy(tree)
+        if twin is tree:
+            return tree
+        self._copies[id(tree)] = tree, twin  # ends the recursion at an object that contains itself
+        if isinstance(twin, list):
+            twin[:] = map(self.tree, tree)
+        elif isinstance(twin, dict):
+            for key, value in tree.items():
+                dict.__setitem__(twin, key, self.tree(value))
+        for name, value in getattr(twin, "__dict__", {}).items():
+            twin.__dict__[name] = self.tree(value)
+        return twin
+
+    def with_originals(self, watch: Callable[..., None]) -> Callable[..., None]:
+        """A `farm.operators.capture.Watch` that passes the original tensors on to ``watch``."""
+
+        def look(path: str, operator: str, *groups: Sequence[tuple[torch.Tensor, bool]]) -> None:
+            originals = {id(fake): original for original, fake in self._replacements.values()}
+            watch(path, operator, *([(originals.get(id(one), one), written) for one, written in each] for each in groups))
+
+        return look
+
+    @contextlib.contextmanager
+    def swapped_into(self, model: nn.Module) -> Iterator[None]:
+        """While active, all tensors of the model are replaced."""
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+        visited: dict[int, bool] = {}
+        try:
+            for module in model.modules():
+                leaf = type(module) in LEAF_CLASSES  # no leaf reads values of its own tensors; fake ones let it be repeated
+                places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+                for place in places:
+                    for name, value in list(place.items()):
+                        if isinstance(value, torch.Tensor):
+                            undo.append((place, name, value))
+                            place[name] = self.tensor(value, fake=leaf)
+                        elif place is module.__dict__ and name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
+                            undo.append((place, name, value))
+                            place[name] = self.tree(value)
+                if isinstance(module, nn.RNNBase):  # a list of its own parameters, passed to the kernel
+                    undo.append((module.__dict__, "_flat_weights", module._flat_weights))
+                    module.__dict__["_flat_weights"] = [getattr(module, name) for name in module._flat_weights_names]
+            yield
+        finally:
+            for place, name, value in reversed(undo):
+                place[name] = value
+
+
+def holds_other_tensors(model: nn.Module) -> bool:
+    """Whether a model holds tensors that are neither parameters nor buffers, for example in its own cache."""
+    visited: dict[int, bool] = {}
+    return any(
+        name not in _OWN_ATTRIBUTES and name != "_flat_weights" and _holds_tensors(value, visited)
+        for module in model.modules()
+        for name, value in module.__dict__.items()
+    )
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    return not floating and not tensor.is_meta and tensor.untyped_storage().nbytes() <= MOST_BYTES
+
+
+def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
+    """Whether there is a tensor anywhere in a list, a tuple, a dictionary or an object."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if value is None or isinstance(value, (str, int, float, *_OPAQUE)):
+        return False
+    if id(value) not in visited:
+        visited[id(value)] = False
+        entries = list(value) if isinstance(value, list | tuple) else []
+        entries += list(value.values()) if isinstance(value, dict) else []
+        entries += list(getattr(value, "__dict__", {}).values())
+        visited[id(value)] = any(_holds_tensors(entry, visited) for entry in entries)
+    return visited[id(value)]
+
+
+# ------------------------------------------------------------------------------------------------ real integers
+
+
+class _RealIntegers(TorchDispatchMode):
+    """Above a `FakeTensorMode`: computes operators whose inputs are all real if no result is large; leaves all others to
+    that mode."""
+
+    def __init__(self, fakes: FakeTensors) -> None:
+        super().__init__()
+        self.fakes = fakes
+        self.overwritten: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors_in((args, kwargs)))
+        real = [tensor for tensor in inputs if type(tensor) is not FakeTensor]
+        if len(real) < len(inputs) or not self._computes(func, args, kwargs, real):
+            return self._run_fake(func, args, kwargs) if real else func(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
+
+    def _computes(self, func: Any, args: Any, kwargs: Any, real: list[torch.Tensor]) -> bool:
+        if func.is_view:  # whatever the memory holds
+            return True
+        if any(storage_key(tensor) in self.overwritten for tensor in real):
+            return False
+        if torch.Tag.nondeterministic_seeded in func.tags:  # one number is drawn on the host: to skip a layer, for example
+            return not real and func is torch.ops.aten.rand.default and args[0] == []
+        placed = any(argument.name == "device" for argument in func._schema.arguments)
+        if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (real or placed):
+            return True  # the last case: the division of two numbers, for example
+        meta = {"device": torch.device("meta")} if placed and ("device" in kwargs or not real) else {}
+        with torch._C._DisableTorchDispatch():
+            meta_args = tree_map_only(torch.Tensor, _on_meta, args)
+            meta_kwargs = tree_map_only(torch.Tensor, _on_meta, kwargs) | meta
+            try:
+                out = func(*meta_args, **meta_kwargs)
+            except (RuntimeError, NotImplementedError):  # it has no meta implementation
+                return bool(real)
+        most = max(MOST_MADE_BYTES, _WIDER * sum(tensor.nbytes for tensor in real))
+        return all(tensor.untyped_storage().nbytes() <= most for tensor in tensors_in(out))
+
+    def _run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operator in the mode below, with fake tensors for the real ones."""
+        if func in _INDEXING:
+            args = (args[0], [place for index in args[1] for place in self._marked_places(index)], *args[2:])
+        replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            if type(tensor) is FakeTensor:
+                return tensor
+            if id(tensor) not in replaced:
+                replaced[id(tensor)] = tensor, self.fakes.fresh(tensor.shape, tensor.stride(), tensor.dtype)
+            return replaced[id(tensor)][1]
+
+        out = func(*tree_map_only(torch.Tensor, fake, args), **tree_map_only(torch.Tensor, fake, kwargs))
+        for tensor in written_tensors(func, args, kwargs):
+            if id(tensor) in replaced:
+                self.overwritten[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+        originals = {id(one): tensor for tensor, one in replaced.values()}
+        return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), tensor), out)
+
+    def _marked_places(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
+        if index is None or type(index) is FakeTensor or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        if storage_key(index) in self.overwritten:
+            return [index]
+        with torch._C._DisableTorchDispatch():
+            return list(index.nonzero().unbind(1))
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+# ------------------------------------------------------------------------------------------------ repeated calls
+
+#: Shape, stride and dtype of a tensor with a storage of its own.
+_NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """What a call did: its aten operators that cost anything, what it wrote, and its one output.
+
+    ``written`` are positions among the call's tensors. So is ``output`` if the call returned one of them; otherwise it is a new
+    tensor.
+    """
+
+    operators: tuple[str, ...]
+    written: tuple[int, ...]
+    output: int | _NewTensor
+
+
+def repeatable(module: nn.Module) -> bool:
+    """Whether a leaf does only what its class does."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+class RepeatedCalls:
+    """The effects of the calls of a fake pass. On a device every call runs."""
+
+    def __init__(self, fakes: FakeTensors) -> None:
+        self.fakes = fakes
+        self.effects: dict[Hashable, _Effect] = {}
+        #: Functions with a stored effect; most others return views and are not worth describing.
+        self.functions: set[str] = set()
+
+    def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
+        """Operators, written storages and output of an equal earlier call, for this call's tensors; None if it must run."""
+        effect = None if _has_real_tensors(call) else self.effects.get(_key(call))
+        if effect is None:
+            return None
+        place = effect.output
+        out = call.tensors[place] if isinstance(place, int) else self.fakes.fresh(*place)
+        return effect.operators, {call.storages[position] for position in effect.written}, out
+
+    def learn(self, call: DescribedCall, operators: list[str], written: set[int], out: object) -> bool:
+        """Stores what a call did. Returns False if it cannot be repeated: it returned a view, a tensor that requires
+        gradients, or anything but one tensor.
+
+        Args:
+            written: the addresses of the storages that it wrote.
+        """
+        if type(out) is not FakeTensor or out.requires_grad or out.is_conj() or out.is_neg() or _has_real_tensors(call):
+            return False
+        output: int | _NewTensor
+        same = [index for index, tensor in enumerate(call.tensors) if tensor is out]
+        if same:
+            output = same[0]
+        else:
+            output = tuple(out.shape), tuple(out.stride()), out.dtype
+            storage = out.untyped_storage()
+            complete = storage.nbytes() == self.fakes.fresh(*output).untyped_storage().nbytes()
+            if storage._cdata in call.storages or out.storage_offset() or not complete:
+                return False
+        positions = tuple(index for index, storage in enumerate(call.storages) if storage in written)
+        self.effects[_key(call)] = _Effect(tuple(operators), positions, output)
+        return True
+
+
+def _key(call: DescribedCall) -> Hashable:
+    # Operators may also depend on these flags, which the tuple does not hold.
+    flags = [(tensor.requires_grad, tensor.is_conj(), tensor.is_neg()) for tensor in call.tensors]
+    return call.key, torch.is_grad_enabled(), tuple(flags)
+
+
+def _has_real_tensors(call: DescribedCall) -> bool:
+    """Whether an input is real, or the output may be because the inputs are numbers alone."""
+    return not call.tensors or any(type(tensor) is not FakeTensor for tensor in call.tensors)

@@ -1,0 +1,522 @@
+"""Values for the input tensors of a rebuilt operator. They decide its power, and wrong ones its result.
+
+Requirements:
+
+- Activations are standard normal, weights scaled as in trained layers, variances positive, indices in range: no NaN, no
+  infinity, nothing that a model would not see. Sweeps may ask for a share of zeros.
+- An operator that writes its input is run millions of times on one buffer. The buffer therefore holds a fixed point of the
+  operation, with random mantissas: an addend below half a unit in the last place of the sum, factors of plus and minus one,
+  the range in which an activation function is the identity. Only zero is a fixed point of multiplication by other factors.
+- Aten operators run below the argument checks of PyTorch's public functions: an index outside the input of a pool's backward
+  ends the process, a row outside the table of an embedding's backward overwrites memory. So an integer tensor needs a rule
+  that names its argument; without one the tuple is refused.
+- Arguments of aten operators that are variances, inverse deviations or second moments are positive, a log-sum-exp is above the
+  scores, a step count is a count: the result is finite, and kernels take the branches that they take in a training step.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from farm.errors import TupleRejected
+from farm.operators.allow_list import arguments_of, tensor_arguments, written_by_schema
+from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
+
+# Mantissa bits of each format.
+MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+
+# Activation functions that are the identity for large arguments, and for positive ones.
+_IDENTITY_IF_LARGE = frozenset({"silu", "hardswish", "mish"})
+_IDENTITY_IF_POSITIVE = frozenset({"leakyrelu", "elu", "celu", "rrelu"})
+_LARGE = 24.0  # exp(-24) is far below half a unit in the last place of 1 in single precision
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The values of one tensor: ``shift + scale * N(0, 1)``, or another form.
+
+    ``form`` is one of:
+
+        normal      as above
+        near        as above; value profiles do not replace it
+        positive    the absolute value of the normal values is scaled and shifted
+        sign        plus or minus one
+        index       integers from ``shift`` to below ``shift + bound``
+        ends        the ends of equal parts of ``bound``, in order
+        boolean     random
+    """
+
+    form: str = "normal"
+    scale: float = 1.0
+    shift: float = 0.0
+    bound: int = 0
+
+
+def settled(activation: str) -> Fill | None:
+    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if it settles from any values."""
+    function = activation.rstrip("_").replace("_", "").lower()
+    if function in _IDENTITY_IF_LARGE:
+        return Fill("positive", shift=_LARGE)
+    if function in _IDENTITY_IF_POSITIVE:
+        return Fill("positive")
+    return None
+
+
+def adding_nothing(target: TensorSpec) -> Fill:
+    """An addend so small that almost no sum with ``target`` changes; float16 cannot represent a smaller one."""
+    bits = MANTISSA_BITS.get(target.dtype, 10)
+    return Fill(scale=2.0 ** -(bits + 3) if target.dtype == "float16" else 2.0**-40)
+
+
+def beyond(addend: float, target: TensorSpec) -> Fill:
+    """Values of ``target`` so large that adding ``addend`` no longer changes them."""
+    return Fill("positive", shift=min(abs(addend) * 2.0 ** (MANTISSA_BITS.get(target.dtype, 10) + 2), 2.0**14))
+
+
+def fill(base: torch.Tensor, tensor: TensorSpec, how: Fill, generator: torch.Generator) -> None:
+    """Fills ``base``, the storage of ``tensor``, in place."""
+    if base.numel() == 0:
+        return
+    if how.form == "boolean":
+        base.bernoulli_(0.5, generator=generator)
+    elif how.form == "ends":
+        base.copy_(
+            torch.arange(1, base.numel() + 1, device=base.device)
+            .mul_(how.bound)
+            .div_(base.numel(), rounding_mode="floor")
+        )
+    elif how.form == "index":
+        if how.bound <= 1:
+            base.zero_()
+        else:
+            largest = torch.iinfo(base.dtype).max
+            first = int(how.shift)
+            base.copy_(
+                torch.randint(
+                    first, min(first + how.bound, largest), base.shape, device=base.device, generator=generator
+                )
+            )
+    elif base.dtype.itemsize == 1:  # eight-bit floats: few kernels support them
+        wider = torch.empty(base.shape, device=base.device)
+        fill(wider, tensor, how, generator)
+        base.copy_(wider)
+    else:
+        _fill_numbers(base, how, generator)
+        if tensor.zeros > 0:
+            mask = torch.rand(base.shape, device=base.device, generator=generator) < tensor.zeros
+            base.masked_fill_(mask, 0)
+
+
+def impose(
+    base: torch.Tensor,
+    zeros: float,
+    positive: bool,
+    channels: float,
+    generator: torch.Generator,
+) -> None:
+    """Changes standard normal values in place.
+
+    Args:
+        zeros: the share of zeros: where a ReLU would leave them if ``positive``, otherwise at random places.
+        positive: no value is negative.
+        channels: the share of the variance that is between channels.
+    """
+    if channels and (dimension := channel_dimension(base)) is not None:
+        shape = [1] * base.dim()
+        shape[dimension] = base.shape[dimension]
+        each = torch.randn(shape, device=base.device, generator=generator).to(base.dtype)
+        base.mul_(math.sqrt(1 - channels)).add_(each, alpha=math.sqrt(channels))
+    if zeros >= 1:
+        base.zero_()
+    elif positive and zeros == 0:
+        base.abs_()
+    elif positive:
+        base.sub_(statistics.NormalDist().inv_cdf(zeros)).clamp_(min=0)
+    elif zeros > 0:
+        base.masked_fill_(torch.rand(base.shape, device=base.device, generator=generator) < zeros, 0)
+
+
+def channel_dimension(tensor: torch.Tensor) -> int | None:
+    """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens, features); otherwise None."""
+    if tensor.dim() in (2, 4, 5):
+        return 1
+    return 2 if tensor.dim() == 3 else None
+
+
+def _fill_numbers(base: torch.Tensor, how: Fill, generator: torch.Generator) -> None:
+    base.normal_(generator=generator)
+    if how.form == "sign":
+        base.sign_()
+        base.masked_fill_(base == 0, 1)
+        return
+    if how.form == "positive":
+        base.abs_()
+    if how.scale != 1:
+        base.mul_(how.scale)
+    if how.shift:
+        base.add_(how.shift)
+
+
+# ------------------------------------------------------------------------------------------------ modules and functions
+
+_ADDING = frozenset({"add_", "__iadd__", "sub_", "__isub__", "subtract_"})
+_SCALING = frozenset({"mul_", "__imul__", "multiply_", "div_", "__itruediv__", "__idiv__", "divide_", "true_divide_"})
+_NEEDS_POSITIVE = frozenset(
+    {"sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow", "__rpow__", "__rtruediv__", "__pow__"}
+)
+_DIVIDING = frozenset(
+    {"div", "divide", "true_divide", "floor_divide", "remainder", "fmod"}
+    | {f"__{name}__" for name in ("truediv", "itruediv", "idiv", "floordiv", "ifloordiv", "mod", "imod")}
+)
+_INDEXING = frozenset({"__getitem__", "__setitem__"})
+
+
+def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill:
+    """The values for tensor ``index`` of ``spec``; ``written`` are the indices of the tensors that the operator writes.
+
+    Raises:
+        TupleRejected: see `aten_fills`.
+    """
+    if spec.kind == "aten":
+        return aten_fills(spec)[index]
+    tensor = spec.tensors[index]
+    if tensor.dtype == "bool":
+        return Fill("boolean")
+    if "float" not in tensor.dtype and "complex" not in tensor.dtype:
+        if spec.operator == "torch._grouped_mm":  # the last row of each expert
+            return Fill("ends", bound=spec.tensors[0].shape[0])
+        return Fill("index", bound=0 if tensor.name == "num_batches_tracked" else _index_bound(spec, index))
+    if tensor.role != "activation" and index not in written:
+        return _weight(spec, index)
+    if written and (in_place := _in_place(spec, index, written)) is not None:
+        return in_place
+    if tensor.role != "activation":
+        return _weight(spec, index)
+    name = spec.operator.rsplit(".", 1)[-1]
+    if name.rstrip("_") in _NEEDS_POSITIVE or name in _NEEDS_POSITIVE or (name == "_scaled_mm" and not tensor.shape):
+        return Fill("positive", shift=0.5)
+    return Fill()
+
+
+def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
+    """Whether the result stays finite if tensor ``index`` holds zeros: not if it is a divisor, or the input of a logarithm."""
+    if spec.kind == "aten":
+        return aten_fills(spec)[index].form == "normal"
+    name = spec.operator.rsplit(".", 1)[-1]
+    divisors = spec.arguments[1:2] if name in _DIVIDING or name.rstrip("_") in _DIVIDING else ()
+    if any(index in tensor_references(argument) for argument in divisors):
+        return False
+    return index in written or values_for(spec, index, written).form != "positive"
+
+
+def _weight(spec: OperatorTuple, index: int) -> Fill:
+    tensor = spec.tensors[index]
+    leaf = tensor.name.rsplit(".", 1)[-1]
+    name = spec.operator.rsplit(".", 1)[-1]
+    if leaf == "running_var" or name in _NEEDS_POSITIVE or _is_running_var(spec, index):
+        return Fill("positive", scale=0.2, shift=0.9)
+    if len(tensor.shape) >= 2:  # this scale keeps the variance of the activations
+        return Fill(scale=1 / math.sqrt(max(1, math.prod(tensor.shape[1:]))))
+    if leaf == "weight":
+        return Fill(scale=0.1, shift=1.0)
+    return Fill(scale=0.02)
+
+
+def _is_running_var(spec: OperatorTuple, index: int) -> bool:
+    return spec.operator.endswith("batch_norm") and len(spec.arguments) > 2 and spec.arguments[2] == {"tensor": index}
+
+
+def _in_place(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill | None:
+    name = spec.operator.rsplit(".", 1)[-1]
+    target = spec.tensors[min(written)]
+    if name in _ADDING:
+        if index not in written:
+            return adding_nothing(target)
+        scalars = [value for value in spec.arguments if isinstance(value, int | float) and not isinstance(value, bool)]
+        if scalars and scalars[0]:
+            return beyond(scalars[0], target)
+        return None
+    if name in _SCALING and index not in written:
+        return Fill("sign")
+    return settled(name)
+
+
+def _index_bound(spec: OperatorTuple, index: int) -> int:
+    """Indices from 0 to below this number are valid."""
+    name = spec.operator.rsplit(".", 1)[-1]
+    if "num_embeddings" in spec.parameters:
+        return int(plain(spec.parameters["num_embeddings"]))
+    if name in ("embedding", "embedding_bag") and len(spec.arguments) > 1:
+        table = next(tensor_references(spec.arguments[1]), None)
+        if table is not None and spec.tensors[table].shape:
+            return spec.tensors[table].shape[0]
+    if name in _INDEXING and len(spec.arguments) > 1:
+        return _getitem_bound(spec, index)
+    others = [tensor.shape for number, tensor in enumerate(spec.tensors) if number != index and tensor.shape]
+    sizes = [size for shape in others for size in shape if size > 0]
+    return max(1, min(sizes, default=128))
+
+
+def _getitem_bound(spec: OperatorTuple, index: int) -> int:
+    indexed = next(tensor_references(spec.arguments[0]), None)
+    shape = spec.tensors[indexed].shape if indexed is not None else ()
+    key = spec.arguments[1]
+    entries = key["tuple"] if isinstance(key, dict) and "tuple" in key else [key]
+    dimension = 0
+    for position, entry in enumerate(entries):
+        if entry is None or isinstance(entry, bool):
+            continue
+        if isinstance(entry, dict) and "ellipsis" in entry:
+            rest = sum(1 for later in entries[position + 1 :] if later is not None)
+            dimension = max(dimension, len(shape) - rest)
+            continue
+        if entry == {"tensor": index} and dimension < len(shape):
+            return max(1, shape[dimension])
+        dimension += 1
+    return max(1, min((size for size in shape if size > 0), default=1))
+
+
+# ------------------------------------------------------------------------------------------------ aten operators
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ANYTHING = Fill("index", bound=100)  # integers that are only operands
+_NOTHING = Fill("index", bound=0)
+_STAYS_ZERO = Fill("near", scale=0.0)
+
+#: Operators without indices: their integers are only operands, and any value is valid.
+_COMPUTE = _words(
+    """
+    abs add add_ all amax amin any argmax bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clamp_ clamp_max
+    clamp_max_ clamp_min clamp_min_ clone constant_pad_nd copy copy_ cumsum eq fill fill_ flip full_like ge gt isnan le
+    logical_and logical_not logical_or logical_xor lt masked_fill masked_fill_ max maximum mean min minimum mul mul_ ne
+    neg neg_ new_empty new_full new_ones new_zeros ones_like pow prod rand_like randn_like repeat roll rsub
+    select_backward select_scatter sgn sign slice_backward slice_scatter sort stack sub sub_ sum topk tril triu where
+    zero_ zeros_like _local_scalar_dense _to_copy _foreach_add_ _foreach_copy_ _foreach_zero_
+    """
+)
+#: Arguments of operators with indices that are not indices.
+_INDEXED = frozenset({"self", "src", "source", "values", "value"})
+_ALONG = _words(
+    """
+    gather scatter scatter_ scatter_add scatter_add_ scatter_reduce index_select index_add index_add_ index_copy
+    index_copy_ index_fill index_fill_
+    """
+)
+_BY_POSITION = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_"})
+#: State of random generators, reserved memory of libraries, and counters.
+_STATES = frozenset({"philox_seed", "philox_offset", "reserveSpace", "reserve", "growth_tracker"})
+
+_SPREAD = Fill("positive", scale=0.2, shift=0.9)
+_BY_NAME: dict[str, Fill] = {
+    **dict.fromkeys(("running_var", "save_var", "save_invstd", "rstd"), _SPREAD),
+    **dict.fromkeys(("exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "saved_norms"), _SPREAD),
+    "logsumexp": Fill("near", scale=0.1, shift=20.0),
+    "state_steps": Fill("near", scale=0.0, shift=10.0),
+    "total_weight": Fill("near", scale=0.0, shift=2.0),
+    "lr": Fill("near", scale=0.0, shift=1e-12),
+    "found_inf": _STAYS_ZERO,
+    "inv_scale": Fill("near", scale=0.0, shift=1.0),
+    "grad_scale": Fill("near", scale=0.0, shift=1.0),
+}
+_POSITIVE = Fill("positive", shift=0.5)
+_POSITIVE_ARGUMENTS = frozenset(
+    [
+        (f"{name}{end}", "self")
+        for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow")
+        for end in ("", "_")
+    ]
+    + [(f"div{end}", "other") for end in ("", "_")]
+    + [(f"addcdiv{end}", "tensor2") for end in ("", "_")]
+)
+
+
+@functools.lru_cache(maxsize=8192)
+def aten_fills(spec: OperatorTuple) -> tuple[Fill, ...]:
+    """The values for each tensor of a tuple of kind `aten`; equal for tensors that share a storage.
+
+    Raises:
+        TupleRejected: no rule says which values of an integer tensor are valid.
+    """
+    over = written_by_schema(spec)
+    behind: dict[int, list[int]] = {}
+    for index, tensor in enumerate(spec.tensors):
+        behind.setdefault(tensor.storage, []).append(index)
+    found: dict[int, Fill] = {}
+    for storage, indices in behind.items():
+        its = [_aten_fill(spec, index, over) for index in indices]
+        if any(fill.form == "index" for fill in its):
+            if len({spec.tensors[index].dtype for index in indices}) > 1:
+                raise _refused(spec, indices[0], "shares its memory with another type of numbers")
+            if indices[0] in over and any(fill != _ANYTHING and fill.bound > 0 for fill in its):
+                raise _refused(spec, indices[0], "is written while it is looked up")
+            found[storage] = min(its, key=lambda fill: fill.shift + fill.bound)
+        else:
+            found[storage] = next((fill for fill in its if fill != Fill()), its[0])
+    return tuple(found[tensor.storage] for tensor in spec.tensors)
+
+
+def _refused(spec: OperatorTuple, index: int, why: str) -> TupleRejected:
+    names = " and ".join(dict.fromkeys(name for name, _ in tensor_arguments(spec)[index])) or f"tensor {index}"
+    return TupleRejected(
+        f"'{spec.operator}' cannot be run with made-up values: its {names} ({spec.tensors[index].dtype}) {why}.",
+        "It stays unmeasured; report it with the model that contains it.",
+    )
+
+
+def _aten_fill(spec: OperatorTuple, index: int, over: frozenset[int]) -> Fill:
+    tensor = spec.tensors[index]
+    if tensor.dtype == "bool":
+        return Fill("boolean")
+    if "float" not in tensor.dtype and "complex" not in tensor.dtype:
+        return _integers(spec, index)
+    name = spec.short_name.removeprefix("_foreach_")
+    arguments = [argument for argument, _ in tensor_arguments(spec)[index]]
+    if index in over and (fixed := _fixed_point(spec, name, arguments, tensor)) is not None:
+        return fixed
+    for argument in arguments:
+        if (name, argument) in _POSITIVE_ARGUMENTS:
+            return _POSITIVE
+        if argument in _BY_NAME:
+            return _BY_NAME[argument]
+        if index not in over and (other := _beside_written(spec, name, argument, over)) is not None:
+            return other
+    if name == "_amp_update_scale_":
+        return Fill("near", scale=0.0, shift=2.0**127)  # doubling it overflows, so it stays
+    if name == "bernoulli":
+        return Fill("near", scale=0.0, shift=0.5)
+    if "output" in arguments and "softmax_backward" in name and tensor.shape:
+        classes = max(1, tensor.shape[plain(arguments_of(spec)["dim"])])
+        shift = -math.log(classes) if name.startswith("_log") else 0.0
+        return Fill("near", shift=shift) if shift else Fill("positive", scale=1 / classes)
+    if tensor.role == "parameter":
+        if len(tensor.shape) >= 2:  # this scale keeps the variance of the activations
+            return Fill(scale=1 / math.sqrt(max(1, math.prod(tensor.shape[1:]))))
+        return Fill(scale=0.1, shift=1.0) if "weight" in arguments else Fill(scale=0.02)
+    return Fill()
+
+
+def _fixed_point(spec: OperatorTuple, name: str, arguments: Sequence[str], target: TensorSpec) -> Fill | None:
+    """The values of a tensor that is written; None if any value is valid."""
+    if "self" not in arguments:
+        return None
+    numbers = _numbers(spec)
+    if name in ("add_", "sub_"):
+        if "other" in arguments:  # with itself
+            return _STAYS_ZERO
+        return beyond(max(map(abs, numbers)), target) if any(numbers) and not _tensors(spec, "other") else None
+    if name in ("mul_", "div_"):
+        near_one = 2.0 ** -(MANTISSA_BITS.get(target.dtype, 10) + 2)
+        moving = any(abs(abs(number) - 1) > near_one for number in numbers)
+        if "other" in arguments:
+            return Fill("sign")
+        return _STAYS_ZERO if moving and not _tensors(spec, "other") else None
+    if name in ("addcmul_", "addcdiv_") and {"tensor1", "tensor2"} & set(arguments):
+        return _STAYS_ZERO if name == "addcmul_" else _POSITIVE
+    return settled("silu" if name == "gelu_" else name)
+
+
+def _beside_written(spec: OperatorTuple, name: str, argument: str, over: frozenset[int]) -> Fill | None:
+    """The values of a tensor that is read while the operator writes another; None if any value is valid."""
+    if not over:
+        return None
+    target = spec.tensors[min(over)]
+    if name in ("add_", "sub_") and argument == "other":
+        return adding_nothing(target)
+    if name in ("mul_", "div_") and argument == "other":
+        return Fill("sign")
+    if name == "addcmul_" and argument in ("tensor1", "tensor2"):  # of their product
+        return Fill(scale=2.0**-7 if target.dtype == "float16" else 2.0**-20)
+    if name == "addcdiv_" and argument == "tensor1":
+        return adding_nothing(target)
+    if name == "lerp_" and argument in ("weight", "weights"):
+        return Fill("near", scale=0.0, shift=0.5)
+    accumulates = name in ("index_add_", "scatter_add_") or arguments_of(spec).get("accumulate") is True
+    if accumulates and argument in ("source", "src", "values"):
+        return adding_nothing(target)
+    return None
+
+
+def _numbers(spec: OperatorTuple) -> list[float]:
+    """The scalars that a call adds or multiplies by."""
+    found = []
+    for argument in ("other", "scalar", "scalars"):
+        tree = plain(arguments_of(spec).get(argument))
+        for value in tree if isinstance(tree, list) else [tree]:
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                found.append(float(value))
+    return found if not _tensors(spec, "other") else []
+
+
+def _tensors(spec: OperatorTuple, argument: str) -> list[int]:
+    return list(tensor_references(arguments_of(spec).get(argument)))
+
+
+def _integers(spec: OperatorTuple, index: int) -> Fill:
+    """The strictest of the rules for the arguments that an integer tensor is passed as."""
+    rules = [_rule(spec, argument, position) for argument, position in tensor_arguments(spec)[index]]
+    valid = [rule for rule in rules if rule is not None]
+    if not spec.tensors[index].numel:
+        return _NOTHING
+    if not rules or len(valid) < len(rules):
+        raise _refused(spec, index, "has no rule")
+    if spec.tensors[index].dtype in ("uint8", "int8") and any(fill is not _ANYTHING and fill.bound for fill in valid):
+        raise _refused(spec, index, "may be a mask")
+    if any(fill is not _NOTHING and fill.bound < 1 for fill in valid):
+        raise _refused(spec, index, "has no valid value")
+    return min(valid, key=lambda fill: fill.shift + fill.bound)
+
+
+def _rule(spec: OperatorTuple, argument: str, position: int) -> Fill | None:
+    name = spec.short_name
+    if argument in _STATES:
+        return _NOTHING
+    if name in _COMPUTE:
+        return _ANYTHING
+    if name == "div":
+        return Fill("index", bound=100, shift=1.0) if argument == "other" else _ANYTHING
+    if argument in _INDEXED and name in _ALONG | _BY_POSITION:
+        return _ANYTHING
+    bound = _bound(spec, argument, position)
+    return None if bound is None else Fill("index", bound=bound)
+
+
+def _bound(spec: OperatorTuple, argument: str, position: int) -> int | None:
+    """Indices from 0 to below this number are valid; None if no rule applies."""
+    name, call = spec.short_name, arguments_of(spec)
+
+    def shape(of: str) -> tuple[int, ...]:
+        return spec.tensors[_tensors(spec, of)[0]].shape
+
+    if argument == "indices" and name == "embedding":
+        return shape("weight")[0]
+    if argument == "indices" and name == "embedding_dense_backward":
+        return int(call["num_weights"])
+    if argument == "target" and name.startswith("nll_loss"):
+        return shape("self")[1 if len(shape("self")) > 1 else 0]
+    if argument == "indices" and "max_pool" in name and name.endswith("_backward"):
+        return math.prod(shape("self")[-3 if "3d" in name else -2 :])
+    if argument == "index" and name in _ALONG:
+        sizes = shape("self")
+        return sizes[int(call["dim"])] if sizes else 1
+    if argument == "indices" and name in _BY_POSITION:
+        before = call["indices"][:position]
+        sizes, dimension = shape("self"), sum(map(lambda entry: _dimensions(spec, entry), before))
+        return sizes[dimension] if dimension < len(sizes) else None
+    return None
+
+
+def _dimensions(spec: OperatorTuple, entry: Any) -> int:
+    """How many dimensions an entry of an index covers: a mask covers as many as it has."""
+    mask = next(tensor_references(entry), None)
+    masks = mask is not None and spec.tensors[mask].dtype in ("bool", "uint8")
+    return len(spec.tensors[mask].shape) if mask is not None and masks else 1

@@ -1,0 +1,217 @@
+"""What PyTorch's profiler sees running, and the comparison of a watched pass with an unwatched one.
+
+The profiler is a neutral witness: it works the same whether or not a recorder watches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from farm.operators.capture import ForwardRecorder, capture
+from farm.operators.captured import Capture
+
+MARK = "spin_kernel"  # of `torch.cuda._sleep`, which no model calls
+RANGE = "farm.call "  # prefix of the ranges that name an operator call to the profiler
+
+#: Turns a run into one that can be launched again as the measured run is launched: a CUDA graph's replay, for example.
+Record = Callable[[Callable[[], object]], Callable[[], object]]
+
+
+class Profiled:
+    """While entered, counts kernels on CUDA, and innermost aten operators with their input shapes on the CPU.
+
+    Only innermost ones, since a dispatch mode adds a second event for the outer ones; the kernels below are the same.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.counts: Counter[str] = Counter()
+        self.times_us: Counter[str] = Counter()  # on CUDA: the time of each kernel, summed over its launches
+
+    def __enter__(self) -> Profiled:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+            torch.cuda.synchronize(self.device)
+        self.profile = torch.profiler.profile(activities=activities, record_shapes=self.device.type == "cpu")
+        self.profile.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.profile.__exit__(*error)
+        for event in self.profile.events() or []:
+            if self.device.type == "cuda":
+                if is_kernel(event):
+                    self.counts[event.name] += 1
+                    self.times_us[event.name] += event.time_range.elapsed_us()
+            elif event.name.startswith("aten::") and not _has_aten_below(event) and not _is_view(event.name):
+                # With a mode active, linear adds its bias out of place: the same arithmetic under another name.
+                self.counts[f"{event.name.rstrip('_')} {event.input_shapes}"] += 1
+
+
+def is_kernel(event: Any) -> bool:
+    """Whether a profiler event is a kernel on the card, and not a copy or a range that a program named."""
+    return (
+        event.device_type == torch.autograd.DeviceType.CUDA
+        and not event.name.startswith(("Mem", RANGE))
+        and not getattr(event, "is_user_annotation", False)
+    )
+
+
+def mark(device: torch.device) -> None:
+    """Launches a separator between kernels: the replay of a graph names no ranges."""
+    if device.type == "cuda":
+        torch.cuda._sleep(1)
+
+
+def kernels_between_marks(events: Iterable[Any]) -> list[list[Any]]:
+    """The kernels between each mark and the next, in execution order; the last list follows the last mark."""
+    between: list[list[Any]] = []
+    for event in sorted(filter(is_kernel, events), key=lambda event: event.time_range.start):
+        if MARK in event.name:
+            between.append([])
+        elif between:
+            between[-1].append(event)
+    return between
+
+
+def launched_kernels(run: Callable[[], object], device: torch.device) -> Counter[str]:
+    """The kernels that one run launches on a card, by name. Only the card's side is recorded, which is cheap."""
+    # The first profile of this kind after one of another kind sees nothing, so an empty one is repeated once.
+    return _launched(run, device) or _launched(run, device)
+
+
+def _launched(run: Callable[[], object], device: torch.device) -> Counter[str]:
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize(device)
+    return Counter(event.name for event in profile.events() or [] if is_kernel(event))
+
+
+@functools.cache
+def _is_view(name: str) -> bool:
+    # With a mode active, views run under other names (view, _reshape_alias); they cost nothing either way.
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    return packet is not None and any(getattr(packet, overload).is_view for overload in packet.overloads())
+
+
+def _has_aten_below(event: Any) -> bool:
+    return any(child.name.startswith("aten::") or _has_aten_below(child) for child in event.cpu_children)
+
+
+# ------------------------------------------------------------------------------------------------ watched and unwatched
+
+
+@dataclass(frozen=True)
+class EagerPass:
+    """An eagerly launched pass, if it runs something else than the measured one. For the counters see `WatchedPass`."""
+
+    capture: Capture
+    unobserved: Counter[str]
+    unobserved_times_us: Counter[str]
+
+
+@dataclass(frozen=True)
+class WatchedPass:
+    """A watched pass compared with an unwatched one on a device, both launched as the measured run is.
+
+    Attributes:
+        unobserved, observed: the innermost aten operators with their input shapes on the CPU, kernel names on CUDA.
+        differences: empty if watching changed nothing.
+        unobserved_times_us: the time of each kernel in the unwatched pass, summed over its launches; empty on the CPU.
+        eager: None if an eager pass runs the same.
+    """
+
+    capture: Capture
+    unobserved: Counter[str]
+    observed: Counter[str]
+    differences: list[str]
+    unobserved_times_us: Counter[str]
+    eager: EagerPass | None = None
+
+
+def verify_on_device(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    device: torch.device | str,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    grad_enabled: bool = False,
+    record: Record | None = None,
+) -> WatchedPass:
+    """Captures ``model``, which is on ``device`` already, and compares the pass with an unwatched one.
+
+    All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted.
+
+    Args:
+        record: how the measured run is made, if it is not a plain pass. The capture then holds the operators that are called
+            while it is made, the counters what runs when it is launched; an eager pass is compared with it.
+    """
+    device = torch.device(device)
+    ForwardRecorder(model, device.type)  # describes the leaves, which builds modules on meta; the next one finds them built
+    return compare_with_unwatched(
+        lambda: model(*args, **(kwargs or {})),
+        lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),
+        device,
+        grad_enabled=grad_enabled,
+        record=record,
+    )
+
+
+def compare_with_unwatched(
+    run: Callable[[], object],
+    watch: Callable[[], Capture],
+    device: torch.device,
+    *,
+    grad_enabled: bool,
+    record: Record | None = None,
+) -> WatchedPass:
+    """Compares a watched run with an unwatched one.
+
+    Args:
+        run: runs once, unwatched.
+        watch: runs once and returns the capture.
+        record: see `verify_on_device`.
+    """
+    grad = torch.enable_grad if grad_enabled else torch.no_grad
+    found: list[Capture] = []
+
+    def watched_run() -> None:
+        found.append(watch())
+
+    with grad():
+        run()
+    with grad(), Profiled(device) as unwatched:
+        run()
+    eager = unwatched
+    if record is None:
+        with grad(), Profiled(device) as watched:
+            watched_run()
+    else:
+        with grad():
+            recorded, recorded_watched = record(run), record(watched_run)
+            with Profiled(device) as unwatched:
+                recorded()
+            with Profiled(device) as watched:
+                recorded_watched()
+    otherwise = None
+    captured = found[0]
+    if eager.counts != unwatched.counts:
+        with grad():
+            otherwise = EagerPass(watch(), eager.counts, eager.times_us)
+    differences = [
+        f"{name}: {unwatched.counts[name]} unobserved, {watched.counts[name]} observed"
+        for name in sorted(unwatched.counts.keys() | watched.counts.keys())
+        if unwatched.counts[name] != watched.counts[name]
+    ]
+    return WatchedPass(captured, unwatched.counts, watched.counts, differences, unwatched.times_us, otherwise)
