@@ -44,11 +44,11 @@ def variants(names: list[str]) -> list[Variant]:
 def taken_apart(variant: Variant) -> dict[str, Any]:
     """What a row of the table tells of a variant."""
     from farm.errors import FarmError
-    from farm.operators.extract import take_apart
+    from farm.training.extract import extract
 
     begun = time.perf_counter()
     try:
-        apart = take_apart(variant, device_type="cuda")
+        apart = extract(variant, device_type="cuda")
     except FarmError as error:
         return {"reason": error.message}
     taken, refusal = apart.capture, apart.refusal(variant.model)

@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from farm.models import catalog, torchvision
-from farm.operators.capture import Capture, capture, predict
+from farm.operators.capture import capture, predict
+from farm.operators.captured import Capture
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches
 

@@ -117,7 +117,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
 
     from farm.benchmark import verification
     from farm.benchmark.passes import build_variant
-    from farm.operators.seen import describe
+    from farm.operators.observed_values import describe_values
     from farm.types.value_profiles import class_of
 
     subject = Subject("variant", variant.id, variant.to_json())
@@ -168,7 +168,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
             "least": values.min().item(),
             "most": values.max().item(),
         }
-        row["data_class"] = class_of([describe(seen[tuple_id])])
+        row["data_class"] = class_of([describe_values(seen[tuple_id])])
         for form in FORMS:
             try:
                 with data(form, seen[tuple_id]):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farm.errors import CaptureError
 from farm.models import catalog
-from farm.operators.extract import take_apart
+from farm.training.extract import extract
 
 TABLE = Path(catalog.__file__).with_name("costs.json")
 SOURCES = ("torchvision", "transformers")
@@ -24,7 +24,7 @@ SOURCES = ("torchvision", "transformers")
 def costs(name: str) -> dict[str, int]:
     found = {"parameters": sum(parameter.numel() for parameter in catalog.build(name).parameters())}
     try:
-        apart = take_apart(catalog.variant(name))
+        apart = extract(catalog.variant(name))
     except CaptureError:
         return found
     return found if apart.refusal(name) else {**found, "flops": apart.flops}

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from farm.models import catalog
-from farm.training.extract import build_step, take_step_apart
+from farm.training.extract import build_step, extract_step
 from farm.types.protocol import Variant
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def main() -> None:
     for text in chosen or (ON_CARD if on_card else MODELS):
         name, optimizer, batch, *amp = text.split(":")
         variant = catalog.variant(name, int(batch), step="training", optimizer=optimizer, amp="".join(amp))
-        captured = take_step_apart(variant, device_type="cuda" if on_card else "cpu")
+        captured = extract_step(variant, device_type="cuda" if on_card else "cpu")
         curve, workspaces = max(captured.memory_bytes), 0
         if on_card:
             peak, workspaces = card_peak_bytes(variant)

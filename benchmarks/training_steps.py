@@ -31,18 +31,18 @@ LANGUAGE = {"bert-base": {}, "gpt2": {}, "t5-base": {"phase": "encode"}, "opt-12
 def steps(name: str) -> list[dict[str, Any]]:
     """What the rows of one model tell; in a process of its own, whose memory is told."""
     from farm.errors import FarmError
-    from farm.training.extract import take_step_apart
+    from farm.training.extract import extract_step
 
-    take_step_apart(catalog.variant("squeezenet1_1", 1, step="training"))  # imports are not counted
+    extract_step(catalog.variant("squeezenet1_1", 1, step="training"))  # imports are not counted
     rows = []
     for optimizer in OPTIMIZERS:
         said = {**LANGUAGE.get(name, {}), "step": "training", "optimizer": optimizer}
         variant = catalog.variant(name, 8 if name in LANGUAGE else 32, **said)
         begun_s = time.perf_counter()
         try:
-            seen = take_step_apart(variant, device_type="cuda")
+            seen = extract_step(variant, device_type="cuda")
             took_s = time.perf_counter() - begun_s
-            again = take_step_apart(variant, device_type="cuda")
+            again = extract_step(variant, device_type="cuda")
         except FarmError as error:
             rows.append(
                 {
@@ -61,7 +61,7 @@ def steps(name: str) -> list[dict[str, Any]]:
                 "calls": len(seen.calls),
                 "tuples": len(seen.tuples),
                 "owners": len(seen.owners),
-                "unowned": len(seen.unowned),
+                "gaps": len(seen.gaps),
                 "overlaps": len(seen.overlaps),
                 "same": [call.tuple_id for call in seen.calls] == [call.tuple_id for call in again.calls],
                 "peak_bytes": max(seen.memory_bytes),

@@ -16,9 +16,9 @@ from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:
     from farm.memory_report.step_memory import Memory
+    from farm.operators.captured import CapturedTensor
     from farm.slow_memory.offload_plan import Placing
-    from farm.training.recorded import TensorLife
-    from farm.training.tensor_lifetime import Interval
+    from farm.training.tensor_lifetime import PeriodInterval
 
 _LONGEST_PATH = 48
 _MOST_SLOW = 20
@@ -117,7 +117,7 @@ def _most_inactive(found: Memory) -> Table:
     return table
 
 
-def _named(tensor: TensorLife) -> str:
+def _named(tensor: CapturedTensor) -> str:
     """Activations are called by what made them, and told apart by the number of the call."""
     return (
         tensor.name.removeprefix("model.")
@@ -215,7 +215,7 @@ def _placement(found: Memory, placing: Placing) -> Table:
     return table
 
 
-def _add(table: Table, rows: list[Interval], told: Callable[[float], str]) -> None:
+def _add(table: Table, rows: list[PeriodInterval], told: Callable[[float], str]) -> None:
     bounds = [row.least for row in rows]
     for row, below in zip(rows, [*bounds[1:], None], strict=True):
         if row.periods:

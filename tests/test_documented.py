@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import farm
 from cli.main import app
-from farm.operators.recipes import RECIPES
+from farm.operators.sweep import RECIPES
 from farm.requests.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
 from farm.settings import Settings
 

@@ -48,7 +48,6 @@ MOST_LOOSE_FILES = 4
 TORCH_ROOMS = (
     "farm/operators/",
     "farm/training/capture.py",
-    "farm/training/losses.py",
     "farm/training/step.py",
     "farm/training/extract.py",
     "farm/benchmark/cache.py",

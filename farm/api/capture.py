@@ -19,7 +19,7 @@ from farm.types.tuple import OperatorTuple
 if TYPE_CHECKING:
     from torch import nn
 
-    from farm.operators.extract import TakenApart
+    from farm.training.extract import Extraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class CapturedModel:
     """
 
     variant: Variant
-    apart: TakenApart = field(repr=False)
+    apart: Extraction = field(repr=False)
     model: nn.Module = field(repr=False)
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
@@ -111,10 +111,10 @@ def capture_model(
     return CapturedModel(_variant(model, (*args, *named.values()), apart), apart, model, args, named, grad)
 
 
-def _take_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> TakenApart:
+def _take_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Extraction:
     from farm.operators.capture import capture, predict
     from farm.operators.cost import cost
-    from farm.operators.extract import TakenApart
+    from farm.training.extract import Extraction
 
     about: Any = {"device_type": _device(model, (*args, *kwargs.values())), "grad_enabled": grad}
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
@@ -124,7 +124,7 @@ def _take_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
             if about["device_type"] == "meta":
                 raise
             taken = capture(copy.deepcopy(model), args, kwargs, **about)
-    return TakenApart(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, model_flops=0)
+    return Extraction(taken, {tuple_id: cost(spec) for tuple_id, spec in taken.tuples.items()}, model_flops=0)
 
 
 def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
@@ -134,7 +134,7 @@ def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
     return there[0].device.type if there else "cpu"
 
 
-def _variant(model: nn.Module, values: tuple[Any, ...], apart: TakenApart) -> Variant:
+def _variant(model: nn.Module, values: tuple[Any, ...], apart: Extraction) -> Variant:
     """Named by its class and the hash of its capture; batch and size are told by its first input."""
     import torch
 

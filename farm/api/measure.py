@@ -344,10 +344,10 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
             origin="predicted",
         )
     if how.data == "seen":
-        from farm.operators.seen import watch
+        from farm.operators.observed_values import watch_values
 
         with contextlib.redirect_stdout(sys.stderr):
-            seen = watch(copy.deepcopy(model.model), model.args, dict(model.kwargs))
+            seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
     return Tuples(taken.counts, capture_id)

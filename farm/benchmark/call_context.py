@@ -29,14 +29,14 @@ from farm.operators.encoding import tensors_in
 from farm.types.reading import Place
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Call, Capture
+    from farm.operators.captured import Capture, CapturedCall
     from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # of all replays together
 REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
 #: Runs a call's operator once or more and returns what the first run returned.
-Step = Callable[["Call", "Rebuilt"], object]
+Step = Callable[["CapturedCall", "Rebuilt"], object]
 #: Is told before each call its index, and behind the last their number, and the memory that is held by storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
@@ -56,7 +56,7 @@ def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict
     torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
-    def timed(call: Call, operator: Rebuilt) -> object:
+    def timed(call: CapturedCall, operator: Rebuilt) -> object:
         first, second, third = events[call.index]
         first.record()
         out = operator.run()
@@ -98,13 +98,13 @@ class Player:
         self.given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
         made: set[int] = set()
         outside: set[int] = set()
-        wanted: dict[str, list[Call]] = defaultdict(list)
+        wanted: dict[str, list[CapturedCall]] = defaultdict(list)
         for call in capture.calls:
             if new := {storage for storage in call.reads if storage not in made}:
                 wanted[call.tuple_id].append(call)
             outside |= new
             made.update(new, call.writes)
-        size_bytes = sum(capture.storages[storage].size_bytes for storage in outside)
+        size_bytes = sum(capture.tensors[storage].size_bytes for storage in outside)
         if size_bytes > MEMORY_SHARE * free_bytes(device):
             raise torch.OutOfMemoryError("The tuples do not fit beside the model.")
         for tuple_id, calls in wanted.items():
@@ -173,7 +173,7 @@ class Player:
                     memory.pop(storage, None)
         before(len(self._capture.calls), memory)
 
-    def _numbers(self, call: Call) -> list[int]:
+    def _numbers(self, call: CapturedCall) -> list[int]:
         """The capture's storages behind those of a call's tuple, in the tuple's order."""
         spec = self._capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))

@@ -24,7 +24,7 @@ from farm.types.tuple import OperatorTuple, parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Capture
+    from farm.operators.captured import Capture
     from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
@@ -203,7 +203,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
 
     def observe() -> Capture:
         with torch.enable_grad():
-            return capture_step(step, device_type=device.type, warmed_up=True).as_capture()
+            return capture_step(step, device_type=device.type, warmed_up=True)
 
     held = [*step.model.parameters(), *step.model.buffers()]
     parameter_bytes = sum(tensor.nbytes for tensor in held)
@@ -350,9 +350,8 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     """Bring the activations of a rebuilt operator into a class of data, where it may choose them freely."""
     if data == "normal":
         return
-    from farm.operators.filling import impose
+    from farm.operators.input_values import impose, may_be_zero, values_for
     from farm.operators.rebuild import written_inputs
-    from farm.operators.values import fill_of, may_be_zero
 
     spec = rebuilt.spec
     written = written_inputs(spec)
@@ -375,7 +374,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
         storage = spec.tensors[index].storage
         values = _values(rebuilt, index)
         # What an operator writes, divides by or looks up stays as it was filled.
-        how = fill_of(spec, index, written)
+        how = values_for(spec, index, written)
         free = index not in written and how.form == "normal"
         if free and storage not in done and values.is_floating_point():
             done.add(storage)

@@ -42,7 +42,8 @@ from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Capture, Observed, Record
+    from farm.operators.captured import Capture
+    from farm.operators.profiler import Record, WatchedPass
 
 _log = logging.getLogger(__name__)
 
@@ -130,11 +131,12 @@ def verify(
 
 
 #: Holds an observed run against one that nobody observes, and times the calls of what was seen.
-_Look = tuple[Callable[["Record | None"], "Observed"], Callable[["Capture", "Record | None"], "InModel | None"]]
+_Look = tuple[Callable[["Record | None"], "WatchedPass"], Callable[["Capture", "Record | None"], "InModel | None"]]
 
 
 def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
-    from farm.operators.capture import run_with_owners, verify_on_device
+    from farm.operators.capture import run_with_owners
+    from farm.operators.profiler import verify_on_device
 
     model, arguments = build_variant(variant, device, hand_over=True)
 
@@ -148,7 +150,7 @@ def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) ->
 
 
 def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
-    from farm.operators.capture import held_against
+    from farm.operators.profiler import compare_with_unwatched
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
 
@@ -156,7 +158,7 @@ def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) ->
         step = build_step(variant, device, launch=protocol.launch)
 
     def observe() -> Capture:
-        return capture_step(step, device_type=device.type, warmed_up=True).as_capture()
+        return capture_step(step, device_type=device.type, warmed_up=True)
 
     def plainly() -> None:
         step.count_from_one()
@@ -167,7 +169,7 @@ def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) ->
             capture_step(step, device_type=device.type, warmed_up=True, around=around)
 
     return (
-        lambda record: held_against(plainly, observe, device, grad_enabled=True, record=record),
+        lambda record: compare_with_unwatched(plainly, observe, device, grad_enabled=True, record=record),
         lambda seen, record: time_in_model(timed, seen, device, record=record),
     )
 
@@ -185,7 +187,7 @@ def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], o
         raise NotCaptured(str(error).split("\n")[0][:300]) from error
 
 
-def _eagerly(found: Observed) -> Eagerly | None:
+def _eagerly(found: WatchedPass) -> Eagerly | None:
     """What an eager pass runs otherwise than the one that is measured; None where it runs the same."""
     if found.eager is None:
         return None
@@ -212,7 +214,7 @@ def _tuple_kernels(
 
     All tuples run in one profile, between marks: to begin a profile and to end it takes longer than a tuple.
     """
-    from farm.operators.profiled import kernels_between_marks, mark
+    from farm.operators.profiler import kernels_between_marks, mark
     from farm.operators.rebuild import rebuild
 
     if device.type != "cuda":
@@ -247,6 +249,7 @@ def _tuple_kernels(
 def capture_json(capture: Capture) -> dict[str, Any]:
     """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
     tuple_id, reads, writes; of a step part and owner) in order, `storages` (size_bytes, role), and what it was captured under."""
+    from farm.operators.captured import role_in_tuple
     from farm.operators.cost import cost
 
     costs = {tuple_id: cost(spec) for tuple_id, spec in capture.tuples.items()}
@@ -264,7 +267,7 @@ def capture_json(capture: Capture) -> dict[str, Any]:
             }
             for call in capture.calls
         ],
-        "storages": [{"size_bytes": storage.size_bytes, "role": storage.role} for storage in capture.storages],
+        "storages": [{"size_bytes": one.size_bytes, "role": role_in_tuple(one.role)} for one in capture.tensors],
         "gaps": list(capture.gaps),
         "overlaps": list(capture.overlaps),
         "device_type": capture.device_type,

@@ -37,7 +37,7 @@ from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Capture
+    from farm.operators.captured import Capture
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005

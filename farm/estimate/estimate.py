@@ -207,9 +207,9 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     """
     if stored := stored_tuples(session, variant, device_type, launch):
         return stored
-    from farm.training.extract import taken_apart
+    from farm.training.extract import extract
 
-    apart = taken_apart(variant, device_type=device_type)
+    apart = extract(variant, device_type=device_type)
     return [
         Wanted(
             id_,

@@ -197,10 +197,10 @@ def _plan_sweep(
 
 def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
     """Have it known what each tuple makes before a transaction asks for it: that imports torch, and runs the operators."""
-    from farm.operators.offloadable import placeable
+    from farm.operators.replay import offloadable
 
     for spec in specs:
-        placeable(spec)
+        offloadable(spec)
 
 
 def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planned:
@@ -331,9 +331,9 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
             return
         row = session.get(tables.ModelVariant, variant.id)
         flops = row.flops if row else 0
-    from farm.operators.seen import seen_values
+    from farm.operators.observed_values import observe_values
 
-    seen = seen_values(variant, flops)
+    seen = observe_values(variant, flops)
     if seen is None:
         _log.warning("%s is not run for the values in its tensors: its tuples get standard normal data.", variant)
     with database.write() as session:
@@ -343,9 +343,9 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
 def _predict(
     database: Database, variant: Variant, protocol: Protocol, device_type: str, torch: str, card: WithMemory | None
 ) -> int:
-    from farm.training.extract import taken_apart
+    from farm.training.extract import extract
 
-    apart = taken_apart(variant, device_type=device_type, grad=protocol.grad)
+    apart = extract(variant, device_type=device_type, grad=protocol.grad)
     taken = apart.capture
     if (refusal := apart.refusal(variant.model)) is not None:
         raise refusal

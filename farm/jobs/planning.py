@@ -323,7 +323,7 @@ def _placed(
 ) -> list[tuple[Any, str]]:
     """The tuples again under each placement that is asked for, in the class of data that they first meet: what crosses the
     wire costs the same whatever it is."""
-    from farm.operators.offloadable import placements_of
+    from farm.operators.replay import placements_of
 
     first = dict(reversed(pairs))
     specs = tuples_with_ids(session, first)

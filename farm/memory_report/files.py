@@ -15,12 +15,12 @@ from typing import Any
 from farm.errors import UsageError
 from farm.memory_report.plan_table import plan_rows, sentences
 from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, Memory
+from farm.operators.captured import ROLES, CapturedCall, CapturedTensor
 from farm.pages.charts import COLOURS
 from farm.pages.charts import Chart as PageChart
 from farm.pages.page import plotly_js, render
 from farm.pages.plots import Chart, Line, check_available, draw_charts
-from farm.training.recorded import ROLES, StepCall, TensorLife
-from farm.training.tensor_lifetime import Interval
+from farm.training.tensor_lifetime import PeriodInterval
 from farm.types.format import TIME, count_of, quantity
 
 _RULE = "_" * 77
@@ -126,7 +126,7 @@ def _names(found: Memory) -> dict[int, str]:
     return names
 
 
-def _line(tensor: TensorLife, names: Mapping[int, str]) -> str:
+def _line(tensor: CapturedTensor, names: Mapping[int, str]) -> str:
     return (
         f"tensor{tensor.number}, Name: {names[tensor.number]}, Is global?: {int(tensor.outlives)}: "
         f"Size in byte: {tensor.size_bytes}, "
@@ -150,7 +150,7 @@ def _kernels(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
     yield f"{_RULE}\n"
 
 
-def _expression(found: Memory, call: StepCall, names: Mapping[int, str]) -> str:
+def _expression(found: Memory, call: CapturedCall, names: Mapping[int, str]) -> str:
     """``torch.ops.aten.mul.Tensor(sub, rsqrt)``"""
     spec = found.capture.tuples[call.tuple_id]
 
@@ -286,7 +286,7 @@ def _curve(found: Memory) -> Iterator[Chart]:
         yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
 
 
-def _bars(rows: Sequence[Interval], told: Callable[[float], str]) -> dict[str, dict[str, float]]:
+def _bars(rows: Sequence[PeriodInterval], told: Callable[[float], str]) -> dict[str, dict[str, float]]:
     return {f"from {told(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
 
 

@@ -12,13 +12,13 @@ import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.operators import aten
+from farm.operators.allow_list import written_by_schema
+from farm.operators.captured import CapturedCall
 from farm.requests.partial_request import command_of
 from farm.slow_memory.offload_plan import SlowCosts
 from farm.store import tables
 from farm.store.reuse import tells_others
 from farm.store.rows import in_batches
-from farm.training.recorded import StepCall
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of
 from farm.types.memory_tiers import Placement
@@ -101,7 +101,7 @@ def slow_costs(
     )
 
 
-def tensors_of(life: Life, call: StepCall) -> Iterator[tuple[str, int, int]]:
+def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]:
     """The placement of each tensor of a call alone, the number of the tensor, and the bytes that cross the wire for it."""
     spec = life.capture.tuples[call.tuple_id]
     sizes = life.sizes_bytes
@@ -232,7 +232,7 @@ def _input_rates(tuples: Mapping[str, OperatorTuple], added: Mapping[tuple[str, 
         if spec is None or spec.kind != "aten" or len(placement) != 1 or not placement.inputs or added_us <= 0:
             continue
         (storage,) = placement.inputs
-        written = any(spec.tensors[index].storage == storage for index in aten.written(spec))
+        written = any(spec.tensors[index].storage == storage for index in written_by_schema(spec))
         size_bytes = _touched_bytes(spec, storage) * (2 if written else 1)
         if size_bytes >= _LARGE_BYTES:
             rates[_alike(spec, word)].append(size_bytes / added_us * 1e6)

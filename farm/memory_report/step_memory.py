@@ -16,6 +16,7 @@ from farm.jobs import jobs
 from farm.memory_report.plan_table import PlanRow, plan_rows
 from farm.memory_report.slow_costs import ReadSlow, read_slow, slow_costs
 from farm.models import catalog
+from farm.operators.captured import Capture, CapturedCall, CapturedTensor
 from farm.operators.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
@@ -24,8 +25,7 @@ from farm.slow_memory.offload_plan import PlacementPlan, Placing, placing
 from farm.slow_memory.options import Fit, Recomputed, largest_batch, recomputed
 from farm.slow_memory.transfers import Offload, Wire, offload
 from farm.store import tables
-from farm.training.recorded import StepCall, StepCapture, TensorLife
-from farm.training.tensor_lifetime import Inactive, Interval, Life, allocated_peak_bytes
+from farm.training.tensor_lifetime import Inactive, Life, PeriodInterval, allocated_peak_bytes
 from farm.types.format import count_of, percent
 from farm.types.label import label_of
 from farm.types.protocol import Launch, Protocol, Variant
@@ -105,7 +105,7 @@ class Memory:
     placing: Placing | None = None
 
     @property
-    def capture(self) -> StepCapture:
+    def capture(self) -> Capture:
         return self.life.capture
 
     @property
@@ -177,16 +177,16 @@ class Memory:
         rows = {role: row[self.life.peak] for role, row in self.life.held_by_role.items()}
         return {role: rows[role] for role in sorted(rows, key=lambda role: -rows[role]) if rows[role]}
 
-    def most_inactive(self) -> list[TensorLife]:
+    def most_inactive(self) -> list[CapturedTensor]:
         """The tensors with the most inactive byte-seconds."""
         ranked = sorted(self.life.tensors, key=lambda tensor: -self.life.inactive_byte_s[tensor.number])
         return [tensor for tensor in ranked[:LONGEST] if self.life.inactive_byte_s[tensor.number] > 0]
 
-    def where(self, call: StepCall) -> str:
+    def where(self, call: CapturedCall) -> str:
         """``backward of layer1.0.conv1 (Conv2d)``"""
-        if call.owner is None:
+        if call.owner_index is None:
             return call.part
-        owner = self.capture.owners[call.owner]
+        owner = self.capture.owners[call.owner_index]
         path = owner.path.removeprefix("model.")
         return f"{call.part} of {path} ({owner.what})" if path else f"{call.part} of {owner.what}"
 
@@ -329,8 +329,8 @@ class Memory:
     def _moved(self, plan: PlacementPlan) -> list[dict[str, Any]]:
         return [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved]
 
-    def _kernel(self, call: StepCall) -> dict[str, Any]:
-        owner = self.capture.owners[call.owner] if call.owner is not None else None
+    def _kernel(self, call: CapturedCall) -> dict[str, Any]:
+        owner = self.capture.owners[call.owner_index] if call.owner_index is not None else None
         cost = self.costs[call.tuple_id]
         return {
             "index": call.index,
@@ -350,7 +350,7 @@ class Memory:
             "active_bytes": self.life.active_bytes[call.index],
         }
 
-    def _tensor(self, tensor: TensorLife) -> dict[str, Any]:
+    def _tensor(self, tensor: CapturedTensor) -> dict[str, Any]:
         return {
             "number": tensor.number,
             "name": tensor.name,
@@ -385,7 +385,7 @@ def _period(period: Inactive, *, with_tensor: bool = False) -> dict[str, Any]:
     return {"tensor": period.tensor, **told} if with_tensor else told
 
 
-def _intervals(least: str, rows: list[Interval]) -> list[dict[str, Any]]:
+def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
     return [
         {least: row.least, "periods": row.periods, "size_bytes": row.size_bytes, "inactive_byte_s": row.byte_s}
         for row in rows
@@ -395,7 +395,7 @@ def _intervals(least: str, rows: list[Interval]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ asking
 
 
-def memory(variant: Variant, card: str, capture: StepCapture | None = None) -> Memory:
+def memory(variant: Variant, card: str, capture: Capture | None = None) -> Memory:
     """A step taken apart without a card, its times estimated.
 
     Args:
@@ -403,7 +403,7 @@ def memory(variant: Variant, card: str, capture: StepCapture | None = None) -> M
         capture: the step as that card runs it, where it has been taken apart there.
 
     Raises:
-        UsageError: there is no data sheet for that card; and what `farm.training.extract.take_step_apart` raises.
+        UsageError: there is no data sheet for that card; and what `farm.training.extract.extract_step` raises.
     """
     return _memory(variant, Times("cpu", "cpu") if card.lower() == "cpu" else Times(card_named(card)), capture)
 
@@ -502,7 +502,7 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> ReadPea
     return None
 
 
-def _memory(variant: Variant, times: Times, capture: StepCapture | None = None) -> Memory:
+def _memory(variant: Variant, times: Times, capture: Capture | None = None) -> Memory:
     capture = capture or _captured(variant, times.kind)
     costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
     return Memory(variant, times, _life(capture, costs, times), costs)
@@ -599,10 +599,10 @@ def with_recomputed(found: Memory) -> Memory:
     return replace(found, recomputed=tuple(recomputed(found.life, again, paths)))
 
 
-def _captured(variant: Variant, kind: str) -> StepCapture:
-    from farm.training.extract import take_step_apart
+def _captured(variant: Variant, kind: str) -> Capture:
+    from farm.training.extract import extract_step
 
-    return take_step_apart(variant, device_type=kind)
+    return extract_step(variant, device_type=kind)
 
 
 def _cost_of(spec: OperatorTuple) -> Cost:
@@ -615,6 +615,6 @@ def _cost_of(spec: OperatorTuple) -> Cost:
         return Cost(0, sum(tensor.distinct_bytes for tensor in spec.tensors))
 
 
-def _life(capture: StepCapture, costs: Mapping[str, Cost], times: Times) -> Life:
+def _life(capture: Capture, costs: Mapping[str, Cost], times: Times) -> Life:
     of = {tuple_id: times.of(spec, costs[tuple_id]) for tuple_id, spec in capture.tuples.items()}
     return Life(capture, tuple(of[call.tuple_id] for call in capture.calls))

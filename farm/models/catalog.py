@@ -213,6 +213,20 @@ def example_inputs(wanted: Variant | str, *, device: str | torch.device = "meta"
     return source.inputs(entry, wanted, torch.device(device), seed)
 
 
+def meta_inputs(wanted: Variant) -> tuple[Any, ...]:
+    """As `example_inputs` on meta, but integers (token ids, masks) have their values: a model may read them."""
+    import torch
+
+    def is_integer(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+    found = example_inputs(wanted)
+    if not any(map(is_integer, found)):
+        return found
+    real = example_inputs(wanted, device="cpu")
+    return tuple(value if is_integer(value) else empty for value, empty in zip(real, found, strict=True))
+
+
 def title_of(wanted: Variant) -> str:
     """What people call a variant. A user's model that brings its own inputs is titled by their sizes: 'bert 8x128 float32'.
 

@@ -24,11 +24,28 @@ from farm.types.tuple import OperatorTuple, tensor_references
 # Modules that only arrange others, decide by data which child runs, or hold state that a tuple cannot: the capture descends
 # into them; their children and functions are the operators.
 _COMPOSITE = frozenset(
-    """
-    Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container Transformer TransformerEncoder
-    TransformerDecoder TransformerDecoderLayer AdaptiveLogSoftmaxWithLoss DataParallel LinearCrossEntropyLoss SyncBatchNorm
-    TripletMarginWithDistanceLoss FractionalMaxPool2d FractionalMaxPool3d RNNBase RNNCellBase
-    """.split()
+    [
+        "Module",
+        "Sequential",
+        "ModuleList",
+        "ModuleDict",
+        "ParameterList",
+        "ParameterDict",
+        "Container",
+        "Transformer",
+        "TransformerEncoder",
+        "TransformerDecoder",
+        "TransformerDecoderLayer",
+        "AdaptiveLogSoftmaxWithLoss",
+        "DataParallel",
+        "LinearCrossEntropyLoss",
+        "SyncBatchNorm",
+        "TripletMarginWithDistanceLoss",
+        "FractionalMaxPool2d",
+        "FractionalMaxPool3d",
+        "RNNBase",
+        "RNNCellBase",
+    ]
 )
 
 #: The exact classes that are operators. The capture descends into their subclasses, which may do anything.
@@ -45,7 +62,11 @@ LEAF_CLASSES: frozenset[type[nn.Module]] = frozenset(
 # Factories do not depend on a tensor's values, so torch does not list them as overridable; a function mode sees them.
 _NOT_LISTED: tuple[tuple[str, Any, str], ...] = (
     ("torch.Tensor", torch.Tensor, "new_full new_ones new_tensor new_zeros"),
-    ("torch", torch, "arange eye full linspace logspace ones rand randint randn randperm tensor tril_indices triu_indices zeros"),
+    (
+        "torch",
+        torch,
+        "arange eye full linspace logspace ones rand randint randn randperm tensor tril_indices triu_indices zeros",
+    ),
     # No public names: products of eight-bit floats, of a mixture of experts, and what parametrizations.weight_norm calls.
     ("torch", torch, "_scaled_mm _grouped_mm _weight_norm"),
 )
@@ -53,11 +74,38 @@ _NOT_LISTED: tuple[tuple[str, Any, str], ...] = (
 # Overridable, but not arithmetic: these reach files, processes, memory handles, Python callbacks or gradients.
 _NOT_OPERATORS = {
     f"torch.Tensor.{name}"
-    for name in """
-    apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist share_memory_ storage
-    untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream __reduce_ex__
-    __setstate__ __deepcopy__ __array__ __dlpack__ __repr__ __format__
-    """.split()
+    for name in [
+        "apply_",
+        "map_",
+        "map2_",
+        "backward",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "module_load",
+        "numpy",
+        "tolist",
+        "share_memory_",
+        "storage",
+        "untyped_storage",
+        "data_ptr",
+        "set_",
+        "resize_",
+        "resize_as_",
+        "resize",
+        "resize_as",
+        "cuda",
+        "xpu",
+        "ipu",
+        "pin_memory",
+        "record_stream",
+        "__reduce_ex__",
+        "__setstate__",
+        "__deepcopy__",
+        "__array__",
+        "__dlpack__",
+        "__repr__",
+        "__format__",
+    ]
 } | {"torch.from_file"}
 
 
@@ -68,7 +116,9 @@ def _functions() -> dict[str, Callable[..., Any]]:
             name = resolve_name(function)
             if name and name not in _NOT_OPERATORS and not name.endswith((".__set__", ".__delete__")):
                 named.setdefault(name, function)
-    return named | {f"{path}.{name}": getattr(home, name) for path, home, names in _NOT_LISTED for name in names.split()}
+    return named | {
+        f"{path}.{name}": getattr(home, name) for path, home, names in _NOT_LISTED for name in names.split()
+    }
 
 
 #: name -> leaf class or function
@@ -82,7 +132,18 @@ FUNCTION_NAMES: dict[Any, str] = {
 #: Operators that return a value to the host. On meta there is no value; the operator moves only the bytes that it reads.
 RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
     f"torch.Tensor.{name}"
-    for name in "item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__".split()
+    for name in [
+        "item",
+        "tolist",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__bool__",
+        "__contains__",
+        "__int__",
+        "__float__",
+        "__index__",
+    ]
 }
 
 # ------------------------------------------------------------------------------------------------ aten overloads
@@ -144,7 +205,9 @@ _fused_adam_ _fused_adam_.tensor_lr _fused_adamw_ _fused_adamw_.tensor_lr _fused
 _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
 """
 
-ATEN_OVERLOADS: frozenset[str] = frozenset(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _OVERLOADS.split())
+ATEN_OVERLOADS: frozenset[str] = frozenset(
+    f"aten.{name}" if "." in name else f"aten.{name}.default" for name in _OVERLOADS.split()
+)
 
 # Their schemas do not say that they update running statistics in training.
 _UPDATE_STATISTICS = {"native_batch_norm", "cudnn_batch_norm"}

@@ -122,9 +122,9 @@ def _captured(
     grad_enabled: bool,
 ) -> Capture:
     try:
-        with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled):
-            with WatchedOperators(recorder), WatchedFunctions(recorder):
-                model(*args, **(kwargs or {}))
+        grad = torch.enable_grad() if grad_enabled else torch.no_grad()
+        with recorder.watching_calls(), grad, WatchedOperators(recorder), WatchedFunctions(recorder):
+            model(*args, **(kwargs or {}))
     except CaptureError:
         raise
     except (Exception, SystemExit) as error:
@@ -257,9 +257,9 @@ class ForwardRecorder(Recorder):
                     self._gap(call, "the function is not in the allow-list")
                 elif call.costly and (given := given or self._describe(call, name, args, kwargs)):
                     self._close(call, given, out)
-                    if self.repeated is not None and not call.values_read:
-                        if self.repeated.learn(given, call.costly, call.written, out):
-                            self.repeated.functions.add(name)
+                    repeated = None if call.values_read else self.repeated
+                    if repeated is not None and repeated.learn(given, call.costly, call.written, out):
+                        repeated.functions.add(name)
         return out
 
     @contextlib.contextmanager

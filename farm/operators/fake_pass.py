@@ -56,7 +56,9 @@ def fake_pass(
     """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and ``kwargs``."""
     mode = FakeTensorMode()
     fakes = FakeTensors(mode, device_type)
-    log = logging.getLogger(FakeTensorMode.__module__)  # the error tells what the log says of an operator it cannot fake
+    log = logging.getLogger(
+        FakeTensorMode.__module__
+    )  # the error tells what the log says of an operator it cannot fake
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
@@ -144,7 +146,9 @@ class FakeTensors:
 
         def look(path: str, operator: str, *groups: Sequence[tuple[torch.Tensor, bool]]) -> None:
             originals = {id(fake): original for original, fake in self._replacements.values()}
-            watch(path, operator, *([(originals.get(id(one), one), written) for one, written in each] for each in groups))
+            watch(
+                path, operator, *([(originals.get(id(one), one), written) for one, written in each] for each in groups)
+            )
 
         return look
 
@@ -155,14 +159,18 @@ class FakeTensors:
         visited: dict[int, bool] = {}
         try:
             for module in model.modules():
-                leaf = type(module) in LEAF_CLASSES  # no leaf reads values of its own tensors; fake ones let it be repeated
+                leaf = (
+                    type(module) in LEAF_CLASSES
+                )  # no leaf reads values of its own tensors; fake ones let it be repeated
                 places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
                 for place in places:
                     for name, value in list(place.items()):
                         if isinstance(value, torch.Tensor):
                             undo.append((place, name, value))
                             place[name] = self.tensor(value, fake=leaf)
-                        elif place is module.__dict__ and name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited):
+                        elif (
+                            place is module.__dict__ and name not in _OWN_ATTRIBUTES and _holds_tensors(value, visited)
+                        ):
                             undo.append((place, name, value))
                             place[name] = self.tree(value)
                 if isinstance(module, nn.RNNBase):  # a list of its own parameters, passed to the kernel
@@ -230,7 +238,9 @@ class _RealIntegers(TorchDispatchMode):
             return True
         if any(storage_key(tensor) in self.overwritten for tensor in real):
             return False
-        if torch.Tag.nondeterministic_seeded in func.tags:  # one number is drawn on the host: to skip a layer, for example
+        if (
+            torch.Tag.nondeterministic_seeded in func.tags
+        ):  # one number is drawn on the host: to skip a layer, for example
             return not real and func is torch.ops.aten.rand.default and args[0] == []
         placed = any(argument.name == "device" for argument in func._schema.arguments)
         if func._schema.is_mutable or not _DEPENDS_ON_VALUES.isdisjoint(func.tags) or not (real or placed):

@@ -285,6 +285,7 @@ def _getitem_bound(spec: OperatorTuple, index: int) -> int:
 
 # ------------------------------------------------------------------------------------------------ aten operators
 
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from farm.errors import FarmError
 from farm.models import catalog
-from farm.operators.capture import capture, predict
 from farm.models.catalog import meta_inputs
+from farm.operators.capture import capture, predict
 from farm.operators.input_values import channel_dimension
 from farm.types.protocol import Variant
 from farm.types.value_profiles import NORMAL, class_of

@@ -158,7 +158,9 @@ def verify_on_device(
             while it is made, the counters what runs when it is launched; an eager pass is compared with it.
     """
     device = torch.device(device)
-    ForwardRecorder(model, device.type)  # describes the leaves, which builds modules on meta; the next one finds them built
+    ForwardRecorder(
+        model, device.type
+    )  # describes the leaves, which builds modules on meta; the next one finds them built
     return compare_with_unwatched(
         lambda: model(*args, **(kwargs or {})),
         lambda: capture(model, args, kwargs, device_type=device.type, grad_enabled=grad_enabled),

@@ -112,7 +112,9 @@ def offloadable(spec: OperatorTuple) -> Offloadable:
     """What of a tuple can be in slow memory. An operator that does not run on fake tensors has no such outputs."""
     on_host = read_by_host(spec) if spec.kind == "aten" else frozenset()
     inputs = tuple(number for number, size in sorted(storage_bytes(spec).items()) if size and number not in on_host)
-    outputs = _on_fake_tensors(spec, lambda given, output: len(new_storages(output, frozenset(map(storage_key, given)))))
+    outputs = _on_fake_tensors(
+        spec, lambda given, output: len(new_storages(output, frozenset(map(storage_key, given))))
+    )
     return Offloadable(inputs, outputs or 0)
 
 

@@ -80,10 +80,10 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
         CaptureError: the model could not be taken apart.
     """
-    from farm.training.extract import taken_apart
+    from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
-    apart = taken_apart(variant)
+    apart = extract(variant)
     taken, costs = apart.capture, apart.costs
     weights_us = {
         operator_id: count * peaks.estimate_us(costs[operator_id].flops, costs[operator_id].bytes)

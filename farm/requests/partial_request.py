@@ -264,12 +264,11 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     names = sorted(names)
     if not names:
         return
-    from farm.operators import aten
-    from farm.operators.allowed import ALLOWED_OPERATORS
-    from farm.operators.recipes import RECIPES
+    from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
+    from farm.operators.sweep import RECIPES
 
     # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
-    there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *aten.NAMES)}
+    there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}
     known = sorted(there, key=lambda name: (name[0].isupper(), name))
     for name in names:
         if name not in known:
@@ -278,12 +277,12 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
 
 def _run_by(variants: Iterable[Variant]) -> set[str]:
     """The operators of the models, without those that cannot be taken apart: their own job says so."""
-    from farm.training.extract import taken_apart
+    from farm.training.extract import extract
 
     found: set[str] = set()
     for variant in {variant.model: variant for variant in variants}.values():
         try:
-            found.update(spec.short_name for spec in taken_apart(variant).capture.tuples.values())
+            found.update(spec.short_name for spec in extract(variant).capture.tuples.values())
         except CaptureError:
             continue
     return found

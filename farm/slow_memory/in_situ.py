@@ -26,7 +26,7 @@ from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Call, Capture
+    from farm.operators.captured import Capture, CapturedCall
     from farm.operators.rebuild import Rebuilt
     from farm.slow_memory.offload import Outputs
 
@@ -66,7 +66,7 @@ def changes_of(capture: Capture, how: str, most: int | None = None) -> list[Chan
         how: see `farm.types.memory_tiers.configurations`.
         most: at most so many, evenly over the model.
     """
-    from farm.operators.offloadable import placements_of
+    from farm.operators.replay import placements_of
 
     first: dict[str, int] = {}
     for call in capture.calls:
@@ -180,7 +180,7 @@ class _Play:
         self.left_out: dict[Changed, str] = {}
         self._clocks: dict[int, _Clock] = {}
 
-    def prepare(self, call: Call, operator: Rebuilt) -> object:
+    def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
         """Take slow memory for what is changed, and learn how its outputs come to lie there."""
         out = operator.run()
         if (change := self._changes.get(call.index)) is None:
@@ -230,7 +230,7 @@ class _Play:
             for index, values in samples.items()
         }
 
-    def _step(self, call: Call, operator: Rebuilt) -> object:
+    def _step(self, call: CapturedCall, operator: Rebuilt) -> object:
         from farm.operators.rebuild import Rebuilt
 
         if call.index not in self.ready:

@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.benchmark.passes import Offloaded, Pass
 from farm.errors import Unmeasurable
-from farm.operators.encoding import tensors_in
-from farm.operators.offloadable import made, storage_key
+from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import Rebuilt
+from farm.operators.replay import new_storages
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
 from farm.types.memory_tiers import Placement
 from farm.types.reading import Details
@@ -130,7 +130,7 @@ class _Watching(TorchDispatchMode):
 def _watched(rebuilt: Rebuilt) -> _Watching:
     with _Watching() as watched:
         output = rebuilt.run()
-    watched.outputs = made(output, frozenset(map(storage_key, rebuilt.tensors)))
+    watched.outputs = new_storages(output, frozenset(map(storage_key, rebuilt.tensors)))
     return watched
 
 
@@ -350,7 +350,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def in_slow(output: object, one: Rebuilt) -> list[int]:
-        tensors = made(output, frozenset(map(storage_key, one.tensors)))
+        tensors = new_storages(output, frozenset(map(storage_key, one.tensors)))
         return [
             number for number, tensor in enumerate(tensors) if any(_within(storage, tensor) for storage in storages)
         ]
@@ -383,7 +383,7 @@ def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch
         output = None  # the last pass' memory is free
         output = pool.run(rebuilt.run)
     torch.cuda.synchronize(rebuilt.device)
-    return made(output, given)
+    return new_storages(output, given)
 
 
 def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:

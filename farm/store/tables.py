@@ -195,7 +195,7 @@ class Call(Row, table=True):
     writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     part: str = ""  # of a training step: forward, backward, recomputation, accumulation, loss or optimizer
     owner: str = ""  # of a training step: the leaf module or function whose part it is
-    # What each activation held when the model ran (`farm.operators.seen`); [] nothing to be known, NULL not looked yet
+    # What each activation held when the model ran (`farm.operators.observed_values`); [] nothing to be known, NULL not looked yet
     data: list[dict[str, Any] | None] | None = Field(
         default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
     )

@@ -34,7 +34,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Unmeasurable: the card does not reach its memory.
         FarmError: nothing could be read.
     """
-    from farm.operators.offloadable import placements_of
+    from farm.operators.replay import placements_of
 
     require_neighbours(laboratory, plan)
     peer = plan.neighbours[0]

@@ -128,9 +128,9 @@ class StepRecorder(Recorder):
 
     @contextlib.contextmanager
     def watching_step(self) -> Iterator[None]:
-        with self.watching_modules(), self._watching_autograd_functions():
-            with WatchedFunctions(self), WatchedOperators(self):
-                yield
+        functions = self._watching_autograd_functions()
+        with self.watching_modules(), functions, WatchedFunctions(self), WatchedOperators(self):
+            yield
 
     @contextlib.contextmanager
     def _watching_autograd_functions(self) -> Iterator[None]:
@@ -298,9 +298,7 @@ class StepRecorder(Recorder):
         reads = numbers(inputs)
         writes = numbers(itertools.chain(written_tensors(func, args, kwargs), tensors_in(out)))
         owner = self.owners[number] if number is not None else Owner(-1, "", "", "")
-        self.add_call(
-            CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec
-        )
+        self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
         self.storages.release(index)
 
     def result(self, flops: int | None) -> Capture:

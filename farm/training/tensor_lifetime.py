@@ -1,8 +1,8 @@
-"""The life of every tensor of a step over time: when it is held, when it is used, and when it only lies there.
+"""The life of every tensor of a step over time: when it is held, when it is used, and when it is inactive.
 
-Times come from outside, one for each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is
-held and none does. What is there before the step and behind it is inactive over the end of the step, too: from its last use
-to its first one in the next step.
+The caller gives the time of each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is held and
+no call does. A tensor that exists before and after the step is also inactive over the end of the step: from its last use to
+its first use in the next step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from farm.operators.captured import ROLES, Capture, CapturedTensor
 
-ALLOCATED_BYTES = 512  # what PyTorch's allocator rounds sizes up to on a card
+ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of this on a card
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Inactive:
     """A period in which a tensor waits for its next use.
 
     Attributes:
-        begin: the first call that does not use it; the number of calls where the last one did.
-        end: the call that uses it next; not behind ``begin`` where it is one of the next step.
+        begin: the first call that does not use it; the number of calls if the last call did.
+        end: the call that uses it next; not after ``begin`` if that call is in the next step.
     """
 
     tensor: int
@@ -35,13 +35,13 @@ class Inactive:
 
     @property
     def end_us(self) -> float:
-        """On the clock of the step in which it began."""
+        """Counted from the start of the step in which it began."""
         return self.begin_us + self.time_us
 
 
 @dataclass(frozen=True)
-class Interval:
-    """Inactive periods of a range of lengths or sizes: from ``least``, below the next one's."""
+class PeriodInterval:
+    """The inactive periods in a range of lengths or sizes, from ``least`` to below the next interval's."""
 
     least: float
     periods: int
@@ -51,14 +51,14 @@ class Interval:
 
 @dataclass(frozen=True)
 class Life:
-    """A captured step and what each of its calls takes. Unit: µs."""
+    """A captured step with the time of each of its calls. Unit: µs."""
 
     capture: Capture
     times_us: tuple[float, ...]
 
     @functools.cached_property
     def begins_us(self) -> tuple[float, ...]:
-        """When each call begins, and when the step ends, one behind the other."""
+        """When each call begins, and when the step ends, if calls run one after another."""
         return tuple(itertools.accumulate(self.times_us, initial=0.0))
 
     @property
@@ -67,10 +67,9 @@ class Life:
 
     @functools.cached_property
     def tensors(self) -> tuple[CapturedTensor, ...]:
-        """Those that are held while a call runs; gradients of the step before are gone by then."""
-        return tuple(
-            tensor for tensor in self.capture.tensors if last_held(tensor, self.capture) >= max(tensor.born, 0)
-        )
+        """The tensors that are held during at least one call; gradients of the previous step are not."""
+        capture = self.capture
+        return tuple(tensor for tensor in capture.tensors if capture.last_held(tensor) >= max(tensor.born, 0))
 
     @functools.cached_property
     def sizes_bytes(self) -> Mapping[int, int]:
@@ -104,13 +103,13 @@ class Life:
 
     @functools.cached_property
     def held_by_role(self) -> Mapping[str, tuple[int, ...]]:
-        """Bytes held while each call runs, of each role that there is."""
+        """Bytes held during each call, by role."""
         groups = {role: [tensor for tensor in self.tensors if tensor.role == role] for role in ROLES}
-        return {role: held(self.capture, group) for role, group in groups.items() if group}
+        return {role: self.capture.held_bytes(group) for role, group in groups.items() if group}
 
     @functools.cached_property
     def active_by_role(self) -> Mapping[str, tuple[int, ...]]:
-        """Bytes of the tensors that each call reads or writes, of each role that there is."""
+        """Bytes of the tensors that each call reads or writes, by role."""
         facts = {tensor.number: tensor for tensor in self.tensors}
         rows = {role: [0] * len(self.times_us) for role in self.held_by_role}
         for call in self.capture.calls:
@@ -128,67 +127,48 @@ class Life:
 
     @functools.cached_property
     def peak(self) -> int:
-        """The first call at which the most is held."""
+        """The first call during which the most is held."""
         return max(range(len(self.held_bytes)), key=lambda index: self.held_bytes[index])
 
     @property
     def base_bytes(self) -> int:
-        """What is there before the step and behind it."""
+        """Bytes of the tensors that exist before and after the step."""
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.outlives)
 
     def at_peak(self) -> list[CapturedTensor]:
-        """The tensors that are held at the peak, the largest first."""
-        there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= last_held(one, self.capture)]
+        """The tensors held at the peak, the largest first."""
+        there = [one for one in self.tensors if max(one.born, 0) <= self.peak <= self.capture.last_held(one)]
         return sorted(there, key=lambda tensor: -tensor.size_bytes)
 
-    def by_length(self, bounds_us: tuple[float, ...]) -> list[Interval]:
-        """All inactive periods by their length; ``bounds_us`` rise."""
+    def by_length(self, bounds_us: tuple[float, ...]) -> list[PeriodInterval]:
+        """All inactive periods by length; ``bounds_us`` ascend."""
         sizes = self.sizes_bytes
-        return _counted(bounds_us, [(one.time_us, sizes[one.tensor], one) for one in self._all()])
+        return _intervals(bounds_us, [(one.time_us, sizes[one.tensor], one) for one in self._all()])
 
-    def by_size(self, bounds_bytes: tuple[float, ...]) -> list[Interval]:
-        """All inactive periods by the size of what waits."""
-        sizes = {tensor.number: tensor.size_bytes for tensor in self.tensors}
-        return _counted(bounds_bytes, [(sizes[one.tensor], sizes[one.tensor], one) for one in self._all()])
+    def by_size(self, bounds_bytes: tuple[float, ...]) -> list[PeriodInterval]:
+        """All inactive periods by the size of their tensors; ``bounds_bytes`` ascend."""
+        sizes = self.sizes_bytes
+        return _intervals(bounds_bytes, [(sizes[one.tensor], sizes[one.tensor], one) for one in self._all()])
 
     def _all(self) -> Iterable[Inactive]:
         return itertools.chain.from_iterable(self.periods.values())
 
 
-def _counted(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive]]) -> list[Interval]:
+def _intervals(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive]]) -> list[PeriodInterval]:
     rows = []
     for least, below in itertools.pairwise((0.0, *bounds, float("inf"))):
         inside = [(size, period) for value, size, period in found if least <= value < below]
         byte_s = sum((size * period.time_us / 1e6 for size, period in inside), 0.0)
-        rows.append(Interval(least, len(inside), sum(size for size, _ in inside), byte_s))
+        rows.append(PeriodInterval(least, len(inside), sum(size for size, _ in inside), byte_s))
     return rows
 
 
-def last_held(tensor: CapturedTensor, capture: Capture) -> int:
-    """The last call at which it is held."""
-    return len(capture.calls) - 1 if tensor.released is None else tensor.released
-
-
-def held(capture: Capture, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
-    """Bytes of these tensors that are held while each call runs.
-
-    Args:
-        rounded_to: each takes a multiple of so many bytes.
-    """
-    changes = [0] * (len(capture.calls) + 1)
-    for tensor in tensors:
-        size_bytes = -(-tensor.size_bytes // rounded_to) * rounded_to
-        changes[max(tensor.born, 0)] += size_bytes
-        changes[last_held(tensor, capture) + 1] -= size_bytes
-    return tuple(itertools.accumulate(changes[:-1]))
-
-
 def allocated_peak_bytes(capture: Capture) -> int:
-    """The most that is held at once, in pieces as PyTorch's allocator hands them out on a card."""
-    return max(held(capture, capture.tensors, rounded_to=ALLOCATED_BYTES))
+    """The most that is held at once, with sizes rounded as PyTorch's allocator rounds them on a card."""
+    return max(capture.held_bytes(capture.tensors, rounded_to=ALLOCATED_BYTES))
 
 
-#: What a CPU does through larger tensors than a card: masks of numbers instead of bits, attention with all its scores.
+#: A CPU makes larger tensors for these than a card: masks of numbers instead of bits, attention with all its scores.
 _SMALLER_ON_A_CARD = frozenset(
     {f"Dropout{rank}" for rank in ("", "1d", "2d", "3d")}
     | {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d"}
@@ -197,10 +177,10 @@ _SMALLER_ON_A_CARD = frozenset(
 
 
 def least_peak_bytes(capture: Capture) -> int:
-    """What a card needs at the peak at least, as far as a capture without it can tell: without what these make."""
+    """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the tensors that
+    the operators of `_SMALLER_ON_A_CARD` make."""
 
     def on_a_card(tensor: CapturedTensor) -> bool:
-        owner = capture.calls[tensor.born].owner if tensor.born >= 0 else None
-        return owner is None or capture.owners[owner].what not in _SMALLER_ON_A_CARD
+        return tensor.born < 0 or capture.calls[tensor.born].owner not in _SMALLER_ON_A_CARD
 
-    return max(held(capture, filter(on_a_card, capture.tensors)))
+    return max(capture.held_bytes(filter(on_a_card, capture.tensors)))

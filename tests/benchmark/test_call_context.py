@@ -9,8 +9,7 @@ from farm.models import catalog
 from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.training.capture import capture_step
-from farm.training.losses import Loss
-from farm.training.step import TrainingStep
+from farm.training.step import Loss, TrainingStep
 
 CPU = torch.device("cpu")
 
@@ -51,7 +50,7 @@ def test_a_call_is_given_what_the_calls_before_it_made_and_weights_of_its_own():
         assert all(addresses[storage] == made[storage] for storage in call.reads if storage in made)
     assert first.tuple_id == second.tuple_id
     weights = [
-        {address for storage, address in one.items() if seen.storages[storage].role != "activation"} for one in given
+        {address for storage, address in one.items() if seen.tensors[storage].role != "activation"} for one in given
     ]
     assert not weights[0] & weights[2]
     (image,) = set(first.reads) & set(add.reads)
@@ -120,7 +119,7 @@ def test_a_step_is_played_through_its_backward_and_its_optimizer(optimizer):
             "", (torch.randint(500, (12,)),), lambda out, to: nn.functional.cross_entropy(out.flatten(0, 1), *to)
         ),
     )
-    seen = capture_step(step).as_capture()
+    seen = capture_step(step)
     steps = played(seen)  # a row that no table has would raise
     made = {}
     for call, addresses, out, _ in steps:

@@ -9,7 +9,7 @@ from farm.benchmark.passes import step_passes
 from farm.benchmark.verification import verify
 from farm.models import catalog
 from farm.training.capture import capture_step
-from farm.training.extract import build_step, taken_apart
+from farm.training.extract import build_step, extract
 from farm.training.tensor_lifetime import allocated_peak_bytes
 from farm.types.protocol import Protocol, Subject
 
@@ -52,7 +52,7 @@ def test_what_a_card_allocates_for_a_step_is_what_its_tensors_are_and_workspaces
 
 def test_a_step_runs_on_its_card_what_was_predicted():
     step = dataclasses.replace(variant(optimizer="adam"), batch=2)
-    predicted = taken_apart(step).capture
+    predicted = extract(step).capture
     observed, found = verify(Subject("variant", step.id, step.to_json()), EAGERLY, CPU, predicted.counts)
     assert found.matches, found.differences
     assert observed is None

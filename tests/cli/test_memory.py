@@ -255,7 +255,7 @@ class Here:
     """A benchmark process that is this one."""
 
     def step(self, subject, protocol, timeout_s):
-        return json.loads(json.dumps(benchmarked.take_apart(subject, protocol, CPU).to_json()))
+        return json.loads(json.dumps(benchmarked.extract_on_card(subject, protocol, CPU).to_json()))
 
     def wire(self, subject, protocol, timeout_s):
         return json.loads(json.dumps(benchmarked.measure_wire(subject, protocol, CPU).to_json()))

@@ -9,9 +9,9 @@ import torch
 
 from farm.errors import CaptureError, SettingsError, UsageError
 from farm.models import catalog
-from farm.operators import extract
-from farm.training.extract import extract
 from farm.settings import settings
+from farm.training import extract as extraction
+from farm.training.extract import extract
 from farm.types.protocol import Variant
 
 TEXT = """
@@ -80,7 +80,7 @@ def test_a_model_that_reads_activations_runs_where_that_takes_little_memory(text
     apart = extract(Variant("gate", batch=2, input_size=224))
     assert [spec.short_name for spec in apart.capture.tuples.values()] == ["mean", "item", "linear"]
     assert apart.flops == apart.model_flops == 2 * 2 * 4 * 4
-    monkeypatch.setattr(extract, "MOST_RUN_BYTES", 79)
+    monkeypatch.setattr(extraction, "MOST_RUN_BYTES", 79)
     with pytest.raises(CaptureError, match="With values its parameters and buffers take"):
         extract(Variant("gate", batch=2, input_size=224))
 

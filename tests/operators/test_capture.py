@@ -112,13 +112,13 @@ def test_calls_say_what_they_read_and_write():
     relu, add, cat = found.calls
     assert relu.reads == add.reads[1:]
     assert relu.writes == add.writes == cat.reads
-    assert [found.storages[index].size_bytes for index in cat.writes] == [128]
+    assert [found.tensors[index].size_bytes for index in cat.writes] == [128]
 
 
 def test_batch_norm_in_training_writes_its_buffers():
     found = capture(nn.BatchNorm1d(4).train(), (torch.randn(8, 4),))
     (call,) = found.calls
-    assert {found.storages[index].role for index in call.writes} == {"buffer", "activation"}
+    assert {found.tensors[index].role for index in call.writes} == {"buffer", "activation"}
     assert found.training
 
 

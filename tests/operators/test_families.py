@@ -30,7 +30,7 @@ def check(model, args, kwargs):
     flops = model_flops(model, args, kwargs)
     ran = capture(twin, *again)
     assert calls(predicted) == calls(ran)
-    assert predicted.storages == ran.storages
+    assert predicted.tensors == ran.tensors
     assert predicted.gaps == predicted.overlaps == ()
     assert flops == sum(cost(predicted.tuples[call.tuple_id]).flops for call in predicted.calls)
     assert mismatches(ran, "cpu") == []

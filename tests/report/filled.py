@@ -7,10 +7,9 @@ import itertools
 import math
 from typing import Any
 
-from farm.operators.extract import TakenApart
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.training.extract import taken_apart
+from farm.training.extract import Extraction, extract
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import METHOD, Trace, Verification
 
@@ -21,7 +20,7 @@ SOFTWARE = Software(
 PROTOCOL = Protocol()
 KERNELS = {"void gemm<float, 4>(float const*)": 1}
 
-apart = functools.cache(taken_apart)
+apart = functools.cache(extract)
 
 
 def fill(
@@ -38,7 +37,7 @@ def fill(
     whole: bool = True,
     prefix: str = "",
     half_width: float = 0.002,
-) -> TakenApart:
+) -> Extraction:
     """Readings of a variant's tuples and of the whole, on one card."""
     taken = apart(variant, device_type="cuda") if variant.step else apart(variant)  # with a card's optimizer
     costs = {spec: taken.costs[id_] for id_, spec in taken.capture.tuples.items()}

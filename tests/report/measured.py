@@ -8,7 +8,7 @@ from typing import Any
 from farm.operators.roofline import roofline_of
 from farm.store import content, tables
 from farm.store.database import Database
-from farm.training.extract import taken_apart
+from farm.training.extract import extract
 from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.evidence import Evidence
@@ -19,7 +19,7 @@ POWER_W = 500.0
 
 def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = "job1", **request: Any) -> str:
     """The variant read on an H200 that does not exist, with a verdict; its job's id."""
-    apart = taken_apart(variant, device_type="cuda")
+    apart = extract(variant, device_type="cuda")
     asked = Request(variant=variant, **request)
     roofline = roofline_of("cuda", "NVIDIA H200", dtype=variant.dtype)
     unlike = random.Random(variant.id)

@@ -14,9 +14,9 @@ from farm import report
 from farm.errors import NoSuchJob
 from farm.jobs import listing
 from farm.models import catalog
-from farm.operators.extract import take_apart
 from farm.report.remarks import remarks
 from farm.store import tables
+from farm.training.extract import extract
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.verdict.evidence import Evidence
@@ -253,7 +253,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     assert built(database, job_id).all_layers is None, "nobody has taken the whole model apart"
     assert submit(database, Request(variant=variant), [rows.CARD]).new == 0, "readings serve: nothing is published"
     found = built(database, job_id)
-    calls = take_apart(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
+    calls = extract(catalog.variant("gpt2", 1, length=8), device_type="cuda").capture.counts
     figures = {row.operator_id: row for row in found.tuples}
     told = found.to_json()["all_layers"]
     assert (told["layers"], told["covered"], told["lacking"]) == (12, 1.0, [])

@@ -27,7 +27,7 @@ ALLOWED = {
     # The one door: a user's own models, and it opens by the settings of the host alone.
     ("farm/models/own.py", "importlib.import_module"),
     ("farm/models/tensors.py", "torch"),  # dtypes of a fixed list
-    ("farm/operators/aten.py", "torch"),  # overloads of a fixed list
+    ("farm/operators/allow_list.py", "torch"),  # overloads of a fixed list
     ("farm/operators/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
     ("farm/operators/profiled.py", "torch"),  # operators that the profiler named
     ("farm/study/performing.py", "importlib.import_module"),  # studies of a fixed list

@@ -47,7 +47,7 @@ def mangle(spec, chance, junk):
 
 
 def test_ten_thousand_mangled_specs_are_refused_or_harmless(tmp_path, monkeypatch):
-    from farm.operators.allowed import ALLOWED_OPERATORS
+    from farm.operators.allow_list import ALLOWED_OPERATORS
     from farm.operators.rebuild import rebuild
 
     chance = random.Random(11)

@@ -13,11 +13,9 @@ from farm.errors import CaptureError, SettingsError, UnsupportedModel, UsageErro
 from farm.models import catalog
 from farm.operators.profiler import Profiled
 from farm.settings import settings
-from farm.training import extract
 from farm.training.capture import capture_step
-from farm.training.extract import extract_step
-from farm.training.step import loss_of
-from farm.training.step import TrainingStep, blocks_of
+from farm.training.extract import extract, extract_step
+from farm.training.step import TrainingStep, blocks_of, loss_of
 
 CPU = torch.device("cpu")
 
@@ -68,13 +66,15 @@ def test_what_runs_when_nobody_looks_runs_when_it_is_recorded(optimizer, amp):
         with Profiled(CPU) as watched:
             seen = capture_step(step, warmed_up=True)
     assert plain.counts == watched.counts
-    assert not seen.unowned
+    assert not seen.gaps
     assert not seen.overlaps
 
 
 def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
     seen = capture_step(stepping(Residual(), torch.randn(2, 3, 16, 16)))
-    owned = Counter((seen.owners[call.owner].what, call.part) for call in seen.calls if call.owner is not None)
+    owned = Counter(
+        (seen.owners[call.owner_index].what, call.part) for call in seen.calls if call.owner_index is not None
+    )
     assert owned["Conv2d", "forward"] == owned["Conv2d", "backward"] == 3
     assert owned["Linear", "forward"] == 1
     assert owned["Linear", "backward"] >= 2
@@ -103,9 +103,9 @@ def test_a_tensors_life_is_from_the_call_that_made_it_to_the_last_that_holds_it(
 def test_what_is_computed_anew_belongs_to_the_first_time():
     seen = taken_apart("resnet18", 2, recompute="layer1.0,layer2.0")
     plain = taken_apart("resnet18", 2)
-    assert not seen.unowned
+    assert not seen.gaps
     assert parts(seen)["recomputation"] > 8
-    assert {seen.owners[call.owner].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
+    assert {seen.owners[call.owner_index].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
     assert len(seen.owners) == len(plain.owners)
     assert max(seen.memory_bytes) < max(plain.memory_bytes)
 
@@ -126,18 +126,20 @@ def test_several_passes_may_go_before_the_optimizer():
 
 def test_autocast_computes_in_another_type():
     seen = taken_apart("resnet18", 2, amp="bfloat16")
-    assert not seen.unowned
+    assert not seen.gaps
     assert any(spec.tensors[0].dtype == "bfloat16" for spec in seen.tuples.values() if "convolution" in spec.operator)
 
 
 def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
     seen = taken_apart("resnet18", 2, amp="float16", input_size=32, accumulate=2)
-    assert not seen.unowned
+    assert not seen.gaps
     named = [(seen.tuples[call.tuple_id].short_name, call.stage, call.part) for call in seen.calls]
     assert named.count(("_amp_foreach_non_finite_check_and_unscale_", "optimizer", "optimizer")) == 1
     assert named.count(("_amp_update_scale_", "optimizer", "optimizer")) == 1
     assert named.count(("_fused_sgd_", "optimizer", "optimizer")) == 1
-    scaled = [call for call in seen.calls if call.owner is not None and seen.owners[call.owner].what == "mul"]
+    scaled = [
+        call for call in seen.calls if call.owner_index is not None and seen.owners[call.owner_index].what == "mul"
+    ]
     assert [(call.stage, call.part) for call in scaled] == [("loss", "loss"), ("backward", "loss")] * 2
     states = {tensor.name: tensor for tensor in seen.tensors}
     assert {states[name].role for name in ("scaler.scale", "scaler.growth_tracker")} == {"optimizer state"}
@@ -159,7 +161,7 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
 )
 def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model, said, loss):
     seen, again = (taken_apart(model, **said, device_type="cuda") for _ in range(2))
-    assert not seen.unowned
+    assert not seen.gaps
     assert not seen.overlaps
     assert seen.loss == loss
     assert [call.tuple_id for call in seen.calls] == [call.tuple_id for call in again.calls]
@@ -168,12 +170,12 @@ def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model,
 
 @pytest.mark.parametrize("said", [{}, {"amp": "bfloat16", "recompute": "layer1.0", "accumulate": 2}])
 def test_the_parts_of_a_step_have_the_arithmetic_that_pytorch_counts_over_the_whole(said):
-    apart = extract.taken_apart(catalog.variant("resnet18", 2, input_size=32, step="training", **said))
+    apart = extract(catalog.variant("resnet18", 2, input_size=32, step="training", **said))
     assert apart.flops == apart.model_flops > 0
 
 
 def test_a_batch_may_have_more_targets_than_values_are_kept_of():
-    assert not taken_apart("bert-base", 1100, length=128, layers=1).unowned
+    assert not taken_apart("bert-base", 1100, length=128, layers=1).gaps
 
 
 class Twice(torch.autograd.Function):
@@ -208,8 +210,10 @@ def test_a_part_that_runs_in_another_thread_is_told():
 
 def test_a_custom_function_owns_by_its_name_what_it_does():
     seen = capture_step(stepping(Custom(), torch.randn(2, 4)))
-    assert not seen.unowned
-    owned = Counter((seen.owners[call.owner].what, call.part) for call in seen.calls if call.owner is not None)
+    assert not seen.gaps
+    owned = Counter(
+        (seen.owners[call.owner_index].what, call.part) for call in seen.calls if call.owner_index is not None
+    )
     assert owned["Twice", "forward"] == owned["Twice", "backward"] == 1
 
 

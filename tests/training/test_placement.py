@@ -12,7 +12,7 @@ from farm.slow_memory import offload_plan
 from farm.slow_memory.offload_plan import SlowCosts, placing
 from farm.slow_memory.transfers import Copied, Move, Wire, moves_of
 from farm.training.tensor_lifetime import Life
-from tests.training.test_life import step, tensor
+from tests.training.test_tensor_lifetime import step, tensor
 
 KB = 512
 TIMES = (10.0, 10.0, 10.0, 10.0)

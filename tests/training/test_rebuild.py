@@ -17,8 +17,7 @@ from farm.operators.encoding import tensors_in
 from farm.operators.rebuild import needed_bytes, rebuild, written_inputs
 from farm.training import capture as capturing
 from farm.training.extract import loss_for
-from farm.training.step import loss_of
-from farm.training.step import TrainingStep
+from farm.training.step import TrainingStep, loss_of
 from farm.types.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request
@@ -41,7 +40,7 @@ MOST_BYTES, MOST_BYTES_SLOW = 2**26, 2**29  # of memory, for one operator
 def given_back(monkeypatch) -> dict[str, list]:
     """What each call gave while it was captured, by the id of its tuple: sizes, strides and types."""
     found: dict[str, list] = {}
-    record = capturing._Recorder._record
+    record = capturing.StepRecorder._record
 
     def recorded(recorder, func, args, kwargs, out):
         before = len(recorder.calls)
@@ -49,7 +48,7 @@ def given_back(monkeypatch) -> dict[str, list]:
         if len(recorder.calls) > before:
             found.setdefault(recorder.calls[-1].tuple_id, laid_out(out))
 
-    monkeypatch.setattr(capturing._Recorder, "_record", recorded)
+    monkeypatch.setattr(capturing.StepRecorder, "_record", recorded)
     return found
 
 
@@ -83,7 +82,7 @@ def runs_as_captured(captured, given_back, most_bytes=MOST_BYTES):
 @pytest.mark.parametrize(("model", "said"), STEPS, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_back):
     captured = taken_apart(model, **said, device_type="cuda")
-    assert not captured.unowned
+    assert not captured.gaps
     runs_as_captured(captured, given_back)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from farm.operators.extract import take_apart
 from farm.operators.rebuild import rebuild
+from farm.training.extract import extract
 from farm.types.protocol import Variant
 from farm.types.sizes import sizes_of
 
@@ -14,7 +14,7 @@ from farm.types.sizes import sizes_of
 @pytest.mark.parametrize("model", ["squeezenet1_1", "inception_v3", "vit_b_16", "efficientnet_b0"])
 def test_what_comes_out_is_what_pytorch_gives(model):
     known = 0
-    tuples = take_apart(Variant(model, 2, 96 if model != "vit_b_16" else 224)).capture.tuples
+    tuples = extract(Variant(model, 2, 96 if model != "vit_b_16" else 224)).capture.tuples
     for spec in tuples.values():
         sizes = sizes_of(spec.short_name, spec.to_json())
         assert sizes.input_shapes == spec.input_shapes

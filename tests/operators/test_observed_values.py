@@ -10,10 +10,10 @@ from torch import nn
 
 from farm.benchmark.passes import set_values
 from farm.benchmark.workload import prepare
-from farm.operators import seen as seen_room
+from farm.operators import observed_values
 from farm.operators.capture import capture
-from farm.operators.rebuild import rebuild
 from farm.operators.observed_values import describe_values, observe_values, watch_values
+from farm.operators.rebuild import rebuild
 from farm.settings import settings
 from farm.types.protocol import Protocol, Variant
 from farm.types.value_profiles import class_of
@@ -196,10 +196,10 @@ def empty_cache() -> tuple[nn.Module, torch.Tensor]:
 
 
 def test_of_a_model_that_is_too_large_to_be_run_the_buffers_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FARM_MODELS", json.dumps({"cached": "tests.operators.test_seen:empty_cache"}))
+    monkeypatch.setenv("FARM_MODELS", json.dumps({"cached": "tests.operators.test_observed_values:empty_cache"}))
     settings.cache_clear()
     try:
-        monkeypatch.setattr(seen_room, "MOST_PARAMETERS", -1)
+        monkeypatch.setattr(observed_values, "MOST_PARAMETERS", -1)
         ((seen,),) = observe_values(Variant("cached", 2, 224)).values()
     finally:
         settings.cache_clear()

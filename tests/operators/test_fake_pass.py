@@ -6,8 +6,7 @@ from torch import nn
 
 from farm.errors import CaptureError
 from farm.operators.capture import capture, predict
-from farm.operators.fake_pass import MOST_BYTES
-from farm.operators.fake_pass import MOST_MADE_BYTES
+from farm.operators.fake_pass import MOST_BYTES, MOST_MADE_BYTES
 
 
 class _Model(nn.Module):

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
+from farm.operators.captured import Capture, CapturedCall, CapturedTensor
 from farm.slow_memory.options import largest_batch
 from farm.slow_memory.transfers import offload
-from farm.operators.captured import Owner, CapturedCall, Capture, CapturedTensor
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
 
 
@@ -20,16 +20,14 @@ def step(*tensors, calls):
     made = tuple(
         CapturedCall(
             index,
+            "",
             "0" * 32,
-            "forward",
-            "forward",
-            None,
             tuple(one.number for one in tensors if index in one.uses and index != one.born),
             tuple(one.number for one in tensors if index == one.born),
         )
         for index in range(calls)
     )
-    return Capture({}, made, (), tensors, (), (), "", "cpu")
+    return Capture({}, made, tensors)
 
 
 WEIGHT = tensor(0, 1000, -1, None, (1, 4), "parameter")
@@ -83,10 +81,9 @@ def test_what_waits_long_enough_lies_elsewhere_meanwhile():
 
 def test_what_a_cpu_does_through_larger_tensors_is_not_in_the_least_that_a_card_needs():
     masked = step(WEIGHT, KEPT, SHORT, calls=6)
-    owners = (Owner(0, "drop", "Dropout", "forward"), Owner(1, "head", "Linear", "forward"))
-    owned = {1: 1, 2: 0}  # what the second call makes is a Linear's, what the third makes a Dropout's
-    calls = tuple(dataclasses.replace(call, owner=owned.get(call.index)) for call in masked.calls)
-    assert least_peak_bytes(dataclasses.replace(masked, calls=calls, owners=owners)) == 5000
+    owned = {1: "Linear", 2: "Dropout"}  # the second call and the third
+    calls = tuple(dataclasses.replace(call, owner=owned.get(call.index, "")) for call in masked.calls)
+    assert least_peak_bytes(dataclasses.replace(masked, calls=calls)) == 5000
 
 
 def test_the_largest_batch_is_found_and_confirmed():
