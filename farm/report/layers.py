@@ -55,7 +55,7 @@ class LayerRow:
     operator_id: str
     call_index: int | None
     input_sizes: tuple[Size, ...]
-    output_shapes: tuple[Size, ...] | None  # None: not known
+    output_sizes: tuple[Size, ...] | None  # None: not known
     kernel_size: Any
     parameters: Mapping[str, Any]  # what it is made and called with, tensors left out
     held_parameters: int | None  # elements; weights that several calls have in common count once in a module
@@ -231,7 +231,7 @@ def _row(calls: Sequence[_Called], *, name: str, alike: bool = True, path: str =
         operator_id=first.place.operator_id if alike else "",
         call_index=first.place.index if one else None,
         input_sizes=tuple(spec.input_shapes) if spec else (),
-        output_shapes=first.outputs if alike else None,
+        output_sizes=first.outputs if alike else None,
         kernel_size=flat.get("kernel_size"),
         parameters=flat,
         held_parameters=sum(elements for elements, _ in known) if len(known) == len(held) else None,
@@ -339,7 +339,7 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
 
 def _cell(name: str, value: Any) -> Any:
     """A value as CSV has it: sizes as people write them, what has parts as JSON, nothing for None."""
-    if name in ("input_sizes", "output_shapes"):
+    if name in ("input_sizes", "output_sizes"):
         return sizes_text(value)
     return json.dumps(value, sort_keys=True) if isinstance(value, (Mapping, list, tuple)) else value
 

@@ -81,15 +81,15 @@ def test_one_of_several_that_cannot_be_taken_apart_is_left_out_and_alone_an_erro
         assert "Nothing was begun" in said.stdout
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
-        assert f"{where}autocast 4x8 float32 is left out: autocast cannot be taken apart completely:" in at_once
+        assert f"{where}autocast 4x8 float32 is left out: autocast cannot be extracted completely:" in at_once
         assert f"1 of {3 if where else 2} cannot be measured:\n  autocast 4x8 float32: autocast cannot be" in end
     foreseen = farm("run", "-f", written, "--dry-run", "--json")
     (refused,) = json.loads(foreseen.stdout)["refused"]
     assert (foreseen.code, refused["title"]) == (1, "autocast 4x8 float32")
-    assert refused["reason"].startswith("autocast cannot be taken apart completely: ")
+    assert refused["reason"].startswith("autocast cannot be extracted completely: ")
     alone = farm("run", "autocast", "-b", "1,2", "--dry-run")
     assert (alone.code, alone.stdout) == (1, "")
-    assert "error: autocast cannot be taken apart completely" in alone.stderr
+    assert "error: autocast cannot be extracted completely" in alone.stderr
 
 
 def test_what_a_model_prints_is_no_result(farm):
