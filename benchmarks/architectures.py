@@ -41,7 +41,7 @@ def variants(names: list[str]) -> list[Variant]:
     ]
 
 
-def taken_apart(variant: Variant) -> dict[str, Any]:
+def extract_in_process(variant: Variant) -> dict[str, Any]:
     """What a row of the table tells of a variant."""
     from farm.errors import FarmError
     from farm.training.extract import extract
@@ -66,10 +66,10 @@ def taken_apart(variant: Variant) -> dict[str, Any]:
 
 def serve(pipe: Connection) -> None:
     """Take apart what is sent, until None is."""
-    taken_apart(catalog.variant("transformers/bert-base", layers=1))  # imports are not counted
+    extract_in_process(catalog.variant("transformers/bert-base", layers=1))  # imports are not counted
     pipe.send(None)
     while (asked := pipe.recv()) is not None:
-        pipe.send(taken_apart(Variant.from_json(asked)))
+        pipe.send(extract_in_process(Variant.from_json(asked)))
 
 
 class Worker:

@@ -81,8 +81,7 @@ def compare(variant: Variant, device: Any) -> dict[str, Any]:
 
     from farm.benchmark.passes import build_variant, numeric_flags
     from farm.benchmark.verification import kernels_of_calls
-    from farm.operators.capture import verify_on_device
-    from farm.operators.profiled import launched_kernels
+    from farm.operators.profiler import launched_kernels, verify_on_device
     from farm.operators.rebuild import rebuild
     from farm.operators.replay import mismatches
 

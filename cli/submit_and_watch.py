@@ -217,14 +217,14 @@ def submit_all(
     from tasks.submit import submit
 
     # A name that a model does not have is told before anything is started or submitted, and a step that does not fit.
-    taken_apart = []
+    planned_jobs = []
     for job in fitting(planned, outcome):
         with _or_refused(job, outcome):
             first = named(job.request.operators) or (job.request.variant is not None and job.request.variant.step)
             smallest = min(job.cards, key=lambda card: card.memory_bytes)
             tuples = tuples_of(database, job.request, job.card_ids, smallest) if first else None
-            taken_apart.append((job, tuples))
-    for job, tuples in taken_apart:
+            planned_jobs.append((job, tuples))
+    for job, tuples in planned_jobs:
         if farm is not None and not (known := bool(job.done_by) and farm.registered()):
             farm.start()
         with _or_refused(job, outcome):

@@ -105,13 +105,13 @@ def capture_model(
         )
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     named = dict(kwargs or {})
-    apart = _take_apart(model, args, named, grad)
+    apart = _extract(model, args, named, grad)
     if (refusal := apart.refusal(type(model).__name__)) is not None:
         raise refusal
     return CapturedModel(_variant(model, (*args, *named.values()), apart), apart, model, args, named, grad)
 
 
-def _take_apart(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Extraction:
+def _extract(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Extraction:
     from farm.operators.capture import capture, predict
     from farm.operators.cost import cost
     from farm.training.extract import Extraction

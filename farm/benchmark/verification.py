@@ -36,7 +36,7 @@ from farm.benchmark.cuda_graph import capture_graph, one_stream
 from farm.benchmark.passes import build_variant, grad_mode, numeric_flags
 from farm.benchmark.workload import why_it_raised
 from farm.errors import CaptureError, FarmError, Unmeasurable
-from farm.operators.profiled import RANGE, is_kernel, kernels_between_marks, mark
+from farm.operators.profiler import RANGE, is_kernel, kernels_between_marks, mark
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
@@ -321,7 +321,7 @@ def time_in_model(
     What is run must be warm, and run the same calls each time.
 
     Args:
-        run: one pass, with what is given around whatever has an entry in ``capture.owners``, by its number there.
+        run: one pass, with what is given around whatever has an entry in ``capture.slots``, by its number there.
         record: how the run that is measured is made, as in `farm.operators.capture.verify_on_device`.
     """
     if device.type == "cuda" and record is not None:
@@ -335,7 +335,7 @@ def time_in_model(
     else:
         seen, attributed, source = _by_clock(run, passes), 1.0, "ranges"
     times: list[float | None] = [None] * len(capture.calls)
-    for number, index in enumerate(capture.owners):
+    for number, index in enumerate(capture.slots):
         if index is not None and number in seen:
             times[index] = statistics.median(seen[number])
     return InModel(tuple(times), source, passes, attributed)
@@ -369,7 +369,7 @@ def _by_marks(
 
     one_pass = record(lambda: run(around))
     torch.cuda.synchronize(device)
-    owners = len(capture.owners)
+    owners = len(capture.slots)
     for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(passes):
@@ -399,7 +399,7 @@ def kernels_of_calls(run: Run, capture: Capture, device: torch.device) -> dict[s
     for placed in _placed(_profiled(run, device, passes=1)):
         found[placed.number].update(name for name, *_ in placed.kernels)
     named: dict[str, Counter[str]] = {}
-    for number, index in enumerate(capture.owners):
+    for number, index in enumerate(capture.slots):
         if index is not None:
             named.setdefault(capture.calls[index].tuple_id, found[number])
     return named

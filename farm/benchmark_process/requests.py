@@ -105,7 +105,7 @@ class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class StepCaptureRequest(ProcessRequest[dict[str, Any]]):
-    """Capture a training step as the card runs it: a `StepCapture` as JSON (`farm.slow_memory.planned_step.extract_step`)."""
+    """Capture a training step as the card runs it: a `Capture` as JSON (`farm.slow_memory.planned_step.extract_step`)."""
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"
     subject: Subject

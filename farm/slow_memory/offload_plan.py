@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.errors import UsageError
+from farm.operators.captured import CapturedTensor
 from farm.slow_memory.transfers import AsRun, Wire, away_while
-from farm.training.recorded import TensorLife
-from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life, last_held
+from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
 from farm.types.format import count_of
 
 TIME_LIMIT_S = 10.0  # of one program
@@ -116,13 +116,13 @@ class Placing:
         """The first."""
         return self.plans[0]
 
-    def slow(self, life: Life, plan: PlacementPlan) -> list[TensorLife]:
+    def slow(self, life: Life, plan: PlacementPlan) -> list[CapturedTensor]:
         """The tensors that a plan has in slow memory, the largest first."""
         there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
         return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
 
 
-def allocated_bytes(tensor: TensorLife) -> int:
+def allocated_bytes(tensor: CapturedTensor) -> int:
     return -(-tensor.size_bytes // ALLOCATED_BYTES) * ALLOCATED_BYTES
 
 
@@ -182,7 +182,7 @@ class _Program:
         self.pieces = [allocated_bytes(tensor) // ALLOCATED_BYTES for tensor in self.tensors]
         self.held: list[list[int]] = [[] for _ in range(calls)]  # places among `tensors`
         for place, tensor in enumerate(self.tensors):
-            for call in range(max(tensor.born, 0), last_held(tensor, life.capture) + 1):
+            for call in range(max(tensor.born, 0), life.capture.last_held(tensor) + 1):
                 self.held[call].append(place)
         self.held_pieces = [sum(self.pieces[place] for place in there) for there in self.held]
         place_of = {tensor.number: place for place, tensor in enumerate(self.tensors)}
@@ -236,7 +236,7 @@ class _Program:
 
     def _memory_rows(self, fast: int) -> list[Row]:
         """What must leave at each call at which more is held than there is; calls whose tensors another one has all are left out."""
-        ends = {last_held(tensor, self.life.capture) for tensor in self.tensors}
+        ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         away = self._away()
         rows = []
         for call, there in enumerate(self.held):

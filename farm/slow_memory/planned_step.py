@@ -37,24 +37,23 @@ from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.slow_memory.transfers import AsRun, Move, Run, Wire
 
 if TYPE_CHECKING:
-    from farm.operators.capture import Call, Capture
+    from farm.operators.captured import Capture, CapturedCall
     from farm.operators.rebuild import Rebuilt
-    from farm.training.recorded import StepCapture
     from farm.types.protocol import Protocol, Subject
 
 WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all that are
 RUNS = (10, 100)  # least and most
 
-_last_step: dict[str, StepCapture] = {}  # the step that was last, until it is run
+_last_step: dict[str, Capture] = {}  # the step that was last, until it is run
 
 
-def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
+def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
     """A training step as this card runs it, a GPU where it is captured into a graph. `compare` runs the same.
 
     Raises:
         Unmeasurable: not_available: the card has no slow memory; rejected: a call of it is no tuple; out_of_memory.
-        FarmError: see `farm.training.extract.take_step_apart`.
+        FarmError: see `farm.training.extract.extract_step`.
     """
     from farm.benchmark.passes import as_launched, numeric_flags
     from farm.training.capture import capture_step
@@ -69,14 +68,14 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
 
-        def observe() -> StepCapture:
+        def observe() -> Capture:
             with torch.enable_grad():
                 return capture_step(step, device_type=device.type, warmed_up=True)
 
         with torch.no_grad():
             capture = as_launched(observe, protocol, device)
-    if capture.unowned:
-        raise Unmeasurable("rejected", f"The step cannot be played from its calls: {capture.unowned[0]}.")
+    if capture.gaps:
+        raise Unmeasurable("rejected", f"The step cannot be played from its calls: {capture.gaps[0]}.")
     _last_step[_key(subject, protocol)] = capture
     return capture
 
@@ -87,7 +86,7 @@ def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> 
     Raises:
         Unmeasurable: see `extract_step`.
     """
-    capture = _known(subject, protocol, device).as_capture()
+    capture = _known(subject, protocol, device)
     with _as_asked(protocol):
         if device.type == "cuda":
             one_stream(device)
@@ -135,10 +134,10 @@ def compare(
         )
     with _as_asked(protocol):
         memory = functools.partial(slow_memory_of, device)
-        return run_planned(known.as_capture(), plans, memory, device, moves=moves, window_s=WINDOW_S)
+        return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)
 
 
-def _known(subject: Subject, protocol: Protocol, device: torch.device) -> StepCapture:
+def _known(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
     return _last_step.get(_key(subject, protocol)) or extract_step(subject, protocol, device)
 
 
@@ -240,7 +239,7 @@ class PlannedStep:
         self._row: list[Callable[[], None]] = []  # their replays, and what copies do between them
         self._capture, self._slow, self._make_memory, self._device = capture, slow, memory, device
         self.memories = [memory()]
-        sizes = {number: capture.storages[number].size_bytes for number in {*slow, *(move.tensor for move in moves)}}
+        sizes = {number: capture.tensors[number].size_bytes for number in {*slow, *(move.tensor for move in moves)}}
         self.memories[0].check_room(*sizes.values())
         hosts = {number: self.memories[0].host_bytes(sizes[number]) for number in sizes.keys() - slow}
         self.movers = [Mover(move, hosts[move.tensor], device) for move in moves]
@@ -276,12 +275,12 @@ class PlannedStep:
 
     # ------------------------------------------------------------------------------------------ what is made
 
-    def prepare(self, call: Call, operator: Rebuilt) -> object:
+    def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
         """Run a call for the first time, and learn how those of its outputs come to lie in slow memory that are to."""
         made = [number for number in call.writes if number not in call.reads]
-        sized = [number for number in made if self._capture.storages[number].size_bytes]
+        sized = [number for number in made if self._capture.tensors[number].size_bytes]
         wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
-        largest_first = tuple(sorted(wanted, key=lambda place: -self._capture.storages[wanted[place]].size_bytes))
+        largest_first = tuple(sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes))
         placed = self._most_of(operator, largest_first)
         there = placed.there if placed is not None else ()
         self.stayed_fast.update(wanted[place] for place in wanted if place not in there)
@@ -340,7 +339,7 @@ class PlannedStep:
                 mover.found(memory.get(mover.move.tensor))
         return self._acts.get(index, ())
 
-    def _run(self, call: Call, operator: Rebuilt) -> object:
+    def _run(self, call: CapturedCall, operator: Rebuilt) -> object:
         outputs = self._outputs.get(call.index)
         return operator.run() if outputs is None else outputs.run(operator)()
 
@@ -365,7 +364,7 @@ class PlannedStep:
                     if index < calls and index not in pools:
                         add(others.enter_context(capturing(self._device, shared)))
 
-            def step(call: Call, operator: Rebuilt) -> object:
+            def step(call: CapturedCall, operator: Rebuilt) -> object:
                 if call.index not in pools:
                     return self._run(call, operator)
                 self._kept.append(operator)
@@ -398,7 +397,7 @@ class _Placed:
 
 
 class _NotCaptured(Exception):
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: CapturedCall) -> None:
         super().__init__(call.index)
         self.call = call
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from farm.memory_report import step_memory
 
-_taken_apart_once = functools.cache(step_memory._captured)
+_extracted_once = functools.cache(step_memory._captured)
 
 
 @dataclass
@@ -32,6 +32,6 @@ def farm():
 
 
 @pytest.fixture
-def steps_taken_apart_once(monkeypatch):
+def steps_extracted_once(monkeypatch):
     """Commands that ask for the same step of a model of the catalog share what was taken apart."""
-    monkeypatch.setattr(step_memory, "_captured", _taken_apart_once)
+    monkeypatch.setattr(step_memory, "_captured", _extracted_once)

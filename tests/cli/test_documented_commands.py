@@ -199,7 +199,7 @@ SLOW = ROOT / "docs/python.md"  # it measures
     [pytest.param(page, marks=[pytest.mark.slow] * (page == SLOW)) for page in PAGES if page != FOLLOWED],
     ids=name_of,
 )
-@pytest.mark.usefixtures("steps_taken_apart_once")
+@pytest.mark.usefixtures("steps_extracted_once")
 def test_the_commands_of_a_page_run_in_their_order(page, farm, farm_with_jobs, tmp_path, monkeypatch):
     shutil.copy(farm_with_jobs, tmp_path / "farm.db")
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")

@@ -20,7 +20,7 @@ from tests.report import filled, measured
 from tests.slow_memory.test_offload import Fake
 
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.usefixtures("steps_taken_apart_once")
+pytestmark = pytest.mark.usefixtures("steps_extracted_once")
 
 
 def test_memory_tells_the_peak_and_what_it_is_made_of(farm):
@@ -255,7 +255,7 @@ class Here:
     """A benchmark process that is this one."""
 
     def step(self, subject, protocol, timeout_s):
-        return json.loads(json.dumps(benchmarked.extract_on_card(subject, protocol, CPU).to_json()))
+        return json.loads(json.dumps(benchmarked.extract_step(subject, protocol, CPU).to_json()))
 
     def wire(self, subject, protocol, timeout_s):
         return json.loads(json.dumps(benchmarked.measure_wire(subject, protocol, CPU).to_json()))

@@ -10,11 +10,11 @@ import torch
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import numeric_flags
 from farm.models import catalog
+from farm.operators.captured import Capture
 from farm.slow_memory import planned_step
 from farm.slow_memory.memory_tier import PinnedMemory
 from farm.slow_memory.planned_step import PlannedStep, compare, extract_step, measure_wire, run_planned
 from farm.slow_memory.transfers import Run
-from farm.training.recorded import StepCapture
 from farm.types.protocol import Protocol, Subject
 from tests.gpu import NEEDS_A_CARD
 from tests.slow_memory.test_planned_step import Wiping, every_long_wait, gradients_of
@@ -33,7 +33,7 @@ def on_one_stream() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def step() -> StepCapture:
+def step() -> Capture:
     with torch.cuda.stream(torch.cuda.Stream(CARD)):
         return extract_step(SUBJECT, Protocol(), CARD)
 
@@ -42,7 +42,7 @@ def memory() -> PinnedMemory:
     return PinnedMemory(CARD)
 
 
-def half_of(step: StepCapture) -> frozenset[int]:
+def half_of(step: Capture) -> frozenset[int]:
     """Every other tensor, and all that a convolution's backward makes: these need pools of their own."""
     backward = [call for call in step.calls if "convolution_backward" in step.tuples[call.tuple_id].operator]
     assert len(backward) == 20
@@ -50,8 +50,8 @@ def half_of(step: StepCapture) -> frozenset[int]:
     return frozenset(one.number for one in step.tensors if one.size_bytes and (one.number % 2 or one.number in made))
 
 
-def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: StepCapture) -> None:
-    capture, slow = step.as_capture(), half_of(step)
+def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: Capture) -> None:
+    capture, slow = step, half_of(step)
     fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
     wanted = gradients_of(step, fast)
     assert len(fast.graphs) == 1
@@ -68,8 +68,8 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: StepCapture)
         torch.testing.assert_close(other, one, rtol=0, atol=1e-2 * largest, equal_nan=True)
 
 
-def test_a_step_takes_longer_with_tensors_in_slow_memory(step: StepCapture) -> None:
-    found = run_planned(step.as_capture(), [half_of(step), []], memory, CARD, window_s=0.2)
+def test_a_step_takes_longer_with_tensors_in_slow_memory(step: Capture) -> None:
+    found = run_planned(step, [half_of(step), []], memory, CARD, window_s=0.2)
     slow, fast_again = found.plans
     assert isinstance(slow, Run), slow
     assert isinstance(fast_again, Run), fast_again
@@ -81,10 +81,10 @@ def test_a_step_takes_longer_with_tensors_in_slow_memory(step: StepCapture) -> N
 
 
 def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
-    step: StepCapture, monkeypatch: pytest.MonkeyPatch
+    step: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned_step, "Mover", Wiping)
-    capture, moves = step.as_capture(), every_long_wait(step)
+    capture, moves = step, every_long_wait(step)
     assert any(move.used <= move.out for move in moves)
     fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
     wanted = gradients_of(step, fast)
@@ -102,12 +102,12 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
     )
 
 
-def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: StepCapture) -> None:
+def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: Capture) -> None:
     slow = half_of(step)
     sizes = {one.number: one.size_bytes for one in step.tensors}
     moves = [move for move in every_long_wait(step) if move.tensor not in slow and sizes[move.tensor] > 10**6]
     few = sorted(moves, key=lambda move: move.used - move.out)[-5:]
-    found = run_planned(step.as_capture(), [[], slow, []], memory, CARD, moves=[few, moves], window_s=0.2)
+    found = run_planned(step, [[], slow, []], memory, CARD, moves=[few, moves], window_s=0.2)
     print(found)  # noqa: T201 - for who runs it with -s
     moved, both, still = found.plans
     assert isinstance(moved, Run), moved
@@ -132,7 +132,7 @@ def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
         assert beside.step_us > 0.95 * found.step_us
 
 
-def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: StepCapture) -> None:
+def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: Capture) -> None:
     parameters = [one.number for one in step.tensors if one.role == "parameter"]
     apart = extract_step(SUBJECT, Protocol(), CARD)
     assert [call.tuple_id for call in apart.calls] == [call.tuple_id for call in step.calls]

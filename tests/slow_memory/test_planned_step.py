@@ -10,12 +10,12 @@ from farm.benchmark.call_context import Player
 from farm.benchmark_process.requests import from_json, to_json
 from farm.errors import Unmeasurable
 from farm.models import catalog
+from farm.operators.captured import Capture
 from farm.slow_memory import planned_step
 from farm.slow_memory.memory_tier import Mover, cannot_pin
 from farm.slow_memory.planned_step import PlannedStep, run_planned
 from farm.slow_memory.transfers import AsRun, Run, Wire, moves_of
-from farm.training.extract import take_step_apart
-from farm.training.recorded import StepCapture
+from farm.training.extract import extract_step
 from farm.training.tensor_lifetime import Life
 from farm.types.protocol import Protocol, Subject
 from tests.slow_memory.test_offload import Fake
@@ -39,7 +39,7 @@ def step():
 
 
 def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_taken_apart_without(step):
-    apart = take_step_apart(VARIANT)
+    apart = extract_step(VARIANT)
     assert step.calls == apart.calls
     assert [dataclasses.replace(one, name="") for one in step.tensors] == [
         dataclasses.replace(one, name="") for one in apart.tensors
@@ -47,7 +47,7 @@ def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_taken_apar
 
 
 def test_a_step_comes_through_as_json(step):
-    assert StepCapture.from_json(json.loads(json.dumps(step.to_json()))) == step
+    assert Capture.from_json(json.loads(json.dumps(step.to_json()))) == step
 
 
 def gradients_of(step, play):
@@ -67,7 +67,7 @@ def gradients_of(step, play):
 
 
 def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
-    capture = step.as_capture()
+    capture = step
     slow = frozenset(one.number for one in step.tensors if one.size_bytes and one.number % 2)
     fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
     planned = PlannedStep(Player(capture, CPU), capture, slow, Fake, CPU)
@@ -106,7 +106,7 @@ def every_long_wait(step):
 
 def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(step, monkeypatch):
     monkeypatch.setattr(planned_step, "Mover", Wiping)
-    capture, moves = step.as_capture(), every_long_wait(step)
+    capture, moves = step, every_long_wait(step)
     assert any(move.used <= move.out for move in moves)  # over the end of the step
     fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
     moved = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU, moves)
@@ -122,7 +122,7 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(step, monke
 def test_a_run_says_what_was_moved(step):
     moves = every_long_wait(step)[:3]
     sizes = {one.number: one.size_bytes for one in step.tensors}
-    found = run_planned(step.as_capture(), [[], []], Fake, CPU, moves=[moves, []], window_s=0.01)
+    found = run_planned(step, [[], []], Fake, CPU, moves=[moves, []], window_s=0.01)
     moved, still = found.plans
     assert (moved.moves, moved.moved_bytes) == (3, sum(sizes[move.tensor] for move in moves))
     assert (still.moves, still.moved_bytes) == (0, 0)
@@ -147,7 +147,7 @@ def test_a_step_is_timed_with_all_fast_and_under_each_plan_and_one_that_cannot_b
 
     parameters = [one.number for one in step.tensors if one.role == "parameter"]
     everything = [one.number for one in step.tensors]
-    found = run_planned(step.as_capture(), [parameters[:4], everything], Small, CPU, window_s=0.01)
+    found = run_planned(step, [parameters[:4], everything], Small, CPU, window_s=0.01)
     few, all_slow = found.plans
     assert (few.stayed_fast, few.graphs, found.slow_memory) == ((), 0, "fake memory")
     assert min(found.fast.time_us, found.fast.half_width_us, few.time_us, few.half_width_us) > 0

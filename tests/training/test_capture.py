@@ -44,7 +44,7 @@ def stepping(model, *inputs, optimizer="sgd", **more):
     return TrainingStep(model.train(), inputs, optimizer=optimizer, make_loss=make_loss, **more)
 
 
-def taken_apart(name, batch=2, device_type="cpu", **said):
+def extract_from_catalog(name, batch=2, device_type="cpu", **said):
     return extract_step(catalog.variant(name, batch, step="training", **said), device_type=device_type)
 
 
@@ -101,8 +101,8 @@ def test_a_tensors_life_is_from_the_call_that_made_it_to_the_last_that_holds_it(
 
 
 def test_what_is_computed_anew_belongs_to_the_first_time():
-    seen = taken_apart("resnet18", 2, recompute="layer1.0,layer2.0")
-    plain = taken_apart("resnet18", 2)
+    seen = extract_from_catalog("resnet18", 2, recompute="layer1.0,layer2.0")
+    plain = extract_from_catalog("resnet18", 2)
     assert not seen.gaps
     assert parts(seen)["recomputation"] > 8
     assert {seen.owners[call.owner_index].stage for call in seen.calls if call.part == "recomputation"} == {"forward"}
@@ -114,24 +114,24 @@ def test_blocks_are_those_of_all_stages():
     model = catalog.build("resnet18")
     assert blocks_of(model) == [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]
     with pytest.raises(UsageError, match="The model has no module 'layer9'"):
-        taken_apart("resnet18", recompute="layer9")
+        extract_from_catalog("resnet18", recompute="layer9")
 
 
 def test_several_passes_may_go_before_the_optimizer():
-    one, two = (taken_apart("resnet18", 2, accumulate=passes) for passes in (1, 2))
+    one, two = (extract_from_catalog("resnet18", 2, accumulate=passes) for passes in (1, 2))
     assert parts(two)["forward"] == 2 * parts(one)["forward"]
     assert parts(two)["optimizer"] == parts(one)["optimizer"]
     assert parts(two)["accumulation"] == 2 * parts(one)["accumulation"] + 62  # each parameter's gradient
 
 
 def test_autocast_computes_in_another_type():
-    seen = taken_apart("resnet18", 2, amp="bfloat16")
+    seen = extract_from_catalog("resnet18", 2, amp="bfloat16")
     assert not seen.gaps
     assert any(spec.tensors[0].dtype == "bfloat16" for spec in seen.tuples.values() if "convolution" in spec.operator)
 
 
 def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
-    seen = taken_apart("resnet18", 2, amp="float16", input_size=32, accumulate=2)
+    seen = extract_from_catalog("resnet18", 2, amp="float16", input_size=32, accumulate=2)
     assert not seen.gaps
     named = [(seen.tuples[call.tuple_id].short_name, call.stage, call.part) for call in seen.calls]
     assert named.count(("_amp_foreach_non_finite_check_and_unscale_", "optimizer", "optimizer")) == 1
@@ -144,7 +144,7 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
     states = {tensor.name: tensor for tensor in seen.tensors}
     assert {states[name].role for name in ("scaler.scale", "scaler.growth_tracker")} == {"optimizer state"}
     with pytest.raises(UsageError, match="waits on the host") as refused:
-        taken_apart("resnet18", amp="float16", optimizer="adam-foreach")
+        extract_from_catalog("resnet18", amp="float16", optimizer="adam-foreach")
     assert "--optimizer adam-fused" in refused.value.next_step
 
 
@@ -160,7 +160,7 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
     ],
 )
 def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model, said, loss):
-    seen, again = (taken_apart(model, **said, device_type="cuda") for _ in range(2))
+    seen, again = (extract_from_catalog(model, **said, device_type="cuda") for _ in range(2))
     assert not seen.gaps
     assert not seen.overlaps
     assert seen.loss == loss
@@ -175,7 +175,7 @@ def test_the_parts_of_a_step_have_the_arithmetic_that_pytorch_counts_over_the_wh
 
 
 def test_a_batch_may_have_more_targets_than_values_are_kept_of():
-    assert not taken_apart("bert-base", 1100, length=128, layers=1).gaps
+    assert not extract_from_catalog("bert-base", 1100, length=128, layers=1).gaps
 
 
 class Twice(torch.autograd.Function):
@@ -233,16 +233,16 @@ def test_a_users_model_is_trained_with_the_loss_that_is_registered_beside_it(tmp
     monkeypatch.setenv("FARM_MODELS", '{"mine": "trained_here:net"}')
     monkeypatch.setenv("FARM_MODELS_PATH", str(tmp_path))
     settings.cache_clear()
-    assert taken_apart("mine").loss == "cross-entropy"
+    assert extract_from_catalog("mine").loss == "cross-entropy"
     monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:loss"}')
     settings.cache_clear()
-    seen = taken_apart("mine")
+    seen = extract_from_catalog("mine")
     assert seen.loss == "trained_here:loss"
     assert "abs" in {owner.what for owner in seen.owners}
     monkeypatch.setenv("FARM_LOSSES", '{"mine": "trained_here:nothing"}')
     settings.cache_clear()
     with pytest.raises(SettingsError, match="The loss of 'mine' could not be imported from 'trained_here:nothing'"):
-        taken_apart("mine")
+        extract_from_catalog("mine")
 
 
 class Growing(nn.Module):
@@ -282,7 +282,7 @@ def test_a_model_whose_step_is_not_always_the_same_is_one_line(model, told, monk
     monkeypatch.setenv("FARM_MODELS_PATH", ".")
     settings.cache_clear()
     with pytest.raises(CaptureError) as caught:
-        taken_apart("mine")
+        extract_from_catalog("mine")
     assert caught.value.message.startswith(told)
 
 

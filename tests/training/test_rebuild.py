@@ -22,7 +22,7 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, TensorSpec, parse
-from tests.training.test_capture import taken_apart
+from tests.training.test_capture import extract_from_catalog
 
 TOKENS = {"length": 16, "layers": 2}
 STEPS = [
@@ -81,7 +81,7 @@ def runs_as_captured(captured, given_back, most_bytes=MOST_BYTES):
 
 @pytest.mark.parametrize(("model", "said"), STEPS, ids=lambda one: one if isinstance(one, str) else "")
 def test_every_operator_of_a_step_runs_as_it_was_captured(model, said, given_back):
-    captured = taken_apart(model, **said, device_type="cuda")
+    captured = extract_from_catalog(model, **said, device_type="cuda")
     assert not captured.gaps
     runs_as_captured(captured, given_back)
 
@@ -103,7 +103,7 @@ OTHER_FAMILIES = [
 def test_every_operator_of_other_families_runs_as_it_was_captured(model, given_back):
     entry = catalog.find(model)
     sized = {} if entry.fixed_size else {"input_size": entry.smallest_size}
-    runs_as_captured(taken_apart(model, **sized, optimizer="adamw-fused"), given_back, MOST_BYTES_SLOW)
+    runs_as_captured(extract_from_catalog(model, **sized, optimizer="adamw-fused"), given_back, MOST_BYTES_SLOW)
 
 
 @pytest.mark.gpu
