@@ -1,22 +1,20 @@
-"""The life of one item: claimed, then done, failed or handed back, each in one transaction.
+"""Claims on items and their results, each in one transaction. The transitions are in `farm.jobs.item_state`.
 
-From which state to which stands in `farm.jobs.item_state`; here is who goes that way, and when.
+These rules make sure that each item is measured once and accepted once, whichever process dies:
 
-The rules that make "measured once, accepted once" hold whatever dies:
-
-* A claim sets holder, token and lease. Its end only lets another worker take the item; **the token alone decides
-  whether a result is accepted**, in the same transaction that writes the reading.
-* ``claim_key`` is unique while claimed: a second job's item for the same subject is *deferred*. It closes with the first
-  one's reading where that is good enough for it, and wakes up where it is not, or where the first one fails. An item
-  that is cancelled in work keeps it until it ends.
-* Attempts are counted here and nowhere else; the claim after the last attempt closes the item as failed.
+* A claim sets holder, token and lease. When the lease ends, another worker may take the item. **Only the token decides
+  whether a result is accepted**, in the transaction that writes the reading.
+* ``claim_key`` is unique while claimed. An item of a second job with the same subject is *deferred*. It closes with the
+  reading of the first if that is good enough for it; otherwise, or if the first fails, it wakes. An item that is cancelled
+  while it is measured keeps the key until that ends.
+* Attempts are counted here only. The claim after the last attempt closes the item as failed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -39,13 +37,13 @@ from farm.types.request import Request
 
 
 class DeclineReason(StrEnum):
-    """Why a claim was not given."""
+    """Why a claim was declined. The last three also closed the item just now."""
 
-    GONE = "gone"  # closed, held by another, moved to another card, its job ended, or its card takes nothing new
-    REUSED = "reused"  # closed just now with a reading that was there
-    DEFERRED = "deferred"  # somebody is measuring the same subject
-    REFUSED = "refused"  # closed just now: its rows cannot be read
-    EXHAUSTED = "exhausted"  # closed just now: every attempt ended without an answer
+    GONE = "gone"  # the item is closed, held or moved, its job has ended, or its card takes no items
+    DEFERRED = "deferred"  # another item of the same subject is being measured
+    REUSED = "reused"  # a reading serves it
+    REFUSED = "refused"  # its rows cannot be read
+    EXHAUSTED = "exhausted"  # every attempt ended without an answer
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Closed:
-    """What follows from closing an item: aggregations to publish, and items to publish again."""
+    """What follows from closing an item: rounds to aggregate, and items to publish again."""
 
     accepted: bool
     rounds: tuple[tuple[str, int], ...] = ()
@@ -76,82 +74,70 @@ class Closed:
 
 @dataclass(frozen=True)
 class Declined:
-    """A claim that was not given, and what follows from the item that closed or woke instead."""
+    """A claim that was declined, and what follows from the item that closed or woke instead."""
 
     why: DeclineReason
     closed: Closed = Closed(False)
 
 
+_GONE = Declined(DeclineReason.GONE)
+
+
+# ------------------------------------------------------------------------------------------ claiming
+
+
 def claim(
     database: Database, item_id: int, *, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
 ) -> Claim | Declined:
-    """Take an item, or learn why not.
+    """Claim an item for a holder.
 
-    An item may be taken when it waits, or when its lease has ended, or when this very holder had it (its
-    earlier process died: a holder runs one item at a time).
+    An item can be claimed while it waits or is deferred, after its lease has ended, and by its own holder (a holder
+    measures one item at a time, so its earlier process died).
     """
+    claimable = and_(
+        col(Item.id) == item_id,
+        col(Item.card_id) == card_id,
+        or_(
+            col(Item.state).in_([ItemState.WAITING, ItemState.DEFERRED]),
+            and_(
+                col(Item.state) == ItemState.CLAIMED,
+                or_(col(Item.lease_until_s) < database_now(), col(Item.holder) == holder),
+            ),
+        ),
+    )
     while True:
         try:
             with database.write() as session:
-                taken = _claim(session, item_id, card_id, holder, software_id, lease_s, max_attempts)
+                taken = _claim(session, item_id, card_id, claimable, holder, software_id, lease_s, max_attempts)
             break
-        except IntegrityError:
-            # The unique claim key is taken: another item of the same subject is being measured, or was until its
-            # lease ended.
+        except IntegrityError:  # another item has the key: it is being measured, or was until its lease ended
             if not _free_key(database, item_id, software_id):
                 return _defer(database, item_id, software_id)
         except Unreadable as error:
-            taken = _refuse(database, item_id, card_id, holder, error.message)
+            with database.write() as session:
+                closing = item_state.REFUSE.update(claimable, **item_state.why("rejected", error.message))
+                rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
+            closed = Closed(True, tuple((job_id, number) for job_id, number in rounds))
+            taken = Declined(DeclineReason.REFUSED, closed)
             break
     if isinstance(taken, Claim):
         return taken
-    # Not before the commit: see `_finished`.
+    # After the commit: see `_finished`.
     return Declined(taken.why, dataclasses.replace(taken.closed, rounds=_finished(database, set(taken.closed.rounds))))
 
 
-def _refuse(database: Database, item_id: int, card_id: str, holder: str, message: str) -> Declined:
-    """Close an item of which nobody can say any more what it is."""
-    with database.write() as session:
-        its_own = (col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
-        closing = item_state.REFUSE.update(*its_own, **item_state.why("rejected", message))
-        rounds = session.exec(closing.returning(col(Item.job_id), col(Item.round))).all()
-    return Declined(DeclineReason.REFUSED, Closed(True, tuple((job_id, number) for job_id, number in rounds)))
-
-
-def _free_key(database: Database, item_id: int, software_id: str) -> bool:
-    """Take the item's key from a claim whose lease has ended; that claim's token still stands for its own item."""
-    with database.write() as session:
-        item = session.get(Item, item_id)
-        job = session.get(tables.Job, item.job_id) if item else None
-        if item is None or job is None:
-            return False
-        freed = item_state.FREE_KEY.update(
-            col(Item.claim_key) == subject_key(item, job.asked.get("reuse", "none"), software_id),
-            col(Item.id) != item_id,
-            col(Item.lease_until_s) < database_now(),
-        )
-        return bool(session.exec(freed).rowcount)
-
-
-def _defer(database: Database, item_id: int, software_id: str) -> Declined:
-    with database.write() as session:
-        item = session.get(Item, item_id)
-        job = session.get(tables.Job, item.job_id) if item else None
-        if item is None or job is None:
-            return Declined(DeclineReason.GONE)
-        key = subject_key(item, job.asked.get("reuse", "none"), software_id)
-        if not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
-            return Declined(DeclineReason.GONE)
-    # The other may have closed in between, without seeing this one: then it wakes at once.
-    return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
-
-
 def _claim(
-    session: Session, item_id: int, card_id: str, holder: str, software_id: str, lease_s: float, max_attempts: int
+    session: Session,
+    item_id: int,
+    card_id: str,
+    claimable: ColumnElement[bool],
+    holder: str,
+    software_id: str,
+    lease_s: float,
+    max_attempts: int,
 ) -> Claim | Declined:
-    """The claim, or why there is none; the rounds of what was closed instead are those that may be at their end."""
-    gone = Declined(DeclineReason.GONE)
-    # One statement for all three: on a busy card the pause between two items is mostly these.
+    """The claim or the reason against it, with the rounds that may have no open item any more."""
+    # One query for all three: on a busy card these queries are most of the pause between two items.
     found = session.exec(
         select(Item, tables.Job, tables.Card.state)
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
@@ -159,40 +145,25 @@ def _claim(
         .where(Item.id == item_id, Item.card_id == card_id, tables.Job.state == tables.JobState.OPEN)
     ).first()
     if found is None or found[2] in (CardState.DRAINING, CardState.QUARANTINED):
-        return gone
+        return _GONE
     item, job, _ = found
     request = Request.from_json(job.request)
-    claimable = and_(col(Item.id) == item_id, col(Item.card_id) == card_id, _claimable(holder))
     its_round = ((item.job_id, item.round),)
     (reading,) = find_readings(session, [item], request, software_id, {card_id})
     if reading is not None:
         served = session.exec(item_state.SERVE.update(claimable, reading_id=reading.id)).rowcount
-        return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else gone
+        return Declined(DeclineReason.REUSED, Closed(True, its_round)) if served else _GONE
     if item.attempts >= max_attempts:
-        if not session.exec(item_state.EXHAUST.update(claimable, **_last_words(item))).rowcount:
-            return gone
-        return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake(session, _of(item.subject_key))))
+        if not session.exec(item_state.EXHAUST.update(claimable, **_last_reason(item))).rowcount:
+            return _GONE
+        return Declined(DeclineReason.EXHAUSTED, Closed(True, its_round, _wake_behind(session, item)))
     key = subject_key(item, request.reuse, software_id)
     token = uuid.uuid4().hex
+    lease_until_s = database_now() + lease_s
     taken = item_state.CLAIM.update(
-        claimable,
-        token=token,
-        holder=holder,
-        claim_key=key,
-        lease_until_s=database_now() + lease_s,
-        subject_key=key,
+        claimable, token=token, holder=holder, claim_key=key, lease_until_s=lease_until_s, subject_key=key
     )
-    return _describe(session, item, job, request, token) if session.exec(taken).rowcount else gone
-
-
-def _claimable(holder: str) -> ColumnElement[bool]:
-    return or_(
-        col(Item.state).in_([ItemState.WAITING, ItemState.DEFERRED]),
-        and_(
-            col(Item.state) == ItemState.CLAIMED,
-            or_(col(Item.lease_until_s) < database_now(), col(Item.holder) == holder),
-        ),
-    )
+    return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
 
 
 def _describe(session: Session, item: Item, job: tables.Job, request: Request, token: str) -> Claim:
@@ -209,8 +180,6 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         tokens = find_tokens(session, request.variant.text).to_json() if request.variant.text else None
         newest = session.get(tables.Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
-    # The item's own: under the data policy `seen` it differs from the job's.
-    protocol = _protocol(session, item.protocol_id)
     assert item.id is not None
     return Claim(
         item.id,
@@ -221,7 +190,7 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         label,
         short_name,
         Subject("operator" if item.subject_kind == "operator" else "variant", item.subject_id, spec, tokens),
-        protocol or request.protocol,
+        _protocol(session, item.protocol_id) or request.protocol,  # with data policy `seen` it differs from the job's
         request.stopping,
         capture_id,
     )
@@ -239,27 +208,46 @@ def _protocol(session: Session, protocol_id: str) -> Protocol | None:
     return _protocols[protocol_id]
 
 
-def _last_words(item: Item) -> dict[str, str]:
-    """Why an item failed whose attempts all ended without an answer: what the last of them said, if it said anything."""
-    message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
-    return item_state.why(item.reason or "attempts_exhausted", message)
+def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
+    """The subject key of an item, None if the item or its job was deleted."""
+    item = session.get(Item, item_id)
+    job = session.get(tables.Job, item.job_id) if item else None
+    return subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
+
+
+def _free_key(database: Database, item_id: int, software_id: str) -> bool:
+    """Take the item's key from a claim whose lease has ended. The token of that claim stays valid for its own item."""
+    with database.write() as session:
+        key = _key_of(session, item_id, software_id)
+        lapsed = (col(Item.id) != item_id, col(Item.lease_until_s) < database_now())
+        return bool(key and session.exec(item_state.FREE_KEY.update(col(Item.claim_key) == key, *lapsed)).rowcount)
+
+
+def _defer(database: Database, item_id: int, software_id: str) -> Declined:
+    with database.write() as session:
+        key = _key_of(session, item_id, software_id)
+        if not key or not session.exec(item_state.DEFER.update(col(Item.id) == item_id, subject_key=key)).rowcount:
+            return _GONE
+    # The other item may have closed meanwhile without seeing this one, which then wakes at once.
+    return Declined(DeclineReason.DEFERRED, Closed(False, woken=wake_orphans(database, item_id)))
+
+
+# ------------------------------------------------------------------------------------------ results
 
 
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
-    """Write the reading and close the item, and every deferred item that the same reading serves; the others wake up.
+    """Write the reading and close the item and the deferred items that the reading serves; other deferred items wake.
 
-    A claim whose token is no longer the item's writes nothing but one more on the item's ``repeated``. Of an item
-    that was cancelled while it was measured, the reading is kept and the item stays cancelled.
+    If the token is no longer that of the item, only the item's count `repeated` changes. If the item was cancelled while
+    it was measured, the reading is kept and the item stays cancelled.
     """
-    affected: set[tuple[str, int]] = set()
-    packed = reading.trace.pack() if reading.trace is not None else None  # not while all other writers wait
+    packed = reading.trace.pack() if reading.trace is not None else None  # before other writers have to wait
     with database.write() as session:
-        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
+        item = _held(session, claimed)
         if item is None:
             return Closed(False)
-        reading_id = uuid.uuid4().hex
         row = tables.Reading(
-            id=reading_id,
+            id=uuid.uuid4().hex,
             subject_kind=claimed.subject.kind,
             subject_id=claimed.subject.id,
             card_id=card_id,
@@ -270,6 +258,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
             created_at_s=database_now(),  # type: ignore[arg-type]
             **reading_row(reading),
         )
+        reading_id = row.id
         session.add(row)
         session.flush()
         if packed is not None:
@@ -279,53 +268,61 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
-        affected.add((item.job_id, item.round))
-        behind = (col(Item.id).in_(_served(session, item, row)), col(Item.state) == ItemState.DEFERRED)
-        served = item_state.SERVE.update(*behind, reading_id=reading_id).returning(col(Item.job_id), col(Item.round))
-        affected.update((job_id, number) for job_id, number in session.exec(served))
-        woken = _wake(session, _of(item.subject_key))
+        deferred = session.execute(
+            select(Item.id, tables.Job.request)
+            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
+        )
+        served = col(Item.id).in_([item_id for item_id, asked in deferred if _satisfies(row, asked)])
+        serving = item_state.SERVE.update(served, col(Item.state) == ItemState.DEFERRED, reading_id=reading_id)
+        also = session.exec(serving.returning(col(Item.job_id), col(Item.round)))
+        affected = {(item.job_id, item.round), *((job_id, number) for job_id, number in also)}
+        woken = _wake_behind(session, item)
     return Closed(True, _finished(database, affected), woken)
 
 
-def _served(session: Session, item: Item, reading: tables.Reading) -> list[int]:
-    """What is deferred behind an item whose reading is good enough for it, by its own job's stopping rule."""
-    deferred = session.execute(
-        select(Item.id, tables.Job.request)
-        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
-    )
-    return [item_id for item_id, asked in deferred if _satisfies(reading, asked)]
-
-
 def _satisfies(reading: tables.Reading, asked: Mapping[str, Any]) -> bool:
+    """Whether a reading is good enough for the stopping rule of another job's request."""
     try:
         return satisfies(reading, Request.from_json(asked).stopping)
     except Unreadable:
-        return False  # it wakes, and its own claim says why it cannot be read
+        return False  # the item wakes, and its own claim reports the error
 
 
 def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
-    """Close the item without a reading; items deferred to it wake up and try for themselves."""
+    """Close the item without a reading; items that are deferred to it wake and are tried themselves."""
     with database.write() as session:
-        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
+        item = _held(session, claimed)
         if item is None:
             return Closed(False)
         its_own = col(Item.id) == item.id
-        cancelled = item.state == ItemState.CANCELLED
-        session.exec(
-            item_state.LET_GO.update(its_own)
-            if cancelled
-            else item_state.FAIL.update(its_own, **item_state.why(reason, message))
-        )
-        woken = _wake(session, _of(item.subject_key))
+        if item.state == ItemState.CANCELLED:
+            session.exec(item_state.LET_GO.update(its_own))
+        else:
+            session.exec(item_state.FAIL.update(its_own, **item_state.why(reason, message)))
+        woken = _wake_behind(session, item)
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
 
+def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
+    """Write why an attempt ended, on an item that may be tried again. A cancelled item is not tried again."""
+    with database.write() as session:
+        item = _held(session, claimed)
+        if item is None:
+            return Closed(False)
+        its_own = col(Item.id) == item.id
+        if item.state != ItemState.CANCELLED:
+            session.exec(item_state.NOTE.update(its_own, **item_state.why(reason, message)))
+            return Closed(False)
+        session.exec(item_state.LET_GO.update(its_own))
+        return Closed(True, (), _wake_behind(session, item))
+
+
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
-    """Measure no more tuples that were predicted and are not among the calls that a card showed; how many that is.
+    """Cancel the predicted tuples that are not among the calls that a card observed; returns their number.
 
     Args:
-        capture_id: of what the card showed.
+        capture_id: the observed capture.
     """
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
@@ -334,31 +331,17 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
         return session.exec(item_state.DROP.update(*its)).rowcount
 
 
-def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
-    """Keep why an attempt ended, on an item that may be tried again; one that was cancelled is let go."""
-    with database.write() as session:
-        item = _held(session, claimed, states=(ItemState.CLAIMED, ItemState.CANCELLED))
-        if item is None:
-            return Closed(False)
-        its_own = col(Item.id) == item.id
-        if item.state != ItemState.CANCELLED:
-            session.exec(item_state.NOTE.update(its_own, **item_state.why(reason, message)))
-            return Closed(False)
-        session.exec(item_state.LET_GO.update(its_own))  # nobody tries it again: what waits for it need not wait longer
-        return Closed(True, (), _wake(session, _of(item.subject_key)))
+def _held(session: Session, claimed: Claim) -> Item | None:
+    """The item if the claim is still valid; otherwise the work is counted as repeated.
 
-
-def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemState.CLAIMED,)) -> Item | None:
-    """The item if the claim still stands; otherwise the work is counted as repeated.
-
-    Locked with what is deferred behind it, all in the order of ids. Both change together: a claim of one of them would
-    otherwise hold it and wait for the key that this transaction frees, while this one waits for it.
+    The item is locked together with the items deferred to it, in the order of ids. Otherwise the claim of a deferred item
+    would hold that item and wait for the key that this transaction frees, while this transaction waits for the item.
     """
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)
     query = select(Item).where(or_(col(Item.id) == claimed.item_id, behind)).order_by(col(Item.id)).with_for_update()
     item = next((item for item in session.exec(query) if item.id == claimed.item_id), None)
-    if item is not None and item.token == claimed.token and item.state in states:
+    if item is not None and item.token == claimed.token and item.state in (ItemState.CLAIMED, ItemState.CANCELLED):
         return item
     if item is not None:
         session.exec(item_state.REPEAT.update(col(Item.id) == item.id))
@@ -366,16 +349,18 @@ def _held(session: Session, claimed: Claim, *, states: Iterable[str] = (ItemStat
     return None
 
 
+# ------------------------------------------------------------------------------------------ leases
+
+
 def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[int] | None = None) -> int:
-    """Extend the leases of a holder that still runs; how many there were.
+    """Extend the leases of a holder that is alive; returns their number.
 
     Args:
-        item_ids: what the holder is at work on; a claim on anything else ran out of its work (its process was killed
-            and its message is gone) and must be allowed to end. None: all of them.
+        item_ids: the items whose messages the holder has. A claim without one has lost its process and must end.
+            None: all items of the holder.
     """
-    held = item_state.RENEW.update(
-        col(Item.holder) == holder, item_state.in_work(), lease_until_s=database_now() + lease_s
-    )
+    lease_until_s = database_now() + lease_s
+    held = item_state.RENEW.update(col(Item.holder) == holder, item_state.in_work(), lease_until_s=lease_until_s)
     if item_ids is not None:
         held = held.where(col(Item.id).in_(sorted(item_ids)))
     with database.write() as session:
@@ -383,19 +368,19 @@ def renew(database: Database, holder: str, lease_s: float, item_ids: Collection[
 
 
 def release_card(database: Database, card_id: str) -> int:
-    """End all leases on a card. Only for who holds the card's lock: nobody else can be measuring on it."""
+    """End all leases on a card; returns their number. Only the holder of the card's lock may do so."""
     with database.write() as session:
         return session.exec(item_state.END_LEASE.update(col(Item.card_id) == card_id, item_state.in_work())).rowcount
 
 
 def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ()) -> int:
-    """Let what a worker had in work wait again, without counting the attempt; how many there were.
+    """Let the items of a stopped worker wait again without counting the attempt; returns their number.
 
-    Only for who told the worker to stop and knows that it is gone: what ended by itself was an attempt.
+    Only the process that stopped the worker and saw it end may do so: a worker that died by itself made an attempt.
 
     Args:
-        worker: the holder, or what it begins with (`farm.jobs.cards.holder_of_process`).
-        spooled: items whose reading waits on this host's disk; their tokens must go on to stand.
+        worker: the holder name or its beginning (`farm.jobs.cards.holder_of_process`).
+        spooled: items whose reading waits on this host's disk; their tokens must stay valid.
     """
     with database.write() as session:
         its = (col(Item.holder).startswith(worker, autoescape=True), col(Item.id).not_in(sorted(spooled)))
@@ -403,31 +388,29 @@ def hand_back(database: Database, worker: str, *, spooled: Collection[int] = ())
         return session.exec(item_state.HAND_BACK.update(*its)).rowcount
 
 
+# ------------------------------------------------------------------------------------------ recovery
+
+
 def close_exhausted(
     database: Database, *, max_attempts: int, after_s: float, farm: str | None = None, job_id: str | None = None
 ) -> Closed:
-    """Close as failed what nobody measures any more and nobody may begin again.
+    """Close as failed the items that nobody measures any more and that have no attempt left.
 
-    A claim would do so as well, but none comes where the card is gone.
+    A claim does the same, but none comes if the card is gone.
 
     Args:
-        after_s: how long the last lease must have ended: a reading that waits in a spool has this time to arrive. Unit: s.
-        farm: of this farm's jobs only; of all if None.
-        job_id: of this job only.
+        after_s: how long the lease must have ended; a spooled reading has this time to arrive. Unit: s.
+        farm: only jobs of this farm; None: of all.
+        job_id: only this job.
     """
     ended = (
         col(Item.state) == ItemState.CLAIMED,
         col(Item.attempts) >= max_attempts,
         col(Item.lease_until_s) < database_now() - after_s,
     )
-    with database.read() as session:  # most often there is none, and a write would keep others waiting
-        query = select(Item).join(tables.Job, col(tables.Job.id) == col(Item.job_id)).where(*ended)
-        query = query.where(tables.Job.state == tables.JobState.OPEN)
-        if farm is not None:
-            query = query.where(tables.Job.farm == farm)
-        if job_id is not None:
-            query = query.where(Item.job_id == job_id)
-        found = list(session.exec(query.order_by(col(Item.id))))
+    with database.read() as session:  # a write would make others wait, and there are rarely any
+        query = _in_jobs(select(Item), farm, job_id).where(*ended, tables.Job.state == tables.JobState.OPEN)
+        found = list(session.exec(query))
     if not found:
         return Closed(False)
     rounds: set[tuple[str, int]] = set()
@@ -435,36 +418,29 @@ def close_exhausted(
     with database.write() as session:
         for item in found:
             its_own = (col(Item.id) == item.id, col(Item.token) == item.token)
-            if session.exec(item_state.EXHAUST.update(*its_own, *ended, **_last_words(item))).rowcount:
+            if session.exec(item_state.EXHAUST.update(*its_own, *ended, **_last_reason(item))).rowcount:
                 rounds.add((item.job_id, item.round))
-                woken += _wake(session, _of(item.subject_key))
+                woken += _wake_behind(session, item)
     return Closed(bool(rounds), _finished(database, rounds), tuple(woken))
 
 
 def wake_orphans(
     database: Database, item_id: int | None = None, *, farm: str | None = None, job_id: str | None = None
 ) -> tuple[int, ...]:
-    """Set deferred items waiting again when nobody is measuring their subject any more.
+    """Wake deferred items whose subject nobody measures any more; returns their ids.
 
     Args:
-        item_id: this one only.
-        farm: of this farm's jobs only, whose messages go to its own broker; of all if None.
-        job_id: of this job only.
+        item_id: only this item.
+        farm: only jobs of this farm; None: of all. The messages of another farm go to another broker.
+        job_id: only this job.
     """
     measuring = select(col(Item.subject_key)).where(item_state.in_work(), col(Item.lease_until_s) >= database_now())
-    orphans = (
-        select(col(Item.id))
-        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .where(col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring))
-        .order_by(col(Item.id))
+    orphans = _in_jobs(select(col(Item.id)), farm, job_id).where(
+        col(Item.state) == ItemState.DEFERRED, col(Item.subject_key).not_in(measuring)
     )
     if item_id is not None:
         orphans = orphans.where(col(Item.id) == item_id)
-    if farm is not None:
-        orphans = orphans.where(tables.Job.farm == farm)
-    if job_id is not None:
-        orphans = orphans.where(Item.job_id == job_id)
-    with database.read() as session:  # most often there is none, and a write would keep others waiting
+    with database.read() as session:  # a write would make others wait, and there are rarely any
         found = session.scalars(orphans).all()
     if not found:
         return ()
@@ -472,19 +448,34 @@ def wake_orphans(
         return tuple(woken for batch in in_batches(found) for woken in _wake(session, col(Item.id).in_(batch)))
 
 
+def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
+    """A query for items, joined with their jobs, of one farm or job only, in the order of ids."""
+    query = query.join(tables.Job, col(tables.Job.id) == col(Item.job_id)).order_by(col(Item.id))
+    if farm is not None:
+        query = query.where(tables.Job.farm == farm)
+    return query if job_id is None else query.where(Item.job_id == job_id)
+
+
+def _last_reason(item: Item) -> dict[str, str]:
+    """The reason of an exhausted item: that of its last attempt, if any was noted."""
+    message = item.message or f"Begun {item.attempts} times; no attempt ended with an answer."
+    return item_state.why(item.reason or "attempts_exhausted", message)
+
+
 def _wake(session: Session, which: ColumnElement[bool]) -> tuple[int, ...]:
-    """Set those of the items waiting that are deferred at this moment: another may have closed or taken one just now."""
+    """Wake the matching items that are deferred at this moment."""
     return tuple(sorted(session.exec(item_state.WAKE.update(which).returning(col(Item.id))).scalars()))
 
 
-def _of(key: str) -> ColumnElement[bool]:
-    return col(Item.subject_key) == key
+def _wake_behind(session: Session, item: Item) -> tuple[int, ...]:
+    """Wake the items that are deferred to an item."""
+    return _wake(session, col(Item.subject_key) == item.subject_key)
 
 
 def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Those of the rounds in which no item is open.
+    """The rounds without open items.
 
-    Asked after the closing transaction's commit: two last items closing at once must not each see the other open.
+    Queried after the commit of the closing transaction: otherwise two items that close at once each see the other open.
     """
     if not rounds:
         return ()
@@ -493,6 +484,6 @@ def _finished(database: Database, rounds: set[tuple[str, int]]) -> tuple[tuple[s
 
 
 def open_items(session: Session, job_id: str, number: int) -> bool:
-    """Whether any item of the round is not closed. Asked after every item, so it must not count them all."""
+    """Whether any item of the round is open. Queried after every item, so it must not count them all."""
     query = select(Item.id).where(Item.job_id == job_id, Item.round == number, col(Item.state).in_(OPEN)).limit(1)
     return session.exec(query).first() is not None
