@@ -17,8 +17,7 @@ from farm.study import STUDIES, Study
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from farm.study.findings import Column
-    from farm.study.performed import Performed
+    from farm.study.results import Column, StudyResult
 
 _MOST_FAILURES = 5
 
@@ -63,16 +62,16 @@ def show_kept(
     """List the studies that were made on this host, or show one again."""
     from farm.errors import UsageError
     from farm.pages import plots
-    from farm.study import performed
+    from farm.study import results
 
     if png is not None:
         if study is None:
             raise UsageError("There is no study to draw.", "Name one: `farm study show ID --png FILE`.")
         plots.check_path(png)
     if study is not None:
-        _give(performed.find_kept(study), png, as_json)
+        _give(results.find_kept(study), png, as_json)
         return
-    found = performed.kept(say)
+    found = results.kept(say)
     if as_json:
         keys = ("id", "study", "variant", "card", "quick", "created_at_s")
         emit_json({"studies": [{key: value for key, value in made.to_json().items() if key in keys} for made in found]})
@@ -97,7 +96,7 @@ def perform(
     from farm.requests.partial_request import Wish, complete
     from farm.settings import settings
     from farm.store.database import Database
-    from farm.study import performing
+    from farm.study import results
     from farm.study.laboratory import Plan
 
     find(model)
@@ -115,13 +114,13 @@ def perform(
     database = Database(settings().database)
     try:
         database.upgrade()
-        made = performing.perform(study, database, chosen, plan, say)
+        made = results.perform(study, database, chosen, plan, say)
     finally:
         database.close()
     _give(made, png, as_json)
 
 
-def _give(made: Performed, png: Path | None, as_json: bool) -> None:
+def _give(made: StudyResult, png: Path | None, as_json: bool) -> None:
     """Print, and draw only then: a drawing that fails costs no findings."""
     if as_json:
         emit_json(made.to_json())
@@ -137,7 +136,7 @@ def _give(made: Performed, png: Path | None, as_json: bool) -> None:
             say(f"There is nothing to draw: {png} is not written.")
 
 
-def _table(made: Performed) -> RenderableType:
+def _table(made: StudyResult) -> RenderableType:
     """Title, table, notes, failures, and the number of readings."""
     from rich.console import Group
 
@@ -174,7 +173,7 @@ def _table(made: Performed) -> RenderableType:
     return Group(*parts, tables.hanging(kept, "dim"))
 
 
-def _list(studies: Sequence[Performed]) -> RenderableType:
+def _list(studies: Sequence[StudyResult]) -> RenderableType:
     """The studies of this host as a table."""
     from cli import tables
     from cli.tables import Text

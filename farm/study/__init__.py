@@ -1,6 +1,6 @@
-"""The questions that the method rests on, as measurements that anyone can repeat on a card (`farm study`).
+"""Measurements that answer the questions behind the method; anyone can repeat them on a card (`farm study`).
 
-Only names and questions here, so that the command line can list them without loading anything.
+This file has only names and questions, so that the command line lists them without loading anything.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ from farm.errors import UsageError
 
 @dataclass(frozen=True)
 class Study:
-    """One question. Its measurement is the function `run` of the module ``farm.study.<name>``."""
+    """One question. Its measurement is the function `name` of ``farm.study.<module>``."""
 
     name: str
     question: str
+    module: str = ""
 
 
 STUDIES = (
-    Study("windows", "How long must a window be? Shorter ones against the longest."),
-    Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?"),
-    Study("residency", "What must lie in the cache so that the tuples add up to the model?"),
-    Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly."),
-    Study("data", "How much do the values in the tensors matter for power and energy?"),
-    Study("placement", "Do many calls with tensors in slow memory, changed in one run, take what each takes alone?"),
-    Study("peer", "What do tensors in another GPU's memory cost, against the host's?"),
-    Study("simultaneous", "Do the readings of one card change while its neighbours measure too?"),
+    Study("windows", "How long must a window be? Shorter ones against the longest.", "windows"),
+    Study("averaging", "Which average to trust: mean, median or 3-sigma-trimmed mean?", "windows"),
+    Study("residency", "What must be in the cache so that the tuples add up to the model?", "sums"),
+    Study("launch", "What does launching cost? The model and its tuples by CUDA graph and eagerly.", "sums"),
+    Study("data", "How much do the values in the tensors matter for power and energy?", "conditions"),
+    Study(
+        "placement",
+        "Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?",
+        "slow_memory",
+    ),
+    Study("peer", "What do tensors in another GPU's memory cost, against the host's?", "slow_memory"),
+    Study("simultaneous", "Do the readings of one card change while its neighbours measure too?", "conditions"),
 )
 
 

@@ -1,23 +1,26 @@
-"""How long must a window be? Windows of several lengths over a few tuples, each held against the longest of the same."""
+"""Studies of the measuring window: how long it must be, and which average of it to trust."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
+from typing import Any
 
 from farm.pages.plots import Chart, Line
 from farm.store import tables
-from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.study.results import Column, Findings, change, known
+from farm.types.reading import Details
 
-FULL = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))  # seconds, how often
-QUICK = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
+#: (window in s, readings of each tuple).
+LENGTHS = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))
+QUICK_LENGTHS = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
 
-def run(laboratory: Laboratory, plan: Plan) -> Findings:
-    """Read every sample with every window; the longest is the reference, whenever it is read."""
-    lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK if plan.quick else FULL)]
+def windows(laboratory: Laboratory, plan: Plan) -> Findings:
+    """How long must a window be? Measure each tuple with every window; the longest window is the reference."""
+    lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if plan.quick else LENGTHS)]
     samples = laboratory.samples(plan.variant, plan.tuples or (3 if plan.quick else 4))
     protocol = laboratory.protocol()
     read: dict[float, list[tuple[Sample, tables.Reading]]] = defaultdict(list)
@@ -26,7 +29,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     laboratory.expect(len(samples) * len(wanted))
     for sample in samples:
         longest_s = 0.0
-        # Not as they rise: the tuple's temperature would rise with them.
+        # In random order: the temperature of the card would rise with the length.
         for window_s in laboratory.shuffled(sample, wanted):
             row = laboratory.read(sample, protocol, laboratory.exactly(window_s), window_s=window_s)
             if row is not None:
@@ -71,11 +74,11 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
         Column("energy_inside", "interval, holds energy", "share"),
         Column("card_s", "card time, of a reading", "seconds"),
     )
-    notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is held against itself.",)
-    return Findings(columns, tuple(rows), notes, _charts(samples, read, longest))
+    notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is compared with itself.",)
+    return Findings(columns, tuple(rows), notes, _window_charts(samples, read, longest))
 
 
-def _charts(
+def _window_charts(
     samples: list[Sample],
     read: dict[float, list[tuple[Sample, tables.Reading]]],
     longest: dict[str, tables.Reading],
@@ -97,3 +100,79 @@ def _charts(
             title = f"{name}: deviation from the longest window"
             charts.append(Chart(title, "window in s", "%", tuple(lines), x_log=True, zero=True))
     return tuple(charts)
+
+
+FIGURES = ("mean", "median", "trimmed mean")
+
+
+def averaging(laboratory: Laboratory, plan: Plan) -> Findings:
+    """Which average to trust? Deviation and scatter of mean, median and trimmed mean of short windows, against a long one."""
+    short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if plan.quick else 10.0)
+    times = 5 if plan.quick else 10
+    protocol = laboratory.protocol()
+    found: list[tuple[Sample, dict[str, tuple[float, float]]]] = []
+    everything: list[tables.Reading | None] = []
+    samples = laboratory.samples(plan.variant, plan.tuples or (4 if plan.quick else 8))
+    laboratory.expect(len(samples) * (1 + times))
+    for sample in samples:
+        reference = laboratory.read(sample, protocol, laboratory.exactly(long_s), window_s=long_s)
+        again = [laboratory.read(sample, protocol, laboratory.exactly(short_s), window_s=short_s) for _ in range(times)]
+        everything += [reference, *again]
+        rows = [row for row in again if row is not None]
+        if reference is None or len(rows) < 2:
+            continue
+        # The mean of the long window: its product with the power is the energy.
+        true_us = _figures(reference)["mean"]
+        found.append(
+            (
+                sample,
+                {
+                    name: (
+                        statistics.mean(_figures(row)[name] for row in rows) / true_us - 1,
+                        statistics.stdev(_figures(row)[name] for row in rows) / true_us,
+                    )
+                    for name in FIGURES
+                },
+            )
+        )
+    require(everything, laboratory)
+    table: list[dict[str, Any]] = []
+    for name in FIGURES:
+        off = [figures[name][0] for _, figures in found]
+        spread = [figures[name][1] for _, figures in found]
+        table.append(
+            {
+                "figure": name,
+                "tuples": len(off),
+                "off": statistics.median(off) if off else None,
+                "off_most": max(off, key=abs, default=None),
+                "spread": statistics.median(spread) if spread else None,
+                "spread_most": max(spread, default=None),
+            }
+        )
+    columns = (
+        Column("figure", "figure"),
+        Column("tuples", "tuples", "count"),
+        Column("off", "off, median", "change"),
+        Column("off_most", "most", "change"),
+        Column("spread", "scatter, median", "share"),
+        Column("spread_most", "most", "share"),
+    )
+    notes = (
+        f"{times} windows of {short_s:g} s against the mean of one of {long_s:g} s; scatter is the standard deviation.",
+    )
+    charts = tuple(
+        Chart(
+            title,
+            y_name="%",
+            bars={sample.label: {name: figures[name][position] * 100 for name in FIGURES} for sample, figures in found},
+            zero=True,
+        )
+        for position, title in ((0, "deviation from the long window's mean"), (1, "scatter between short windows"))
+    )
+    return Findings(columns, tuple(table), notes, charts if found else ())
+
+
+def _figures(row: tables.Reading) -> dict[str, float]:
+    mean_us = Details.from_json(row.details).time_mean_us or row.time_us
+    return {"mean": mean_us, "median": row.time_median_us, "trimmed mean": row.time_trimmed_us}

@@ -13,7 +13,7 @@ from farm.errors import FarmError, UsageError
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
-from farm.study import performed
+from farm.study import results
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def readings():
 def test_a_study_is_shown_again_as_it_was_printed(tmp_path):
     table = made().stdout
     before = readings()
-    (found,) = performed.kept()
+    (found,) = results.kept()
     assert farm("show", found.id).stdout == table
     path = tmp_path / "again.svg"
     done = farm("show", found.id[:6], "--png", str(path), "--json")
@@ -55,15 +55,15 @@ def test_a_study_is_shown_again_as_it_was_printed(tmp_path):
 @pytest.mark.parametrize("name", ["averaging", "residency", "launch", "data", "simultaneous"])
 def test_every_study_comes_back_whole(name):
     printed = json.loads(made(name, "--json").stdout)
-    (again,) = performed.kept()
+    (again,) = results.kept()
     assert again.to_json() == printed == json.loads(farm("show", again.id, "--json").stdout)
     assert again.findings.drawable
 
 
 def test_findings_with_nothing_to_draw_draw_nothing(tmp_path):
     made()
-    (found,) = performed.kept()
-    performed.keep(dataclasses.replace(found, findings=dataclasses.replace(found.findings, charts=())))
+    (found,) = results.kept()
+    results.keep(dataclasses.replace(found, findings=dataclasses.replace(found.findings, charts=())))
     path = tmp_path / "nothing.png"
     done = farm("show", found.id, "--png", str(path))
     assert done.exit_code == 0
@@ -86,24 +86,24 @@ def test_studies_are_listed_newest_first():
 
 def test_what_cannot_be_read_is_left_out_of_the_list_and_said_when_asked_for():
     made()
-    (found,) = performed.kept()
+    (found,) = results.kept()
     for name, text in (("half", '{"study": "win'), ("other", "[]"), ("newer", '{"study": "new", "question": "?"}')):
-        (performed.folder() / f"{name}.json").write_text(text)
+        (results.folder() / f"{name}.json").write_text(text)
     done = farm("show")
     assert done.exit_code == 0
     assert found.id in done.stdout
     assert done.stderr.count("Left out") == 3
     with pytest.raises(FarmError, match="cannot be read"):
-        performed.find_kept("half")
+        results.find_kept("half")
 
 
 def test_an_id_must_name_one_study():
-    performed.folder().mkdir(parents=True)
+    results.folder().mkdir(parents=True)
     for name in ("twin-1", "twin-2"):
-        (performed.folder() / f"{name}.json").write_text("{}")
+        (results.folder() / f"{name}.json").write_text("{}")
     for given, told in (("no such id", "No study"), ("twin", "Several studies"), ("", "is empty")):
         with pytest.raises(UsageError, match=told):
-            performed.find_kept(given)
+            results.find_kept(given)
     assert farm("show", "--png", "found.png").exit_code == 2
 
 
@@ -113,4 +113,4 @@ def test_findings_that_cannot_be_kept_are_printed_all_the_same():
     done = made()
     assert "are not kept" in done.stderr
     assert "7 readings kept" in done.stdout
-    assert performed.kept() == []
+    assert results.kept() == []

@@ -14,8 +14,9 @@ from farm.memory_report.slow_costs import read_slow
 from farm.settings import settings
 from farm.slow_memory import memory_tier
 from farm.store import tables
-from farm.study import find, peer, performing
+from farm.study import find, results
 from farm.study.laboratory import Laboratory, Plan
+from farm.study.slow_memory import peer
 from farm.types.protocol import Variant
 from tests.report import filled
 from tests.slow_memory.test_offload import Fake
@@ -36,7 +37,7 @@ def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(d
                 CardLock(card.id, settings().lock_dir).acquire()
         held.append(line)
 
-    made = performing.perform(find("peer"), database, cards[0], plan(cards, 2), say)
+    made = results.perform(find("peer"), database, cards[0], plan(cards, 2), say)
     with database.read() as session:
         rows = list(session.exec(select(tables.Reading)))
     told = [(row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"]) for row in rows]
@@ -74,7 +75,7 @@ class Scripted(Laboratory):
 def test_one_memory_is_held_against_the_other(database, cards):
     with Scripted(database, cards[0], "peer") as laboratory:
         laboratory.fails = "in1"  # no ReLU's
-        found = peer.run(laboratory, plan(cards))
+        found = peer(laboratory, plan(cards))
         (row, *_) = found.rows
         assert (row["fast_time_us"], row["host_time_us"], row["peer_time_us"]) == (10, 100, pytest.approx(20.2))
         assert (row["change_fast"], row["change_host"]) == (pytest.approx(1), pytest.approx(-0.798))
@@ -86,7 +87,7 @@ def test_one_memory_is_held_against_the_other(database, cards):
         assert found.drawable
         laboratory.fails = row["placement"]  # its only one
         with pytest.raises(FarmError, match="nothing to compare: out_of_memory: no room"):
-            peer.run(laboratory, plan(cards))
+            peer(laboratory, plan(cards))
 
 
 def test_one_benchmark_process_at_a_time_is_on_the_card(database, cards):
@@ -109,9 +110,9 @@ def test_a_process_with_a_peer_sees_both_cards_its_own_first():
 
 def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
     with pytest.raises(UsageError, match="no neighbour"):
-        performing.perform(find("peer"), database, cards[0], Plan(VARIANT, True))
+        results.perform(find("peer"), database, cards[0], Plan(VARIANT, True))
     with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
-        performing.perform(find("peer"), database, cards[0], plan(cards))
+        results.perform(find("peer"), database, cards[0], plan(cards))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there is a second GPU")

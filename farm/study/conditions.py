@@ -1,4 +1,4 @@
-"""Do the readings of one card change while its neighbours on the host measure too? The same list, alone and beside."""
+"""Studies of the conditions of a reading: the values in the tensors, and busy neighbours of the card."""
 
 from __future__ import annotations
 
@@ -17,13 +17,84 @@ from farm.jobs.item_driver import check_health
 from farm.pages.plots import Chart
 from farm.settings import settings
 from farm.store import tables
-from farm.study.findings import Column, Findings, change, known
 from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
+from farm.study.results import Column, Findings, change, known
 from farm.types.protocol import Protocol, Stopping
 
 
-def run(laboratory: Laboratory, plan: Plan) -> Findings:
-    """Alone, then beside the busy neighbours; a full go does both twice, in the order A B B A, against drift.
+def data(laboratory: Laboratory, plan: Plan) -> Findings:
+    """How much do the values in the tensors matter? Each tuple with normal values, with zeros, and with the values that most
+    of its calls have in the model.
+    """
+    stopping = laboratory.stopping(quick=plan.quick)
+    samples = laboratory.samples(plan.variant, plan.tuples or (10 if plan.quick else 24), values=True)
+    everything: list[tables.Reading | None] = []
+    table: list[dict[str, Any]] = []
+    wanted = [list(dict.fromkeys(("normal", _commonest(sample), "zeros"))) for sample in samples]
+    laboratory.expect(sum(len(classes) for classes in wanted))
+    for sample, classes in zip(samples, wanted, strict=True):
+        commonest = _commonest(sample)
+        rows = {
+            data: laboratory.read(sample, laboratory.protocol(data=data), stopping, data=data)
+            for data in laboratory.shuffled(sample, classes)
+        }
+        everything += rows.values()
+        # If most calls of a tuple have normal values, there is no change to report.
+        normal, seen, zeros = rows["normal"], rows[commonest] if commonest != "normal" else None, rows["zeros"]
+        if normal is None:
+            continue
+        table.append(
+            {
+                "tuple": sample.label,
+                "calls": sample.count,
+                "seen": commonest,
+                "power_w": normal.power_w,
+                "seen_time": change(seen.time_us, normal.time_us) if seen else None,
+                "seen_energy": change(seen.energy_mj, normal.energy_mj) if seen else None,
+                "zeros_time": change(zeros.time_us, normal.time_us) if zeros else None,
+                "zeros_energy": change(zeros.energy_mj, normal.energy_mj) if zeros else None,
+            }
+        )
+    require(everything, laboratory)
+    columns = (
+        Column("tuple", "operator tuple"),
+        Column("calls", "calls", "count"),
+        Column("seen", "seen"),
+        Column("power_w", "power", "power_w"),
+        Column("seen_energy", "seen, energy", "change"),
+        Column("seen_time", "seen, time", "change"),
+        Column("zeros_energy", "zeros, energy", "change"),
+        Column("zeros_time", "zeros, time", "change"),
+    )
+    notes = ["Changes are against standard normal values; `seen` is the class that most calls of the tuple see."]
+    if usual := sum(row["seen"] == "normal" for row in table):
+        notes.append(f"Most calls of {usual} of {len(table)} tuples see `normal`: these have no change to `seen`.")
+    for key, what in (("seen_energy", "As seen in the model"), ("zeros_energy", "With zeros")):
+        values = known([row[key] for row in table])
+        if values:
+            notes.append(
+                f"{what}: energy {statistics.median(values):+.1%} in the median of {len(values)}, "
+                f"{min(values):+.1%} to {max(values):+.1%}."
+            )
+    quantity = "energy" if known([row["zeros_energy"] for row in table]) else "time"
+    bars = {
+        row["tuple"]: {
+            name: row[f"{name}_{quantity}"] * 100 for name in ("seen", "zeros") if row[f"{name}_{quantity}"] is not None
+        }
+        for row in table
+    }
+    chart = Chart(f"{quantity} against standard normal values", y_name="%", bars=bars, zero=True)
+    return Findings(columns, tuple(table), tuple(notes), (chart,))
+
+
+def _commonest(sample: Sample) -> str:
+    return max(sample.data, key=lambda pair: pair[1])[0] if sample.data else "normal"
+
+
+def simultaneous(laboratory: Laboratory, plan: Plan) -> Findings:
+    """Do the readings of a card change while its neighbours measure? The same list alone and beside busy neighbours.
+
+    Without `quick` both twice, in the order A B B A, against drift.
 
     Raises:
         UsageError: the host has one card.
@@ -32,8 +103,7 @@ def run(laboratory: Laboratory, plan: Plan) -> Findings:
     """
     require_neighbours(laboratory, plan)
     with contextlib.ExitStack() as held:
-        # First of all and to the end: a worker that serves one is met before anything is read, and none comes to one
-        # that should rest.
+        # From the beginning to the end: no worker may measure on a neighbour, even while it should be idle.
         for card in plan.neighbours:
             held.enter_context(CardLock(card.id, settings().lock_dir))
         return _alone_and_beside(laboratory, plan)
@@ -122,25 +192,25 @@ def _mean(rows: Sequence[tables.Reading], name: str) -> float | None:
 
 
 def _nothing() -> None:
-    """There is no neighbour to look after."""
+    """Without neighbours nothing can have stopped."""
 
 
 @contextlib.contextmanager
 def _busy(
     cards: Sequence[Card], samples: Sequence[Sample], protocol: Protocol, stopping: Stopping, taken: Counter[str]
 ) -> Iterator[Callable[[], None]]:
-    """Have the cards, whose locks are held, measure the list over and over.
+    """Let the cards, whose locks are held, measure the list again and again.
 
-    Begins when each has taken a reading, counts them in `taken` by the card's id, and gives a function that raises if
-    one of them has stopped. A card that can measure nothing of the list has.
+    The block begins when each has taken a reading; `taken` counts them by card id. Yields a function that raises if a
+    card has stopped, or cannot measure anything of the list.
     """
     stop = threading.Event()
     working = [threading.Event() for _ in cards]
     problems: list[str] = []
 
     def work(card: Card, begun: threading.Event, first: int) -> None:
-        # The process is tied to the thread that starts it, so it lives and ends here.
-        failed = 0  # one after the other
+        # The process ends with the thread that starts it.
+        failed = 0  # in a row
         try:
             with BenchmarkProcess(card.id) as process:
                 check_health(process)
@@ -167,7 +237,7 @@ def _busy(
         if problems:
             raise FarmError(f"A neighbour does not measure: {problems[0]}", "Stop what uses it, or name other cards.")
 
-    # Each begins elsewhere in the list, so that they do not march in step.
+    # Each begins at another place of the list, so that they do not run in step.
     threads = [
         threading.Thread(target=work, args=(card, begun, 1 + 3 * number), daemon=True)
         for number, (card, begun) in enumerate(zip(cards, working, strict=True))

@@ -1,0 +1,231 @@
+"""Studies of tensors in slow memory: changed calls in the running model, and the memory of another GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farm.devices.lock import CardLock
+from farm.errors import FarmError
+from farm.pages.plots import Chart, Line
+from farm.settings import settings
+from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
+from farm.study.results import Column, Findings, change, known
+from farm.types.format import percent
+from farm.types.tuple import parse
+
+MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
+
+
+def placement(laboratory: Laboratory, plan: Plan) -> Findings:
+    """Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?
+
+    Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes all
+    calls of a run that do not touch each other, `alone` one call. Without `quick`, `isolated` is the tuple's own reading
+    under that placement.
+
+    Raises:
+        FarmError: the card has no slow memory, or no tensor could be placed.
+    """
+    found = laboratory.in_situ(
+        plan.variant, plan.tuples or (QUICK_CONFIGURATIONS if plan.quick else MOST_CONFIGURATIONS)
+    )
+    if not found["changes"]:
+        why = next((one["why"] for one in found["left_out"]), "the model has no calls")
+        raise FarmError(f"No tensor of {plan.variant} could be placed: {why}", "Choose another model.")
+    isolated = {} if plan.quick else _isolated(laboratory, plan, found["changes"])
+    rows = tuple(_placement_row(one, isolated.get((one["tuple_id"], one["placement"]))) for one in found["changes"])
+    columns = (
+        Column("operator", "operator tuple"),
+        Column("placement", "slow"),
+        Column("alone_time_us", "one a run", "time_us"),
+        Column("together_time_us", "many a run", "time_us"),
+        Column("change", "change", "change"),
+        Column("half_width", "±", "share"),
+        *(
+            (Column("isolated_time_us", "by itself", "time_us"), Column("change_isolated", "in place", "change"))
+            if isolated
+            else ()
+        ),
+    )
+    return Findings(columns, rows, tuple(_placement_notes(found, rows)), _placement_charts(rows))
+
+
+def _isolated(laboratory: Laboratory, plan: Plan, changes: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    samples = {sample.subject.id: sample for sample in laboratory.samples(plan.variant)}
+    wanted = [one for one in changes if one["tuple_id"] in samples]
+    laboratory.expect(len(wanted))
+    stopping = laboratory.stopping(quick=True)
+    read = {}
+    for one in wanted:
+        word = one["placement"]
+        row = laboratory.read(samples[one["tuple_id"]], laboratory.protocol(placement=word), stopping, placement=word)
+        if row is not None:
+            read[one["tuple_id"], word] = row.time_us
+    return read
+
+
+def _placement_row(one: dict[str, Any], isolated_us: float | None) -> dict[str, Any]:
+    alone, together = one["alone"], one["together"]
+    half_width_us = math.hypot(alone["half_width_us"], together["half_width_us"])
+    return {
+        "operator": one["label"],
+        "placement": one["placement"],
+        "alone_time_us": alone["time_us"],
+        "together_time_us": together["time_us"],
+        "change": change(together["time_us"], alone["time_us"]),
+        "half_width": half_width_us / alone["time_us"] if alone["time_us"] > 0 else None,
+        "isolated_time_us": isolated_us,
+        "change_isolated": change(alone["time_us"], isolated_us),
+    }
+
+
+def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) -> list[str]:
+    runs, took_s = found["runs"], found["took_s"]
+    notes = [
+        f"{runs['alone']} runs one at a time, {runs['together']} with many together: {runs['alone'] / runs['together']:.1f} times "
+        f"fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
+    ]
+    changes = known([row["change"] for row in rows])
+    if len(changes) > 1:
+        low, *_, high = statistics.quantiles(changes, n=20)
+        within = statistics.fmean(
+            abs(row["change"]) <= row["half_width"]
+            for row in rows
+            if row["change"] is not None and row["half_width"] is not None
+        )
+        notes.append(
+            f"Many against one: {statistics.median(changes):+.2%} in the median of {len(changes)}, nine tenths between {low:+.2%} "
+            f"and {high:+.2%}; {percent(within, 0)} within their intervals."
+        )
+    if apart := known([row["change_isolated"] for row in rows]):
+        size = statistics.median(map(abs, apart))
+        notes.append(
+            f"In place against by itself: {statistics.median(apart):+.2%} in the median of {len(apart)}, {size:.2%} whatever the sign."
+        )
+    if left_out := found["left_out"]:
+        notes.append(
+            f"{len(left_out)} configurations could not be placed in a run, the first: {left_out[0]['label']}, "
+            f"{left_out[0]['placement']}: {left_out[0]['why']}"
+        )
+    return notes
+
+
+def _placement_charts(rows: tuple[dict[str, Any], ...]) -> tuple[Chart, ...]:
+    def against(key: str) -> Line | None:
+        points = sorted((row["alone_time_us"], row[key] * 100) for row in rows if row[key] is not None)
+        names = {"change": "many a run", "change_isolated": "against the tuple by itself"}
+        return Line(names[key], *map(list, zip(*points, strict=True)), alone=True) if points else None
+
+    lines = tuple(line for key in ("change", "change_isolated") if (line := against(key)) is not None)
+    return (
+        Chart(
+            "calls in place with tensors in slow memory", "time with one a run, µs", "%", lines, x_log=True, zero=True
+        ),
+    )
+
+
+QUICK_TUPLES = 4  # a dozen configurations
+FAST = ""  # no tensor is in slow memory
+
+Configurations = Sequence[tuple[Sample, Sequence[str]]]
+Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
+
+
+def peer(laboratory: Laboratory, plan: Plan) -> Findings:
+    """What do tensors in the memory of another GPU cost, compared with the memory of the host?
+
+    Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the memory
+    of the first neighbour, which is idle meanwhile, then with that of the host.
+
+    Raises:
+        UsageError: the host has one card.
+        CardBusy: a worker serves the neighbour, or somebody else measures on it.
+        Unmeasurable: the card does not reach its memory.
+        FarmError: nothing could be read.
+    """
+    from farm.operators.replay import placements_of
+
+    require_neighbours(laboratory, plan)
+    peer = plan.neighbours[0]
+    with CardLock(peer.id, settings().lock_dir):
+        samples = laboratory.samples(plan.variant, plan.tuples or (QUICK_TUPLES if plan.quick else None))
+        wanted = [(sample, placements_of(parse(sample.subject.spec), "each")) for sample in samples]
+        laboratory.expect(2 * sum(1 + len(words) for _, words in wanted))
+        with laboratory.slow_on(peer):  # first: if the card does not reach it, nothing is measured
+            there = _measure_placements(laboratory, wanted, "of another GPU")
+        here = _measure_placements(laboratory, wanted, "of the host")
+    rows = tuple(_peer_row(sample, word, here, there) for sample, words in wanted for word in words)
+    columns = (
+        Column("operator", "operator tuple"),
+        Column("placement", "slow"),
+        Column("fast_time_us", "time, all fast", "time_us"),
+        Column("host_time_us", "time, host", "time_us"),
+        Column("peer_time_us", "time, other GPU", "time_us"),
+        Column("change_fast", "other GPU, to all fast", "change"),
+        Column("change_host", "other GPU, to host", "change"),
+    )
+    points = sorted((row["host_time_us"], row["change_host"] * 100) for row in rows if row["change_host"] is not None)
+    lines = (Line("another GPU's memory", *map(list, zip(*points, strict=True)), alone=True),) if points else ()
+    chart = Chart(
+        "in another GPU's memory, against the host's", "time in the host's, µs", "%", lines, x_log=True, zero=True
+    )
+    return Findings(columns, rows, (f"The other GPU is {peer}.", *_peer_notes(rows, here, there)), (chart,))
+
+
+def _measure_placements(laboratory: Laboratory, wanted: Configurations, memory: str) -> Times:
+    stopping = laboratory.stopping(quick=True)
+    times, rows = {}, []
+    for sample, words in wanted:
+        for word in laboratory.shuffled(sample, [FAST, *words]):
+            protocol = laboratory.protocol(placement=word)
+            row = laboratory.read(sample, protocol, stopping, placement=word or "none", memory=memory)
+            if row is not None:
+                # The median of the passes, as in readings without energy.
+                times[sample.subject.id, word] = row.time_median_us
+                rows.append(row if word else None)
+    require(rows, laboratory)
+    return times
+
+
+def _peer_row(sample: Sample, word: str, here: Times, there: Times) -> dict[str, Any]:
+    tuple_id = sample.subject.id
+    host_us, peer_us = here.get((tuple_id, word)), there.get((tuple_id, word))
+    return {
+        "operator": sample.label,
+        "placement": word,
+        "fast_time_us": here.get((tuple_id, FAST)),
+        "host_time_us": host_us,
+        "peer_time_us": peer_us,
+        "change_fast": change(peer_us, there.get((tuple_id, FAST))),
+        "change_host": change(peer_us, host_us),
+    }
+
+
+def _peer_notes(rows: Sequence[Mapping[str, Any]], here: Times, there: Times) -> list[str]:
+    notes = []
+    for name, times in (("the host's memory", here), ("the other GPU's", there)):
+        slower = [
+            time_us / times[tuple_id, FAST]
+            for (tuple_id, word), time_us in times.items()
+            if word != FAST and times.get((tuple_id, FAST))
+        ]
+        if slower:
+            notes.append(
+                f"Slow in {name}: {statistics.median(slower):.3g} times all fast in the median of {len(slower)}, "
+                f"{min(slower):.3g} to {max(slower):.3g}."
+            )
+    if shares := [1 + off for off in known([row["change_host"] for row in rows])]:
+        notes.append(
+            f"The other GPU's memory takes {percent(statistics.median(shares))} of the host's time in the median, "
+            f"{percent(min(shares))} to {percent(max(shares))}."
+        )
+    fast = known([change(there.get(key), time_us) for key, time_us in here.items() if key[1] == FAST])
+    if fast:
+        notes.append(
+            f"All fast, read beside both: {statistics.median(fast):+.2%} in the median of {len(fast)}, "
+            f"{max(fast, key=abs):+.2%} at most."
+        )
+    return notes

@@ -1,0 +1,209 @@
+"""Studies that compare sums of tuples with the whole model: residency in the cache, and launching."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from farm.pages.plots import Chart
+from farm.store import tables
+from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.study.results import Column, Findings, change, known
+from farm.types.reading import Details
+from farm.verdict.aggregate import aggregate
+from farm.verdict.figures import Part, ReadingView, Whole
+
+POLICIES = ("resident", "reuse", "stream", "chain")
+
+
+def residency(laboratory: Laboratory, plan: Plan) -> Findings:
+    """What must be in the cache so that the tuples add up? The sum under each residency policy, against the same whole.
+
+    The table has `resident` twice: measured in a loop, like the others, and among other operators, as in jobs.
+    """
+    stopping = laboratory.stopping(quick=plan.quick)
+    samples = laboratory.parts(plan.variant, plan.tuples)
+    policies = POLICIES[:3] if plan.quick else POLICIES
+    laboratory.expect(1 + len(policies) * len(samples))
+    whole = laboratory.read(laboratory.whole(plan.variant), laboratory.protocol(), stopping, of="whole")
+    read: dict[str, list[tables.Reading | None]] = {}
+    for policy in policies:
+        read[policy] = [
+            laboratory.read(
+                sample, laboratory.protocol(residency=policy, data=sample.data_class), stopping, residency=policy
+            )
+            for sample in samples
+        ]
+    require([row for rows in read.values() for row in rows], laboratory)
+    table = []
+    states = [(policy, policy, True) for policy in read]
+    if any(Details.from_json(row.details).context for row in read["resident"] if row):
+        states.insert(0, ("resident, among others", "resident", False))
+    for name, policy, looped in states:
+        rows = read[policy]
+        changes = known(
+            [
+                change(row.time_us, usual.time_us)
+                for row, usual in zip(rows, read["resident"], strict=True)
+                if row and usual
+            ]
+        )
+        pairs = zip(samples, rows, strict=True)
+        sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=plan.tuples is None, looped=looped)
+        table.append(
+            {
+                "residency": name,
+                **sums,
+                "change_median": statistics.median(changes) if changes else None,
+                "change_most": max(changes, key=abs, default=None),
+            }
+        )
+    columns = (
+        Column("residency", "residency"),
+        Column("tuples", "tuples", "count"),
+        Column("sum_time_us", "sum, time", "time_us"),
+        Column("gap_time", "gap", "change"),
+        Column("sum_energy_mj", "sum, energy", "energy_mj"),
+        Column("gap_energy", "gap", "change"),
+        Column("change_median", "time to resident", "change"),
+        Column("change_most", "most", "change"),
+    )
+    notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
+    if plan.tuples is not None:
+        notes.append(f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's.")
+    charts = (
+        _residency_chart("gap of the sum to the whole", table, {"time": "gap_time", "energy": "gap_energy"}),
+        _residency_chart(
+            "time of a tuple to `resident`",
+            [row for row in table if not row["residency"].startswith("resident")],
+            {"median": "change_median", "most": "change_most"},
+        ),
+    )
+    return Findings(columns, tuple(table), tuple(notes), charts)
+
+
+def _residency_chart(title: str, rows: Sequence[Mapping[str, Any]], series: Mapping[str, str]) -> Chart:
+    """Bars of the policies that have a figure. `series`: name of a bar -> key of the row."""
+    bars = {
+        row["residency"]: {name: row[key] * 100 for name, key in series.items() if row[key] is not None} for row in rows
+    }
+    return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
+
+
+def launch(laboratory: Laboratory, plan: Plan) -> Findings:
+    """What does launching cost? Model and tuples by CUDA graph and eagerly, each sum against its own whole.
+
+    At batch 1, where launching matters most; without `quick` at the given batch, too.
+    """
+    stopping = laboratory.stopping(quick=plan.quick)
+    batches = [1] if plan.quick else sorted({1, plan.variant.batch})
+    table: list[dict[str, object]] = []
+    everything: list[tables.Reading | None] = []
+    notes = []
+    variants = [dataclasses.replace(plan.variant, batch=batch) for batch in batches]
+    parts = [laboratory.parts(variant, plan.tuples) for variant in variants]
+    laboratory.expect(len(laboratory.launches) * sum(1 + len(samples) for samples in parts))
+    for batch, variant, samples in zip(batches, variants, parts, strict=True):
+        wholes: dict[str, float] = {}
+        for launch in laboratory.launches:
+            protocol = laboratory.protocol(launch=launch)
+            whole = laboratory.read(laboratory.whole(variant), protocol, stopping, launch=launch, batch=batch)
+            read = [
+                (
+                    one,
+                    laboratory.read(
+                        one, dataclasses.replace(protocol, data=one.data_class), stopping, launch=launch, batch=batch
+                    ),
+                )
+                for one in samples
+            ]
+            everything += [whole, *(row for _, row in read)]
+            if whole is not None:
+                wholes[launch] = whole.time_us
+            table.append(
+                {
+                    "batch": batch,
+                    "launch": launch,
+                    **against_whole(read, whole, launch, all_tuples=plan.tuples is None),
+                    "over_graph": change(whole.time_us, wholes.get("graph")) if whole and launch != "graph" else None,
+                }
+            )
+        if {"graph", "eager"} <= set(wholes):
+            gap_us = wholes["eager"] - wholes["graph"]
+            notes.append(f"Launch gap of {variant}: {gap_us:+.0f} µs a pass ({gap_us / wholes['graph']:+.1%}).")
+    require(everything, laboratory)
+    if plan.tuples is not None:
+        notes.append(
+            f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
+        )
+    if laboratory.launches == ("eager",):
+        notes.append("A CPU has no CUDA graphs: there is one launch mode to read.")
+    columns = (
+        Column("batch", "batch", "count"),
+        Column("launch", "launch"),
+        Column("tuples", "tuples", "count"),
+        Column("whole_time_us", "whole, time", "time_us"),
+        Column("over_graph", "over graph", "change"),
+        Column("sum_time_us", "sum, time", "time_us"),
+        Column("gap_time", "gap", "change"),
+        Column("whole_energy_mj", "whole, energy", "energy_mj"),
+        Column("gap_energy", "gap", "change"),
+    )
+    bars: dict[str, dict[str, float]] = {}
+    for row in table:
+        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"] if plan.tuples is None else None}
+        bars[f"batch {row['batch']}, {row['launch']}"] = {
+            name: value / 1e3 for name, value in named.items() if isinstance(value, float)
+        }
+    chart = Chart("time of one pass", y_name="ms", bars=bars)
+    return Findings(columns, tuple(table), tuple(notes), (chart,), variants[-1])
+
+
+def against_whole(
+    read: Iterable[tuple[Sample, tables.Reading | None]],
+    whole: tables.Reading | None,
+    launch: str,
+    *,
+    all_tuples: bool,
+    looped: bool = False,
+) -> dict[str, Any]:
+    """Sums and gaps of tuples against a whole, by the same arithmetic as the verdict of a job.
+
+    Args:
+        all_tuples: these are all tuples of the model. Otherwise, or if one has no reading, there is no gap.
+        looped: use the time of every tuple in its loop, even if it was also timed among other operators.
+    """
+
+    def view(row: tables.Reading) -> ReadingView:
+        found = ReadingView.of(row)
+        if not looped:
+            return found
+        return dataclasses.replace(found, details=dataclasses.replace(found.details, context=None))
+
+    parts = [
+        Part(
+            sample.subject.id,
+            sample.short_name,
+            sample.label,
+            sample.count,
+            estimated_us=sample.weight_us / max(1, sample.count),
+            reading=view(row) if row else None,
+        )
+        for sample, row in read
+    ]
+    wholes = [Whole(whole.card_id, ReadingView.of(whole), "", launch)] if whole else []
+    verdict = aggregate(parts, wholes, target=0.95, launch=launch)
+    complete = verdict.measured == verdict.parts
+    energy = verdict.energy
+    return {
+        "tuples": verdict.measured,
+        "tuples_of": verdict.parts,
+        "sum_time_us": verdict.time.total.value if complete else None,
+        "whole_time_us": whole.time_us if whole else None,
+        "gap_time": verdict.time.gap.value if complete and all_tuples and verdict.time.gap else None,
+        "sum_energy_mj": energy.total.value if complete and energy else None,
+        "whole_energy_mj": whole.energy_mj if whole else None,
+        "gap_energy": energy.gap.value if complete and all_tuples and energy and energy.gap else None,
+    }
