@@ -34,11 +34,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from farm.api.capture import CapturedModel, capture_model
-    from farm.api.connect import open_database
-    from farm.api.frames import calls, readings
     from farm.api.measure import TupleReading, measure_model, measure_tuples
-    from farm.api.memory import step_memory
     from farm.api.notebook import JobReport, job_report
+    from farm.api.queries import calls, open_database, readings, step_memory
     from farm.errors import FarmError
     from farm.models.catalog import variant
     from farm.store.database import Database
@@ -58,14 +56,14 @@ else:
         "Sweep": "farm.types.request",
         "TupleReading": "farm.api.measure",
         "Variant": "farm.types.protocol",
-        "calls": "farm.api.frames",
+        "calls": "farm.api.queries",
         "capture_model": "farm.api.capture",
         "job_report": "farm.api.notebook",
         "measure_model": "farm.api.measure",
         "measure_tuples": "farm.api.measure",
-        "open_database": "farm.api.connect",
-        "readings": "farm.api.frames",
-        "step_memory": "farm.api.memory",
+        "open_database": "farm.api.queries",
+        "readings": "farm.api.queries",
+        "step_memory": "farm.api.queries",
         "variant": "farm.models.catalog",
     }
 

@@ -1,0 +1,109 @@
+"""What a program reads from a database: readings and calls as frames, and the memory of a training step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from farm.errors import UsageError
+from farm.exchange import export, filters
+from farm.exchange.packaged import database_of, packaged_files
+from farm.memory_report import step_memory as memories
+from farm.memory_report.step_memory import Memory
+from farm.requests.memory import amounts_of, bytes_of
+from farm.settings import settings
+from farm.store.database import Database
+from farm.types.protocol import Variant
+
+
+def open_database(where: str | Path | None = None) -> Database:
+    """Open a database of the farm. A missing or empty SQLite file gets its tables; other databases are not changed.
+
+    Args:
+        where: a URL (``postgresql://...``, ``sqlite:////...``) or the path of a SQLite file; Default: the
+            database of the settings, as for every command of `farm`.
+
+    Raises:
+        SettingsError: the URL is not of a supported database.
+        SchemaMismatch: the database is of another version of the farm, or has other tables.
+        DatabaseUnreachable: the database does not answer.
+    """
+    if where is None:
+        url = settings().database
+    elif isinstance(where, Path) or "://" not in where:
+        url = f"sqlite:///{Path(where).expanduser().absolute()}"
+    else:
+        url = where
+    database = Database(url)
+    if database.missing or (database.engine.dialect.name == "sqlite" and database.schema_version() is None):
+        database.upgrade()
+    database.check_schema()
+    return database
+
+
+def readings(database: Database, *wanted: str, card: str = "") -> Any:
+    """Readings as a frame with one row each: an export in memory; docs/data-dictionary.md describes the columns.
+
+    Args:
+        wanted: operators ("Conv2d") and conditions ("in_channels=64", "flops>=1e9", "torch=2.11"), as in
+            `farm lookup`. Default: all readings.
+        card: as in ``--card``.
+
+    Returns:
+        A pandas.DataFrame if pandas is installed, else a pyarrow.Table, which polars and DuckDB accept.
+
+    Raises:
+        UsageError, UnknownOperator: there is no such column or operator; the message names the nearest.
+    """
+    return _frame(database, "readings", wanted, card)
+
+
+def calls(database: Database, *wanted: str, card: str = "") -> Any:
+    """The calls of every captured model that has one of these readings, as a frame with one row each; see `readings`."""
+    return _frame(database, "calls", wanted, card)
+
+
+def _frame(database: Database, table: Literal["readings", "calls"], wanted: tuple[str, ...], card: str) -> Any:
+    meant = filters.parse(wanted, [card] if card else ())
+    with database.read() as session:
+        found = export.as_table(session, table, meant or None)
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        return found
+    return found.to_pandas()
+
+
+def step_memory(
+    variant: Variant, *, database: Database | None = None, card: str = "H200", fast: str = "", slow_bandwidth: str = ""
+) -> Memory:
+    """Compute the memory that a training step needs, and plan it. Runs nothing.
+
+    Args:
+        variant: a step: ``farm.variant("resnet50", batch=32, step="training")``.
+        database: source of times and of the cost of slow memory. Default: the readings that come with the package.
+        card: part of the model name of a card; or ``cpu``.
+        fast: amounts of fast memory to plan for: ``8GB``, or shares of the peak, ``75%,50%``.
+        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings there. Default: from readings.
+
+    Returns:
+        The memory over the step. With ``fast``, ``placing.plans`` name the tensors in slow memory, and ``placing.curve`` has
+        the effect of less and more. ``to_json()`` is what ``farm memory --json`` prints.
+
+    Raises:
+        UsageError: a forward pass, no such card, a malformed amount, less than the largest operator needs, or no readings to
+            plan from.
+        CaptureError: the step cannot be captured.
+    """
+    if variant.step != "training":
+        raise UsageError(
+            f"{variant} is a forward pass.", 'Give step="training": farm.variant("resnet50", 32, step="training").'
+        )
+    amounts = amounts_of("fast", fast) if fast else []
+    bytes_per_s = bytes_of("slow_bandwidth", slow_bandwidth, per_second=True) if slow_bandwidth else None
+    found = memories.memory(variant, card)
+    known = database or database_of(packaged_files(), settings().state_dir / "packaged")
+    with known.read() as session:
+        found = memories.with_readings(session, found)
+        read = memories.read_in_slow_memory(session, found) if amounts else None
+    return memories.with_placing(found, read, amounts, bytes_per_s) if amounts else found
