@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cli.run_options import Asked
     from farm.devices.device import Card
-    from farm.jobs.create import Opened
+    from farm.jobs.create import OpenedJob
     from farm.jobs.jobs import Progress
     from farm.report.report import Report
     from farm.requests.partial_request import Wish
@@ -49,7 +49,7 @@ class Planned:
 class Outcome:
     """What came of the wishes of one command."""
 
-    submitted: list[Opened] = field(default_factory=list)
+    submitted: list[OpenedJob] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)  # entries of files, with the jobs that have done them
     refused: list[dict[str, str]] = field(default_factory=list)  # what cannot be measured, with the reason
 
@@ -159,21 +159,21 @@ def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked
 
     Args:
         database: None where there is none yet.
-        own: see `farm.jobs.dry_run.rehearsing`.
+        own: see `farm.jobs.dry_run.dry_running`.
 
     Raises:
         Refused: one of several cannot be measured; what the others come to has been said.
     """
-    from farm.jobs.dry_run import rehearsing
+    from farm.jobs.dry_run import dry_running
     from farm.types.format import plural, span
 
     outcome = Outcome()
     left = list(planned) if database is None else still_to_do(database, planned, outcome)
     foreseen = []
-    with rehearsing(database, own) as rehearsal:
+    with dry_running(database, own) as rehearsal:
         for job in fitting(left, outcome):
             with _or_refused(job, outcome):
-                foreseen.append((job, rehearsal.foresee(job.request, job.card_ids)))
+                foreseen.append((job, rehearsal.preview(job.request, job.card_ids)))
     expected_s = sum(one.expected_s for _, one in foreseen)
     done = len(foreseen) + len(outcome.skipped)
     if asked.as_json:
@@ -246,7 +246,7 @@ def submit_all(
             _say_opened(job, one)
 
 
-def _say_opened(job: Planned, one: Opened) -> None:
+def _say_opened(job: Planned, one: OpenedJob) -> None:
     for reason, count in one.left_out.items():  # nothing is left out in silence
         assert job.request.sweep is not None
         say(f"{one.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")

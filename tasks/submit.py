@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from farm.errors import BrokerUnreachable, NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.create import Opened, Tuples, open_job, plan_rest, take_all_layers_apart
+from farm.jobs.create import OpenedJob, Tuples, capture_all_layers, open_job, plan_rest
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -28,7 +28,7 @@ def submit(
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
     told: Callable[[str, int, int], None] = lambda doing, done, of: None,
-) -> Opened:
+) -> OpenedJob:
     """Open a job for the request and publish what is not yet measured. What is known already is concluded at once.
 
     Args:
@@ -46,7 +46,7 @@ def submit(
     ready = functools.cache(ready)  # a worker that dies later is started anew, and not waited for
     if request.variant is not None:
         told(f"Taking {request.variant.model} apart", 0, 0)
-        take_all_layers_apart(database, request, card_ids)
+        capture_all_layers(database, request, card_ids)
     opened = open_job(
         database,
         request,
@@ -73,10 +73,10 @@ def _publishing_while_it_grows(
     request: Request,
     ready: Callable[[], None],
     told: Callable[[str, int, int], None],
-) -> Callable[[Opened, int], None]:
+) -> Callable[[OpenedJob, int], None]:
     away = False
 
-    def grown(opened: Opened, tried: int) -> None:
+    def grown(opened: OpenedJob, tried: int) -> None:
         nonlocal away
         assert request.sweep is not None
         told(f"Planning {request.title}", tried, request.sweep.size)

@@ -28,7 +28,7 @@ from farm.devices.host import discover, open_device
 from farm.errors import Unmeasurable, UsageError
 from farm.jobs import cards, items, jobs
 from farm.jobs.closing import Closing, close_round
-from farm.jobs.create import Tuples, open_job, take_all_layers_apart
+from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import QUICK, Wish, complete, default_data, defaults_for
@@ -193,7 +193,7 @@ def measure_model(
         driver = _JobDriver(chosen.id, holder, database, process, captured=captured)
         torch = driver.ready().torch
         try:
-            take_all_layers_apart(database, request, [chosen.id])
+            capture_all_layers(database, request, [chosen.id])
             tuples = None if captured is None else _store(database, captured, how, chosen.kind, torch)
             title = captured.title if captured else ""
             job = open_job(database, request, [chosen.id], tuples=tuples, title=title, farm=farm, pinned=True)

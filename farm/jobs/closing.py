@@ -1,7 +1,7 @@
-"""Closing a round: the verdict, and whether a further round follows.
+"""Closing a round: its verdict, and the next round if one follows. Also the global set of significant operators.
 
-Idempotent by the unique key of (job, round): whoever comes second finds the verdict there and leaves. The verdict
-and the next round's items are one transaction, so that a crash in between cannot lose a round.
+(job, round) is a unique key of the verdict, so that a second caller changes nothing. The verdict and the items of the next
+round are one transaction, so that a crash cannot lose a round.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from farm.verdict.verdict import Verdict
 
 
 class Closing(StrEnum):
-    """What closing a round came to."""
+    """The result of closing a round."""
 
-    OPEN = "open"  # items of it are not closed yet: somebody will come again
-    ALREADY = "already"  # its verdict is there, or its job ended
-    DONE = "done"  # the job's last round
-    NEXT = "next"  # a further round is planned and wants publishing
+    OPEN = "open"  # some of its items are open; it will be closed later
+    ALREADY = "already"  # it has a verdict, or its job has ended
+    DONE = "done"  # it was the last round of the job
+    NEXT = "next"  # the next round is planned and must be published
 
 
 @dataclass(frozen=True)
 class ClosedRound:
+    """The result of closing a round, with the number of the next round and the outcome of the verdict."""
+
     closing: Closing
     next_round: int | None = None
     outcome: str = ""
 
 
 def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
-    """Aggregate a round whose items are all closed, once."""
+    """Aggregate a round once all its items are closed."""
     try:
         with database.write() as session:
             return _close(session, job_id, number)
@@ -54,7 +56,7 @@ def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
-    """Close a job's rounds from this one on, as far as every reading was there; the first that wants measuring."""
+    """Close rounds from this one on while readings serve all their items; returns the first round that needs measuring."""
     wanted: int | None = number
     while wanted is not None:
         closed = close_round(database, job_id, wanted)
@@ -83,7 +85,7 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     following, why = None, ""
     try:
         following = _next_round(session, job, request, evidence.parts, verdict)
-    except (NoSuchCard, UsageError) as error:  # the cards are not what they were; raised before anything is planned
+    except (NoSuchCard, UsageError) as error:  # the cards have changed; raised before anything is planned
         why = f"No further round could be planned: {error.message}"
     if request.operators == ("auto",) and verdict.too_large and following is None:
         why = why or "No operator type was added: the sum is too large already."
@@ -98,7 +100,7 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
 
 
 def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
-    """End a job whose round cannot be judged, with the reason in the place of a verdict. What was read is kept."""
+    """End a job whose round cannot be judged; its verdict holds the reason. Its readings are kept."""
     try:
         with database.write() as session:
             job = locked(session, tables.Job, job_id)
@@ -124,7 +126,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
 def _next_round(
     session: Session, job: tables.Job, request: Request, parts: Sequence[Part], verdict: Verdict
 ) -> int | None:
-    """Plan a further round if the card ran other operators than predicted, or the accuracy loop wants more types."""
+    """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operator types."""
     this = session.get_one(tables.Round, (job.id, job.round))
     if this.capture_id is None:
         return None
@@ -135,8 +137,8 @@ def _next_round(
     if newest is not None and newest.id != this.capture_id:
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
-    # Without a whole, or with readings that say nothing, no accuracy can be reached whatever is added. Nor with a sum that
-    # is too large already: every type that is added makes it larger.
+    # Without a whole, or without valid readings, more operators do not help. Nor if the sum is too large: each type that is
+    # added makes it larger.
     if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
         return None
     remember_significant(session, this.operators, "loop")
@@ -156,7 +158,7 @@ def significant(session: Session) -> set[str]:
 
 
 def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
-    """Add operator types to the global set; those that are there keep who added them."""
+    """Add operator types to the global set. Types that it has already are not changed."""
     there = significant(session)
     for name in dict.fromkeys(names):
         if name not in there:
@@ -169,13 +171,13 @@ def forget_significant(session: Session, names: Sequence[str]) -> None:
     """Remove operator types from the global set.
 
     Raises:
-        UnknownOperator: one of them is not in it.
+        UnknownOperator: a type is not in the set.
     """
     known = sorted(significant(session))
     for name in dict.fromkeys(names):
         if (row := session.get(tables.SignificantOperator, name)) is None:
             raise UnknownOperator(
                 f"'{name}' is not among the significant operators.",
-                did_you_mean(name, known) or f"There is: {', '.join(known) or 'none'}.",
+                did_you_mean(name, known) or f"The set has: {', '.join(known) or 'none'}.",
             )
         session.delete(row)

@@ -1,7 +1,6 @@
-"""From a request to a job: the model taken apart, its operators held against those asked for, the scope, the first round.
+"""From a request to a job: capture the model, check the requested operators, choose the scope, plan the first round.
 
-Torch is imported only where a model really has to be taken apart; a variant whose capture is in the database costs
-one query.
+Torch is imported only if a model has to be captured; a variant with a capture in the database costs one query.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from farm.devices.host import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
-from farm.jobs.planning import Planned, add_tuples, note_planning, tuples_with_ids
+from farm.jobs.planning import PlannedRound, add_tuples, note_planning, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.operators.roofline import roofline_of
 from farm.requests.memory import WithMemory, check_step_fits
@@ -45,15 +44,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tuples:
-    """The operator tuples that a model is made of, all of them in the database."""
+    """The operator tuples of a model, all of them stored."""
 
     calls: Mapping[str, int]  # tuple id -> calls of it in one pass
     capture_id: int
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What became of a request: a job and its first round."""
+class OpenedJob:
+    """A new job with its first round."""
 
     job_id: str
     round: int
@@ -62,7 +61,7 @@ class Opened:
     calls: int
     new: int  # items to measure now
     reused: int  # items that a reading served
-    left_out: Mapping[str, int] = field(default_factory=dict)  # combinations of a sweep that are impossible, by reason
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> impossible combinations of a sweep
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -85,19 +84,19 @@ def open_job(
     farm: str = "",
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
-    grown: Callable[[Opened, int], None] = lambda opened, tried: None,
-) -> Opened:
-    """A request as a job with its first round; nobody has been told of it yet.
+    grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None,
+) -> OpenedJob:
+    """Create the job of a request with its first round; nothing is published.
 
-    The tuples of a sweep are added batch by batch, each in a transaction of its own, so that the first can be measured while
-    the others are built. Who interrupts that cancels the job; one that is cut short otherwise `plan_rest` goes on with.
+    The tuples of a sweep are added in batches, each in its own transaction, so that the first are measured while the others
+    are built. KeyboardInterrupt cancels the job; `plan_rest` continues a planning that was interrupted otherwise.
 
     Args:
-        tuples: a model's, where `tuples_of` was asked before.
-        title: of a model that the catalog does not know.
+        tuples: the tuples of a model, if `tuples_of` was called before.
+        title: the title of a model that is not in the catalog.
         farm, pinned: see `jobs.create`.
-        grown: told of a sweep's job after each batch, as far as it is planned, and how many combinations were tried.
-        ready: called when the request is taken apart, before the cards are looked up: workers may start meanwhile.
+        grown: called after each batch of a sweep with the job as planned so far and the number of combinations tried.
+        ready: called after the capture and before the cards are looked up: workers may start meanwhile.
 
     Raises:
         UnknownOperator, CaptureError: see `tuples_of`.
@@ -105,7 +104,7 @@ def open_job(
     """
     if request.sweep is not None:
 
-        def create(operator_ids: Sequence[str]) -> Planned:
+        def create(operator_ids: Sequence[str]) -> PlannedRound:
             ready()
             return jobs.create(
                 database, request, card_ids, operator_ids=operator_ids, farm=farm, pinned=pinned, whole=False
@@ -124,7 +123,7 @@ def open_job(
     planned = jobs.create(
         database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
     )
-    return Opened(
+    return OpenedJob(
         planned.job_id,
         planned.round,
         title,
@@ -136,9 +135,9 @@ def open_job(
 
 
 def plan_rest(
-    database: Database, job: tables.Job, grown: Callable[[Opened, int], None] = lambda opened, tried: None
-) -> Opened:
-    """Go on with a sweep's job whose planning was cut short: what it lacks is added. Harmless while another is at it.
+    database: Database, job: tables.Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
+) -> OpenedJob:
+    """Continue the interrupted planning of a sweep's job. Harmless while another process plans it.
 
     Args:
         grown: see `open_job`.
@@ -153,14 +152,14 @@ def plan_rest(
 def _plan_sweep(
     database: Database,
     sweep: Sweep,
-    begin: Callable[[Sequence[str]], Planned],
-    grown: Callable[[Opened, int], None],
+    begin: Callable[[Sequence[str]], PlannedRound],
+    grown: Callable[[OpenedJob, int], None],
     placed: bool,
-) -> Opened:
+) -> OpenedJob:
     from farm.operators.sweep import Expansion
 
     expansion = Expansion(sweep)
-    opened: Opened | None = None
+    opened: OpenedJob | None = None
     try:
         for batch in expansion.batches():
             if placed:
@@ -170,7 +169,7 @@ def _plan_sweep(
             ids = [spec.id for spec in batch]
             if opened is None:
                 planned = begin(ids)
-                opened = Opened(planned.job_id, planned.round, str(sweep), 0, 0, 0, 0)
+                opened = OpenedJob(planned.job_id, planned.round, str(sweep), 0, 0, 0, 0)
             else:
                 planned = _add(database, opened.job_id, ids)
             tuples = opened.tuples + len(ids)
@@ -196,35 +195,35 @@ def _plan_sweep(
 
 
 def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
-    """Have it known what each tuple makes before a transaction asks for it: that imports torch, and runs the operators."""
+    """Compute the outputs of tuples before a transaction needs them: that imports torch and runs the operators."""
     from farm.operators.replay import offloadable
 
     for spec in specs:
         offloadable(spec)
 
 
-def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planned:
+def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> PlannedRound:
     """Raises:
-    NoSuchJob: it has ended meanwhile.
+    NoSuchJob: the job has ended meanwhile.
     """
     with database.write() as session:
         job = locked(session, tables.Job, job_id)
         if job is None or job.state != JobState.OPEN:
             raise NoSuchJob(
-                f"Job {job_id} has ended before it was planned to its end.", f"`farm retry {job_id}` goes on with it."
+                f"Job {job_id} ended before its planning was complete.", f"`farm retry {job_id}` continues it."
             )
         return add_tuples(session, job, operator_ids)
 
 
 def tuples_of(database: Database, request: Request, card_ids: Sequence[str], card: WithMemory | None = None) -> Tuples:
-    """Take a model apart, or look up what it was taken apart into, and hold the operators that it names against that.
+    """The tuples of a model, captured now unless the database has them; checks the operators of the request.
 
     Args:
-        card: the one with the least memory, where these are not registered yet.
+        card: the card with the least memory, if the cards are not registered yet.
 
     Raises:
-        UnknownOperator: none of the operators that were asked for by name occurs in the model.
-        CaptureError: the model cannot be taken apart without gaps.
+        UnknownOperator: none of the named operators is in the model.
+        CaptureError: the model cannot be captured without gaps.
         UsageError: a training step needs more memory than a card has.
     """
     device_type, torch = _device_and_torch(database, card_ids)
@@ -239,13 +238,15 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     return Tuples(calls, capture_id)
 
 
-def take_all_layers_apart(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """Of a model of which some layers are measured, store what all of them call, too: its report has a sum for them."""
+def capture_all_layers(database: Database, request: Request, card_ids: Sequence[str]) -> None:
+    """If only some layers of a model are measured, capture the whole model, too: its report has a sum for all layers."""
     if request.variant is None or not request.variant.layers:
         return
     whole = request.replace(
         variant=dataclasses.replace(request.variant, layers=0),
-        protocol=request.protocol.with_data("normal"),  # it is not run for its values: it may not fit anywhere
+        protocol=request.protocol.with_data(
+            "normal"
+        ),  # without running it for its values: it may not fit on any machine
     )
     device_type, torch = _device_and_torch(database, card_ids)
     try:
@@ -267,7 +268,7 @@ def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
-    """(device type, torch version) that the model is taken apart for: the cards', where they have registered."""
+    """(device type, torch version) to capture for: those of the cards, if they are registered."""
     local = torch_version()
     with database.read() as session:
         card = session.get(tables.Card, card_ids[0]) if card_ids else None
@@ -294,15 +295,15 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
 def capture_for(
     database: Database, request: Request, *, device_type: str, torch: str, card: WithMemory | None = None
 ) -> int:
-    """The id of the capture that the request's model goes by, taken apart now if the database has none.
+    """The id of the capture of the request's model, captured now unless the database has one.
 
     Args:
-        card: that a training step is to lie on.
+        card: the card whose memory a training step must fit.
 
     Raises:
-        CaptureError: the model cannot be taken apart without gaps.
+        CaptureError: the model cannot be captured without gaps.
         UsageError: a training step needs more memory than the card has.
-        Unreadable: it reads somebody's text, whose ids are not here.
+        Unreadable: the ids of the model's own text are not on this host.
     """
     assert request.variant is not None
     if request.variant.text:
@@ -321,7 +322,7 @@ def capture_for(
 
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
-    """Keep beside each call what its activations held when the model ran, unless that is known."""
+    """Store the values of the activations of each call, from a run of the model, unless they are stored."""
     call = tables.Call
     with database.read() as session:
         if (
@@ -335,7 +336,7 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
 
     seen = observe_values(variant, flops)
     if seen is None:
-        _log.warning("%s is not run for the values in its tensors: its tuples get standard normal data.", variant)
+        _log.warning("Using random normal inputs: %s is too large to run once for real values.", variant)
     with database.write() as session:
         store_values(session, capture_id, seen or {})
 

@@ -1,7 +1,7 @@
-"""What a request would come to: how much is to be measured, how much is known, how long it takes. Nothing is written.
+"""A dry run of a job: how many items it would measure, how many readings serve, how long it would take.
 
-A job is really planned, by the code that plans every job, in a database of its own that is thrown away afterwards. What
-decides the plan (cards, captures, readings) is copied into it; the farm's database is only read.
+The job is planned by the same code as every job, in a temporary database. Cards, captures and readings are copied into it;
+the farm's database is only read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from farm.types.request import Request
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """What a job would come to, or the further jobs of one command: what an earlier one reads is not new in a later."""
+class JobPreview:
+    """The plan of a job. Items that an earlier job of the same command measures are not new in a later one."""
 
     title: str
     cards: tuple[str, ...]  # ids
@@ -39,7 +39,7 @@ class Foreseen:
     calls: int
     new: int  # items to measure
     reused: int  # items that a reading serves
-    expected_s: float  # with nothing else to do, as the cards lived up to expectations lately
+    expected_s: float  # without other work, if the cards stay as fast as lately
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,30 +54,30 @@ class Foreseen:
 
 
 @contextmanager
-def rehearsing(database: Database | None, own: Collection[Card] = ()) -> Iterator[Rehearsal]:
-    """A rehearsal of the jobs of one command.
+def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
+    """A dry run of the jobs of one command.
 
     Args:
-        database: None where there is none yet.
-        own: cards of this host whose workers would start with the jobs: readings of other software than is installed here
+        database: None: there is none yet.
+        own: cards of this host whose workers would start with the jobs; readings of other software than the installed one
             do not serve them.
     """
-    with tempfile.TemporaryDirectory(prefix="farm-rehearsal-") as folder:
+    with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
         scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")
         try:
             scratch.upgrade()
-            yield Rehearsal(database, scratch, own)
+            yield DryRun(database, scratch, own)
         finally:
             scratch.close()
 
 
-class Rehearsal:
-    """See `rehearsing`."""
+class DryRun:
+    """Plans jobs in a temporary database; see `dry_running`."""
 
     def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
         self.database = database
         self.scratch = scratch
-        self.met: set[tuple[str, str, str]] = set()  # what an earlier job of this command reads
+        self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
         self._copy(tables.Software)
         self._copy(tables.Card)
         self._copy(tables.Protocol)
@@ -86,7 +86,7 @@ class Rehearsal:
             for card in own:
                 _renew(session, card)
 
-    def foresee(self, request: Request, card_ids: Sequence[str]) -> Foreseen:
+    def preview(self, request: Request, card_ids: Sequence[str]) -> JobPreview:
         """
         Raises:
             FarmError: as `farm.jobs.create.open_job`.
@@ -112,7 +112,7 @@ class Rehearsal:
                     left_s[item.card_id] += item.expected_s
                     self.met.add(subject)
         known = opened.new + opened.reused - new
-        return Foreseen(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, self._takes_s(left_s))
+        return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, self._takes_s(left_s))
 
     def _takes_s(self, left_s: Mapping[str, float]) -> float:
         if not left_s:
@@ -140,7 +140,7 @@ class Rehearsal:
 
 
 def _renew(session: Session, card: Card) -> None:
-    """A card of this host as its worker would register it, as far as that is known without the worker."""
+    """Write a card of this host as its worker would register it, as far as that is known without the worker."""
     row = session.get(tables.Card, card.id)
     if row is None:
         row = tables.Card(id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host)

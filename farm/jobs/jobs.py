@@ -1,7 +1,4 @@
-"""Jobs: opened with a first round, found, followed, tried again, ended.
-
-Everything here is a transaction on the database; publishing messages is the queues' business (`tasks`).
-"""
+"""Jobs: create, find, progress, cancel, retry, take over. Each is a transaction on the database; `tasks` publishes messages."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from farm.jobs import item_state
 from farm.jobs.balance import time_left_s
 from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
 from farm.jobs.cards import views as card_views
-from farm.jobs.planning import Planned, add_round, chosen_cards, note_planning
+from farm.jobs.planning import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_protocol
@@ -27,12 +24,12 @@ from farm.store.rows import lock_items, locked
 from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
 from farm.types.request import Request
 
-ABANDONED = "its `farm run` has ended unasked: the same command goes on where it stopped"
+ABANDONED = "its `farm run` has died: the same command continues where it stopped"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a job stands."""
+    """The progress of a job."""
 
     job_id: str
     title: str
@@ -42,19 +39,20 @@ class Progress:
     reused: int
     total: int
     expected_left_s: float
-    current: tuple[tuple[str, str], ...]  # (card id, label of what it measures)
+    current: tuple[tuple[str, str], ...]  # (card id, label of the item that it measures)
     started_at_s: float
     elapsed_s: float
     message: str = ""
-    abandoned: bool = False  # still open, and the command that worked on it is gone
+    abandoned: bool = False  # still open, but the command that worked on it has died
 
     @property
     def over(self) -> bool:
-        """Whether nobody works on it any more."""
+        """Whether nobody works on the job any more."""
         return self.state != JobState.OPEN or self.abandoned
 
     @property
     def closed(self) -> int:
+        """The number of closed items."""
         return sum(self.counts.get(state, 0) for state in tables.CLOSED)
 
     def to_json(self) -> dict[str, object]:
@@ -86,14 +84,14 @@ def create(
     pinned: bool = False,
     whole: bool = True,
     title: str = "",
-) -> Planned:
-    """Write a job with its first round.
+) -> PlannedRound:
+    """Create a job with its first round.
 
     Args:
         scope, capture_id, operator_ids, whole: see `planning.add_round`.
-        farm: the embedded farm that owns the job, "" for one that any control worker may continue.
-        pinned: the cards were named by a person: a card that was not, and is idle, takes nothing of it.
-        title: what people call it, where the request alone does not know (`catalog.title_of`).
+        farm: the embedded farm that owns the job; "": any control worker of the shared farm may continue it.
+        pinned: a person named the cards; no other card takes items of the job.
+        title: the title for people. Default: that of the request.
 
     Raises:
         NoSuchCard, UsageError: see `planning.chosen_cards`.
@@ -119,10 +117,10 @@ def create(
 
 
 def find(session: Session, job_or_prefix: str) -> tables.Job:
-    """The job of that id, or the only one whose id begins so.
+    """The job with this id, or the only job whose id begins so.
 
     Raises:
-        NoSuchJob: none, or several; an empty id, as of a shell's variable that is not set, is nobody's.
+        NoSuchJob: there is none, or several; or the id is empty, like an unset variable of a shell.
     """
     if not job_or_prefix.strip():
         raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
@@ -138,10 +136,10 @@ def find(session: Session, job_or_prefix: str) -> tables.Job:
 
 
 def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
-    """Where the job stands now.
+    """The progress of a job now.
 
     Args:
-        heartbeat_s: how often workers are seen, for telling a lost card; the setting's if None.
+        heartbeat_s: interval of heartbeats, after which cards count as lost. Default: the setting. Unit: s.
     """
     job = session.get_one(tables.Job, job_id)
     now = read_clock_s(session)
@@ -164,7 +162,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         select(Item.card_id, Item.role, tables.Operator.label)
         .select_from(Item)
         .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
-        # A claim whose lease has ended is nobody's work: its card died, and the job may wait for something.
+        # Without a valid lease nobody measures the item: its card died.
         .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
         .order_by(col(Item.card_id))
     ).all()
@@ -172,7 +170,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
     message = ABANDONED if gone else ""
     newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None and not gone:
-        cut = f"its planning was cut short: `farm retry {job_id}` goes on with it"
+        cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
     elif job.state == JobState.OPEN and not gone and not current:
         message = waits_for(session, job_id, heartbeat_s)
@@ -194,7 +192,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
 
 
 def cancel(database: Database, job_id: str) -> int:
-    """End a job: its open items are cancelled, their messages find nothing to do. How many items there were."""
+    """Cancel a job and its open items, whose messages then find nothing to do; returns the number of items."""
     with database.write() as session:
         job = locked(session, tables.Job, job_id)
         if job is None or job.state != JobState.OPEN:
@@ -207,9 +205,9 @@ def cancel(database: Database, job_id: str) -> int:
 
 
 def retry_failed(database: Database, job_id: str) -> int:
-    """Set what failed in a job, or was cancelled with it, waiting again with all attempts; how many items that is.
+    """Let the failed and cancelled items of a job wait again with all attempts; returns their number.
 
-    What is still in work since the cancel goes on, and what was read since is kept: neither is begun anew.
+    Items that are still being measured since the cancel go on, and items with a reading are kept.
     """
     with database.write() as session:
         job = locked(session, tables.Job, job_id)
@@ -221,7 +219,7 @@ def retry_failed(database: Database, job_id: str) -> int:
         kept = session.exec(item_state.STAND.update(its, col(Item.reading_id).is_not(None))).rowcount
         lasts = col(Item.lease_until_s) >= database_now()
         going_on = session.exec(item_state.GO_ON.update(its, item_state.in_work(), lasts)).rowcount
-        # All in the newest round: that is the one whose verdict is made anew.
+        # All in the newest round, whose verdict is made again.
         begun = session.exec(
             item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
         ).rowcount
@@ -229,7 +227,7 @@ def retry_failed(database: Database, job_id: str) -> int:
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
-            note_planning(session, job)  # where it was cut short, whoever goes on with it begins now
+            note_planning(session, job)  # if it was interrupted, the caller continues it now
             verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
@@ -237,13 +235,12 @@ def retry_failed(database: Database, job_id: str) -> int:
 
 
 def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) -> bool:
-    """Give a job to the farm that is to go on with it; False where another has it.
+    """Give a job to another farm, which continues it; False if its own farm is alive.
 
-    A `farm run` has its jobs as long as one of its workers is seen, or until it is known to have ended. Afterwards nobody
-    would look after them.
+    An embedded farm is alive while one of its workers is seen and its process is not known to have ended.
 
     Args:
-        heartbeat_s: how often workers are seen.
+        heartbeat_s: interval of heartbeats. Unit: s.
     """
     with database.write() as session:
         job = locked(session, tables.Job, job_id)
@@ -261,7 +258,7 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
 
 
 def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
-    """What a job waits for when no card works on what it still lacks; empty while one does."""
+    """What a job waits for if none of the cards of its open items works; "" otherwise."""
     views = {view.card.id: view for view in card_views(session, heartbeat_s)}
     rows = session.execute(
         select(Item.card_id, func.count())
@@ -278,7 +275,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         return ""
     card_id, number, view = idle[0]
     mend = {
-        CardState.STARTING: "its worker gets ready",
+        CardState.STARTING: "its worker is starting",
         CardState.DRAINING: f"`farm cards resume {card_id}`",
         CardState.QUARANTINED: f"`farm cards release {card_id}`",
     }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
@@ -289,10 +286,10 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
 
 
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
-    """Which of the requests are done already, `Request.id` -> the newest finished job that asked the same, and failed nowhere."""
+    """`Request.id` -> the newest job of the same request that is done without a failed item."""
     wanted = [request.id for request in requests]
     asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
-    not_whole = select(Item.job_id).where(
+    with_failures = select(Item.job_id).where(
         col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
     )
     of_several_softwares = (
@@ -306,7 +303,7 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         select(tables.Job.request_id, tables.Job.id)
         .where(
             col(tables.Job.id).in_(asked),
-            col(tables.Job.id).not_in(not_whole),
+            col(tables.Job.id).not_in(with_failures),
             col(tables.Job.id).not_in(of_several_softwares),
         )
         .order_by(col(tables.Job.created_at_s))

@@ -1,12 +1,10 @@
-"""Moving work between cards: away from one that is lost, drained or quarantined, and towards one that runs dry.
+"""Moving items between cards: away from cards that are lost, drained or quarantined, and to cards that will be idle.
 
-A move is a reassignment in the database and a new message; the old message finds its claim gone. Everything here is a
-transaction that returns what wants publishing.
+A move changes the card of an item in the database and publishes a new message; the old message finds its claim gone. Each
+function is a transaction that returns the ids of the items to publish.
 
-Of a job for which a person named cards, nothing moves to a card that was not named.
-
-Tuples move. A whole or a canary is about its very card: it waits for it, so that a card that was away for a moment or
-drained for an hour finds it, and is given up only when its job waits for nothing else.
+Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary measures its own
+card: it waits for that card, and is given up only when its job waits for nothing else.
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ def move_items(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Reassign a card's open tuples to its peers, where there are any; the ids of those that want publishing.
+    """Move a card's open tuples to its peers; returns the ids to publish.
 
-    Each goes to the peer that is free first, of those that its job may use. Late writes of the old card are fenced out.
+    Each goes to the peer that is free first among those that its job may use. Late results of the old card are rejected.
 
     Args:
-        in_work: also what the card holds a lease on: right for a card that is gone, wrong for one that drains.
-        unseen_s: only if the card has still not been seen for so long, and nothing that it took within that time. A card
-            that is back keeps what it has. Unit: s.
-        farm: whose jobs; a message goes to one farm's broker.
-        job_id: of this job only.
+        in_work: also claimed items: right for a card that is gone, wrong for one that drains.
+        unseen_s: only if the card has not been seen for this long, and only items that it claimed before. A card that is
+            back keeps its items. Unit: s.
+        farm: only jobs of this farm, whose broker gets the messages.
+        job_id: only this job.
     """
     if not peers:
         return []
@@ -79,7 +77,7 @@ def move_items(
             for item, peer_id in zip(items, to, strict=True):
                 item_state.MOVE.apply(item, card_id=peer_id)
             session.flush()
-        wholes = _whole_where_it_lacks(session, movable)
+        wholes = _missing_wholes(session, movable)
         return [item.id for item in [*wholes, *movable] if item.id is not None]
 
 
@@ -92,17 +90,17 @@ def give_up(
     farm: str = "",
     job_id: str | None = None,
 ) -> list[int]:
-    """Close the wholes and canaries of absent cards in jobs that wait for nothing else; the ids that want publishing.
+    """Close the wholes and canaries of absent cards in jobs that wait for nothing else; returns the ids to publish.
 
-    The verdict goes by the wholes that were read. Where that would be none, a working card reads one in their place.
-    A job with no working card of the kind waits, and says for what.
+    The verdict uses the wholes that were measured. If there would be none, a working card measures one instead.
+    A job without a working card of the kind goes on waiting.
 
     Args:
-        away: cards that take nothing.
-        working: cards that do.
-        for_now: those of `away` that may be back in a moment. They are waited for where they gave to the sum.
-        farm: whose jobs.
-        job_id: of this job only.
+        away: cards that take no items.
+        working: cards that take items.
+        for_now: cards of `away` that may be back soon. A job whose sum has readings of them waits for them.
+        farm: only jobs of this farm.
+        job_id: only this job.
     """
     if not away or not working:
         return []
@@ -127,17 +125,17 @@ def give_up(
             if session.exec(open_items).one() > len(items):
                 continue
             if any(item.card_id in for_now for item in items):
-                gave = _gave(session, key)
-                if any(item.card_id in for_now and item.card_id in gave for item in items):
+                contributors = _contributors(session, key)
+                if any(item.card_id in for_now and item.card_id in contributors for item in items):
                     continue
-            wanted += _give_up(session, jobs[key], items, working)
+            wanted += _close_absent(session, jobs[key], items, working)
         return [item.id for item in wanted if item.id is not None]
 
 
-def _give_up(
+def _close_absent(
     session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.Card]
 ) -> Sequence[Item]:
-    """Close one job's last open items, all of absent cards; the whole that is to be read in their place, if any is."""
+    """Close the last open items of a job, all of absent cards; returns the items to publish in their place, if any."""
     own = {card.id: card for item in items if (card := session.get(tables.Card, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)
@@ -148,16 +146,16 @@ def _give_up(
         item_state.GIVE_UP.apply(item)
     session.flush()
     wholes = session.exec(select(Item).where(Item.job_id == job.id, Item.role == "whole")).all()
-    # One that was tried and failed says that there is none to be had.
+    # If a whole failed for another reason, it would fail on another card as well.
     if not wholes or any(item.reason != item_state.CARD_LEFT for item in wholes):
         return ()
-    gave = _gave(session, job.id)
-    stand_in = min(peers, key=lambda card: (card.id not in gave, card.id))
+    contributors = _contributors(session, job.id)
+    stand_in = min(peers, key=lambda card: (card.id not in contributors, card.id))
     return bound_to(session, job, stand_in.id)
 
 
-def _gave(session: Session, job_id: str) -> set[str]:
-    """The cards whose readings of tuples the job's sum is made of."""
+def _contributors(session: Session, job_id: str) -> set[str]:
+    """The cards whose readings are in the sum of the job."""
     query = (
         select(tables.Reading.card_id)
         .join(Item, col(Item.reading_id) == col(tables.Reading.id))
@@ -169,25 +167,25 @@ def _gave(session: Session, job_id: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Load:
-    """What cards of one kind have to do."""
+    """The open items of cards of one kind."""
 
-    open_s: dict[str, float]  # card -> expected seconds of its open items
-    most: int  # items that are open on the card that has the most
-    slowness: dict[str, float]  # card -> as in `balance.Queue`
+    open_s: dict[str, float]  # card id -> expected seconds of its open items
+    most: int  # the highest number of open items of a card
+    slowness: dict[str, float]  # card id -> `balance.slowness`
 
     def dry(self, within_s: float) -> bool:
-        """Whether a card runs dry so soon, and another has more than the one item that it is at."""
+        """True if a card will be idle this soon while another has queued items."""
         ends_s = (self.slowness.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
         return self.most > 1 and min(ends_s, default=within_s) < within_s
 
 
 def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
-    """Give cards that run dry waiting tuples of the fullest ones; the ids of those that want publishing.
+    """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
 
     Args:
         cards: working cards of one model and one software.
-        dry_within_s: a card with less to do than this is given more. Unit: s.
-        farm: whose jobs.
+        dry_within_s: a card with less work than this gets more. Unit: s.
+        farm: only jobs of this farm.
     """
     with database.read() as session:
         load = _load(session, [card.id for card in cards])
@@ -213,7 +211,7 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
 
 
 def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[Waiting]:
-    """The tuples that wait on the cards, and which of these may take each."""
+    """The tuples that wait for the cards, each with the cards that may take it."""
     rows = session.execute(
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
@@ -237,7 +235,7 @@ def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[
 
 
 def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[Waiting]) -> list[int]:
-    """Move items, item id -> card id; the ids of those that were, and of the wholes that this makes necessary."""
+    """Move items (id -> card id); returns the ids of the moved items and of wholes that this makes necessary."""
     planned = [item for item in waiting if item.id in moves]
     with database.write() as session:
         still_open = lock_open_jobs(session, {item.job_id for item in planned})
@@ -250,25 +248,25 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[W
         moved: list[int] = []
         for (giver, taker), ids in ways.items():
             for batch in in_batches(ids):
-                # Only what still waits there: the card goes on working meanwhile, and another host may have moved the same.
+                # Only items that still wait there: the card goes on working, and another host may have moved them.
                 its = (col(Item.id).in_(batch), col(Item.card_id) == giver, col(Item.state) == ItemState.WAITING)
                 moving = item_state.MOVE.update(*its, card_id=taker).returning(col(Item.id))
                 moved += [item_id for item_id in session.exec(moving).scalars() if item_id is not None]
         items: list[Item] = []
         for batch in in_batches(moved):
             items += session.exec(select(Item).where(col(Item.id).in_(batch)))
-        wholes = _whole_where_it_lacks(session, items)
+        wholes = _missing_wholes(session, items)
         return [item.id for item in wholes if item.id is not None] + moved
 
 
 def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
-    """Those of the cards that may measure for a job: all, or those that a person named."""
+    """The cards that may measure for a job: all of them, or only those that its person named."""
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
 
 
-def _whole_where_it_lacks(session: Session, moved: Sequence[Item]) -> list[Item]:
-    """A card that contributes tuples measures the whole as well: the verdict holds each card against itself."""
+def _missing_wholes(session: Session, moved: Sequence[Item]) -> list[Item]:
+    """Wholes for cards that now contribute tuples: the verdict compares each card with itself."""
     wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
         wanted += bound_to(session, session.get_one(tables.Job, job_id), card_id)

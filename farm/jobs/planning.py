@@ -1,7 +1,7 @@
-"""Planning a round of a job: what it needs, what of that is read already, and who measures the rest.
+"""Planning a round of a job: the items that it needs, those that readings serve already, and the cards for the rest.
 
-The database is asked first: what has a reading that serves is closed at once, only the rest is placed on cards, where
-the whole model and a canary join it. All of it happens in the transaction of whoever opens or continues the job.
+Items with a reading that serves them are closed at once. Only the others are placed on cards, together with the whole model
+and a canary. All of this happens in the transaction of the caller that opens or continues the job.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from farm.store.tables import OPEN, Item, ItemState
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 
-#: What an item takes on a card beside its window and warm-up: rebuild, write, hand-over.
+#: The time of an item on a card besides window and warm-up: rebuilding, writing, the pause between items. Unit: s.
 ITEM_OVERHEAD_S = 0.3
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What planning one round came to."""
+class PlannedRound:
+    """A planned round: the number of items to measure, and of items that readings serve."""
 
     job_id: str
     round: int
@@ -42,7 +42,7 @@ class Planned:
 
 
 def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.Card]:
-    """The cards of those ids, in that order, if one job can measure on all of them.
+    """The cards with these ids, in this order, if one job can measure on all of them.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
@@ -76,15 +76,15 @@ def add_round(
     operator_ids: Sequence[str] = (),
     reason: str,
     whole: bool = True,
-) -> Planned:
-    """Give a job its next round, in the caller's transaction: its items closed, or placed on the job's cards.
+) -> PlannedRound:
+    """Give a job its next round, in the caller's transaction: items that are closed, or placed on the cards of the job.
 
     Args:
         scope: short names of the operator types to measure, or ("all",).
-        capture_id: for a model, the calls it is made of.
-        operator_ids: for a sweep, the tuples themselves.
+        capture_id: of a model: its calls.
+        operator_ids: of a sweep: its tuples.
         reason: why there is this round, for people.
-        whole: these are all of its tuples; else `add_tuples` adds more, until `note_planning` ends that.
+        whole: these are all tuples of the round; otherwise `add_tuples` adds more until `note_planning` ends the planning.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -135,13 +135,13 @@ def add_round(
     session.add_all(items)
     session.flush()
     closed = sum(item.state == ItemState.DONE for item in items)
-    return Planned(job.id, job.round, len(items) - closed, closed)
+    return PlannedRound(job.id, job.round, len(items) - closed, closed)
 
 
-def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -> Planned:
-    """Add tuples to the round of a sweep that is still being planned, in the transaction of who has locked the job.
+def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -> PlannedRound:
+    """Add tuples to the round of a sweep that is still being planned. The caller's transaction has locked the job.
 
-    Those that it has are left out.
+    Tuples that the job has already are left out.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -158,11 +158,11 @@ def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -
     note_planning(session, job)
     session.flush()
     closed = sum(item.state == ItemState.DONE for item in items)
-    return Planned(job.id, job.round, len(items) - closed, closed)
+    return PlannedRound(job.id, job.round, len(items) - closed, closed)
 
 
 def note_planning(session: Session, job: tables.Job, *, ended: bool = False) -> None:
-    """Show that the planning of a job's newest round gets on, or that it has all its items."""
+    """Record progress in planning a job's newest round, or its end."""
     values: dict[str, Any] = {"progress_at_s": database_now()}
     if ended:
         values["planned_at_s"] = database_now()
@@ -177,7 +177,7 @@ def _tuples(
     cards: Sequence[tables.Card],
     operators: Sequence[tuple[Any, str]],
 ) -> list[Item]:
-    """Items of operators under the protocols of those ids: closed with a reading that is there, or placed on a card."""
+    """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
     roofline = _roofline(request, cards[0])
     now_s = read_clock_s(session)
     tuples = [
@@ -208,7 +208,7 @@ def _wholes(
     tuples: Sequence[Item],
     expected_s: float,
 ) -> list[Item]:
-    """The whole model on every card that contributes: those that measure now, those whose readings are reused."""
+    """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
     assert request.variant is not None
     protocol = request.protocol.of_whole
     store_protocol(session, protocol)
@@ -222,16 +222,16 @@ def _wholes(
         whole = new_item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
-            wholes.append(whole)  # a lender that was not chosen gives what it has, and is asked for nothing
+            wholes.append(whole)  # a card that was not chosen lends readings, but measures nothing
     if not wholes:
         wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
     return wholes
 
 
 def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
-    """A job's whole on a card, new where the card has none, and what of the card was given up: all that now waits."""
+    """Let a job's whole wait on a card, and the items that were given up there; a new whole if the card has none."""
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
-    # A second row would have the same unique key.
+    # These rows are used again: a second row would have the same unique key.
     given_up = (*its, col(Item.card_id) == card_id, col(Item.reason) == item_state.CARD_LEFT)
     again = session.exec(item_state.AGAIN.update(*given_up, round=job.round).returning(col(Item.id))).scalars().all()
     bound = session.exec(
@@ -269,11 +269,11 @@ def new_item(
     expected_s: float,
     now_s: float | None = None,
 ) -> Item:
-    """An item that waits.
+    """A new waiting item.
 
     Args:
-        now_s: the time by the database's clock, of whoever makes many: rows whose time the database itself fills in are
-            inserted one by one.
+        now_s: the time on the clock of the database, if the caller makes many: rows with a time that the database fills in
+            are inserted one by one. Unit: s.
     """
     item = Item(
         job_id=job.id,
@@ -294,9 +294,9 @@ def new_item(
 def _operators(
     session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
 ) -> list[tuple[Any, str]]:
-    """What is to be read, and under the protocol of which id: a tuple that meets two classes of data is two things.
+    """(operator, protocol id) of everything to measure. A tuple with two classes of data has two protocols.
 
-    The operators are rows of what planning asks of them, without their specs.
+    The operators are rows of the columns that planning needs, without specs.
     """
     if capture_id is not None:
         pairs = list(classes(session, capture_id, request.protocol.data))
@@ -315,14 +315,13 @@ def _operators(
     wanted = [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
     if request.placements == "none":
         return wanted
-    return wanted + _placed(session, request, found, pairs)
+    return wanted + _under_placements(session, request, found, pairs)
 
 
-def _placed(
+def _under_placements(
     session: Session, request: Request, found: Mapping[str, Any], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[Any, str]]:
-    """The tuples again under each placement that is asked for, in the class of data that they first meet: what crosses the
-    wire costs the same whatever it is."""
+    """The tuples under each requested placement, with the class of data of their first call: transfers do not depend on values."""
     from farm.operators.replay import placements_of
 
     first = dict(reversed(pairs))
@@ -340,7 +339,7 @@ def _placed(
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
-    """Stored operators by their ids; those that are no tuples, as a simulated card has them, are left out."""
+    """Stored tuples by id. Rows that do not parse as tuples, as in tests with simulated cards, are left out."""
     operator, tuples = tables.Operator, {}
     for batch in in_batches(operator_ids):
         for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
@@ -354,7 +353,7 @@ def _mean_s(items: Sequence[Item]) -> float:
 
 
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> None:
-    """Close the items for which a reading is there."""
+    """Close the items that a reading serves."""
     software_id = cards[0].software_id
     if software_id is None:
         return
@@ -366,7 +365,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> list[str]:
-    """Longest first onto the card that is free first, counting what waits there already (LPT); a card id for each item."""
+    """Place each item, longest first, on the card that is free first, behind the items that wait there (LPT); a card id each."""
     ahead = dict(
         session.execute(
             select(Item.card_id, func.sum(Item.expected_s))
@@ -382,7 +381,7 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[table
 
 
 def _expected_s(request: Request, roofline: Roofline, operator: Any) -> float:
-    """A guess at an item's time on the card: the window holds at least a dozen passes."""
+    """Estimate an item's time on the card: the window holds at least a dozen passes. Unit: s."""
     one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
     return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)
 

@@ -14,7 +14,7 @@ from cli.run_options import Asked
 from cli.trace import sparkline
 from farm.devices.device import Card
 from farm.jobs import cards, jobs
-from farm.jobs.create import Opened
+from farm.jobs.create import OpenedJob
 from farm.settings import settings
 from farm.store import tables
 from farm.types.reading import Trace
@@ -321,7 +321,7 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
 
 def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeypatch):
     def made(_database, _planned, outcome, **_):
-        outcome.submitted += [Opened(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
+        outcome.submitted += [OpenedJob(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
         outcome.refused += [{"title": "ghi", "reason": "it has no operators"}]
 
     for module, name, instead in (

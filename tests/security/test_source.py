@@ -29,7 +29,7 @@ ALLOWED = {
     ("farm/models/tensors.py", "torch"),  # dtypes of a fixed list
     ("farm/operators/allow_list.py", "torch"),  # overloads of a fixed list
     ("farm/operators/encoding.py", "torch"),  # dtypes and memory formats of a fixed list
-    ("farm/operators/profiled.py", "torch"),  # operators that the profiler named
+    ("farm/operators/profiler.py", "torch"),  # operators that the profiler named
     ("farm/study/results.py", "importlib.import_module"),  # studies of a fixed list
 }
 

@@ -15,7 +15,7 @@ VARIANT = Variant("squeezenet1_1", 1, 32)
 class Bench:
     """A laboratory whose process is this one."""
 
-    def in_place(self, variant, most):
+    def in_situ(self, variant, most):
         subject = Subject("variant", variant.id, variant.to_json())
         return in_situ.compare(subject, Protocol(launch="eager"), CPU, most)
 

@@ -7,7 +7,7 @@ from sqlmodel import SQLModel, select
 
 from farm.devices.device import Card
 from farm.jobs.create import open_job
-from farm.jobs.dry_run import rehearsing
+from farm.jobs.dry_run import dry_running
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
@@ -31,9 +31,9 @@ def test_what_is_foreseen_is_what_comes_and_nothing_is_written(any_database):
     for request in (MODEL, SWEEP):
         for _ in range(2):  # with nothing known, then with one reading
             before = rows_of(any_database)
-            with rehearsing(any_database) as rehearsal:
-                foreseen = rehearsal.foresee(request, cards)
-                again = rehearsal.foresee(request, cards)
+            with dry_running(any_database) as rehearsal:
+                foreseen = rehearsal.preview(request, cards)
+                again = rehearsal.preview(request, cards)
             assert rows_of(any_database) == before
             opened = open_job(any_database, request, cards)
             assert (foreseen.tuples, foreseen.calls, foreseen.new, foreseen.reused) == (
@@ -51,8 +51,8 @@ def test_what_is_foreseen_is_what_comes_and_nothing_is_written(any_database):
 
 def test_before_there_is_a_database_everything_is_new():
     card = Card(id="CPU-1", kind="cpu", model="a CPU", memory_bytes=1, host="here")
-    with rehearsing(None, [card]) as rehearsal:
-        foreseen = rehearsal.foresee(SWEEP, [card.id])
+    with dry_running(None, [card]) as rehearsal:
+        foreseen = rehearsal.preview(SWEEP, [card.id])
     assert (foreseen.tuples, foreseen.new, foreseen.reused) == (2, 2, 0)
 
 
@@ -64,17 +64,17 @@ def test_readings_of_another_software_than_is_installed_do_not_serve(database):
     with database.read() as session:
         row = session.exec(select(tables.Card)).one()
     own = Card(id=row.id, kind="simulated", model=row.model, memory_bytes=0, host="here")
-    with rehearsing(database, [own]) as rehearsal:
-        assert rehearsal.foresee(SWEEP, cards).new == 2
-    with rehearsing(database) as rehearsal:
-        assert rehearsal.foresee(SWEEP, cards).new == 0
+    with dry_running(database, [own]) as rehearsal:
+        assert rehearsal.preview(SWEEP, cards).new == 2
+    with dry_running(database) as rehearsal:
+        assert rehearsal.preview(SWEEP, cards).new == 0
 
 
 def test_configurations_of_fast_and_slow_memory_are_items_of_their_own(database):
     cards = register(database, 0)
     placed = SWEEP.replace(placements="all")
-    with rehearsing(database) as rehearsal:
-        plain, foreseen = rehearsal.foresee(SWEEP, cards), rehearsal.foresee(placed, cards)
+    with dry_running(database) as rehearsal:
+        plain, foreseen = rehearsal.preview(SWEEP, cards), rehearsal.preview(placed, cards)
     assert (plain.new, foreseen.new) == (
         2,
         2 * 15,
@@ -84,6 +84,6 @@ def test_configurations_of_fast_and_slow_memory_are_items_of_their_own(database)
     assert len(items) == opened.new == 2 * 16
     assert len({item.protocol_id for item in items}) == 16
     complete(database, claim(database, items[-1]), items[-1].card_id)
-    with rehearsing(database) as rehearsal:
-        again = rehearsal.foresee(placed, cards)
+    with dry_running(database) as rehearsal:
+        again = rehearsal.preview(placed, cards)
     assert again.reused == 1
