@@ -227,7 +227,7 @@ def _placed(
         )
     except FarmUnavailable as error:
         say(f"What tensors add in slow memory is taken from bytes: {error.message}")
-    return memories.with_placing(found, read, amounts, slow_bytes_per_s, moves=moves, wire=wire)
+    return memories.with_offload_plans(found, read, amounts, slow_bytes_per_s, moves=moves, wire=wire)
 
 
 def _found(variant: Variant, card: str | None, job: str) -> Memory:

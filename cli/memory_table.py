@@ -17,7 +17,7 @@ from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 if TYPE_CHECKING:
     from farm.memory_report.step_memory import Memory
     from farm.operators.captured import CapturedTensor
-    from farm.slow_memory.offload_plan import Placing
+    from farm.slow_memory.offload_plan import OffloadPlans
     from farm.training.tensor_lifetime import PeriodInterval
 
 _LONGEST_PATH = 48
@@ -41,14 +41,14 @@ def table(found: Memory) -> RenderableType:
         parts += [Text(), *map(tables.hanging, answers)]
     if found.recomputed:
         parts += [Text(), _recomputed(found)]
-    if found.placing is not None:
-        placing = found.placing
-        parts += [Text(), *map(tables.hanging, sentences(found.life, placing)), Text()]
-        if len(placing.plans) > 1 or placing.run is not None:
-            parts += [_plans(found, placing), Text()]
-        parts.append(_curve(placing))
-        if len(placing.plans) == 1 and placing.plan.slow:
-            parts += [Text(), _placement(found, placing)]
+    if found.offload_plans is not None:
+        offload_plans = found.offload_plans
+        parts += [Text(), *map(tables.hanging, sentences(found.life, offload_plans)), Text()]
+        if len(offload_plans.plans) > 1 or offload_plans.run is not None:
+            parts += [_plans(found, offload_plans), Text()]
+        parts.append(_curve(offload_plans))
+        if len(offload_plans.plans) == 1 and offload_plans.plan.slow:
+            parts += [Text(), _placement(found, offload_plans)]
     return Group(*parts)
 
 
@@ -171,14 +171,14 @@ def _recomputed(found: Memory) -> Table:
     return table
 
 
-def _plans(found: Memory, placing: Placing) -> Table:
+def _plans(found: Memory, offload_plans: OffloadPlans) -> Table:
     """A row for all fast and one for each plan; as run where it was."""
-    ran = placing.run is not None
+    ran = offload_plans.run is not None
     names = (">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors")
-    if moves := placing.moves_bytes_per_s is not None:
+    if moves := offload_plans.moves_bytes_per_s is not None:
         names += (">moves a step",)
     table = tables.ruled(*names, ">gap", drops=("gap", "slow tensors"))
-    for row in plan_rows(found.life, placing):
+    for row in plan_rows(found.life, offload_plans):
         plan = row.plan
         size, slow, to_best = (
             ("all fast", "0", "") if plan is None else (_size(plan.fast_bytes), str(len(plan.slow)), percent(plan.gap))
@@ -190,26 +190,26 @@ def _plans(found: Memory, placing: Placing) -> Table:
     return table
 
 
-def _curve(placing: Placing) -> Table:
+def _curve(offload_plans: OffloadPlans) -> Table:
     table = tables.ruled(">fast memory", ">step", ">times all fast", ">slow tensors", ">gap", drops=("gap",))
-    for plan in placing.curve:
-        times = f"{plan.time_us / placing.all_fast_us:.3f}"
+    for plan in offload_plans.curve:
+        times = f"{plan.time_us / offload_plans.all_fast_us:.3f}"
         tables.row(
             table, _size(plan.fast_bytes), quantity(plan.time_us, TIME), times, str(len(plan.slow)), percent(plan.gap)
         )
     return table
 
 
-def _placement(found: Memory, placing: Placing) -> Table:
+def _placement(found: Memory, offload_plans: OffloadPlans) -> Table:
     table = tables.ruled("in slow memory", "role", ">size", ">adds", drops=("role",))
-    slow = placing.slow(found.life, placing.plan)
+    slow = offload_plans.slow(found.life, offload_plans.plan)
     for tensor in slow[:_MOST_SLOW]:
-        adds_us = placing.costs.slow_us.get(tensor.number, 0.0)
+        adds_us = offload_plans.costs.slow_us.get(tensor.number, 0.0)
         name = tables.clipped(_named(tensor), _LONGEST_PATH)
         tables.row(table, name, tensor.role, _size(tensor.size_bytes), quantity(adds_us, TIME))
     if len(slow) > _MOST_SLOW:
         rest = slow[_MOST_SLOW:]
-        adds_us = sum(placing.costs.slow_us.get(tensor.number, 0.0) for tensor in rest)
+        adds_us = sum(offload_plans.costs.slow_us.get(tensor.number, 0.0) for tensor in rest)
         size = _size(sum(tensor.size_bytes for tensor in rest))
         tables.row(table, f"and {len(rest)} more; --json has them all", "", size, quantity(adds_us, TIME))
     return table

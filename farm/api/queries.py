@@ -87,7 +87,7 @@ def step_memory(
         slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings there. Default: from readings.
 
     Returns:
-        The memory over the step. With ``fast``, ``placing.plans`` name the tensors in slow memory, and ``placing.curve`` has
+        The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow memory, and ``offload_plans.curve`` has
         the effect of less and more. ``to_json()`` is what ``farm memory --json`` prints.
 
     Raises:
@@ -106,4 +106,4 @@ def step_memory(
     with known.read() as session:
         found = memories.with_readings(session, found)
         read = memories.read_in_slow_memory(session, found) if amounts else None
-    return memories.with_placing(found, read, amounts, bytes_per_s) if amounts else found
+    return memories.with_offload_plans(found, read, amounts, bytes_per_s) if amounts else found

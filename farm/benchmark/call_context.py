@@ -1,15 +1,14 @@
-"""What each tuple of a model takes where it stands: between the calls that really surround it, in the order of the model.
+"""Time each tuple of a model in the context of its calls: between the calls that surround it in the model.
 
-How much of an operator's code and data is still in the caches when it is called depends on what ran since the last
-time: a net of few kernels finds most of their code again, one of many finds nothing. So beside the window of a whole
-its calls are played again from the tuples, each rebuilt, in one graph: in the order of the model, with weights of their
-own where the model has weights of its own, and each on the memory that the calls before it wrote, which lives as long as
-it does in the model. Each call runs twice there, between events of the graph: the first finds what its neighbours left,
-the second what it left itself. The difference is what the place adds to the tuple looped with everything warm; what an
-event adds is in both.
+How much of an operator's code and data is still cached when it is called depends on the calls since its last run: a model of few
+kernels finds most of their code again, a model of many finds nothing. So, beside the window of a whole model, its calls are
+replayed from the tuples in one graph: in the model's order, with weights of their own wherever the model has, and on
+the memory that earlier calls wrote, which lives as long as in the model. Each call runs twice, between events of the graph.
+The first run finds the caches as its neighbours left them, the second as the first left them. The difference is what the
+context adds to a tuple that is looped with warm caches; events add the same to both.
 
-Nothing of the model but the order of its calls, the lives of its storages and its own integers (token ids, positions, masks:
-what is computed from them says where others read) goes in.
+The replay uses the order of the model's calls, the lifetimes of its storages and its own integers (token ids, positions, masks:
+values computed from them are addresses of other reads), and nothing else of the model.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ if TYPE_CHECKING:
     from farm.operators.captured import Capture, CapturedCall
     from farm.operators.rebuild import Rebuilt
 
-BUDGET_S = 0.25  # of all replays together
+BUDGET_S = 0.25  # for all replays together
 REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
-#: Runs a call's operator once or more and returns what the first run returned.
+#: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[["CapturedCall", "Rebuilt"], object]
-#: Is told before each call its index, and behind the last their number, and the memory that is held by storage.
+#: Called before each call with its index, and after the last with their number; and with the memory of each live storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
 def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
-    """Time the tuples of a capture in the order of its calls: tuple id -> what its place adds.
+    """Time the tuples of a capture in the order of its calls: tuple id -> time that the context adds.
 
     Args:
-        pass_s: about what one pass of the model takes.
+        pass_s: approximate time of one pass of the model.
 
     Raises:
         FarmError: a tuple cannot be built.
         torch.OutOfMemoryError: the tuples do not fit beside the model.
     """
     player = Player(capture, device)
-    player.play(lambda _, operator: operator.run())  # libraries load, and choose what they run
+    player.play(lambda _, operator: operator.run())  # libraries load and select their algorithms
     torch.cuda.synchronize(device)
     events = [tuple(torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)) for _ in capture.calls]
 
@@ -70,7 +69,7 @@ def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(max(least, min(most, math.ceil(BUDGET_S / (6 * pass_s))))):
         graph.replay()
-        graph.replay()  # this one is read: it finds the caches as a pass leaves them to the next
+        graph.replay()  # this one counts: it finds the caches as one pass leaves them to the next
         torch.cuda.synchronize(device)
         for call, (first, second, third) in zip(capture.calls, events, strict=True):
             added_ms = first.elapsed_time(second) - second.elapsed_time(third)
@@ -87,15 +86,19 @@ def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict
 
 
 class Player:
-    """Plays the calls of a capture from its tuples: what one returns is what others are given, as in the model."""
+    """Replays the calls of a capture from its tuples: later calls are given what earlier calls returned, as in the model.
+
+    Attributes:
+        given: the memory of storages that no call makes (weights, inputs), by storage number.
+    """
 
     def __init__(self, capture: Capture, device: torch.device) -> None:
         from farm.operators.rebuild import rebuild
 
-        self._capture, self._device = capture, device
+        self.capture, self.device = capture, device
         self._shapes = {tuple_id: rebuild(spec, "meta") for tuple_id, spec in capture.tuples.items()}
         self._last = {storage: call.index for call in capture.calls for storage in (*call.reads, *call.writes)}
-        self.given: dict[int, torch.UntypedStorage] = {}  # weights, and what no call makes: storage -> memory
+        self.given: dict[int, torch.UntypedStorage] = {}
         made: set[int] = set()
         outside: set[int] = set()
         wanted: dict[str, list[CapturedCall]] = defaultdict(list)
@@ -115,50 +118,47 @@ class Player:
                         self.given[storage] = self._held(storage, base)
 
     def _held(self, storage: int, base: torch.Tensor) -> torch.UntypedStorage:
-        """A copy of what memory holds that no call makes: the model's own integers, else what the tuple has there."""
-        integers = self._capture.integers.get(storage)
+        """The initial content of a storage that no call makes: the model's own integers, else the tuple's values."""
+        integers = self.capture.integers.get(storage)
         if integers is None or integers.device.type == "meta":
             return base.clone().untyped_storage()
-        return _bytes_of(integers).to(self._device, copy=True).untyped_storage()
+        return _bytes_of(integers).to(self.device, copy=True).untyped_storage()
 
-    def placed(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
-        """The same calls, with these of the storages that no call makes where ``copied`` puts them.
-
-        What lies on the host all the same stays there.
-        """
+    def with_copies(self, storages: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Player:
+        """The same calls, with copies of these storages if no call makes them and they are not on the host."""
         other = copy.copy(self)
         other.given = {
             number: copied(_bytes_of(memory)).untyped_storage()
-            if number in storages and memory.device.type == self._device.type
+            if number in storages and memory.device.type == self.device.type
             else memory
             for number, memory in self.given.items()
         }
         return other
 
     def play(self, step: Step, *, once: bool = False, before: Before = lambda index, memory: None) -> None:
-        """Go through all calls. Memory that a call makes is let go of behind the last that reads it.
+        """Run all calls. Memory that a call makes is freed after the last call that uses it.
 
         Args:
-            once: a step runs its operator a single time, so that what it counts stands where one run leaves it.
+            once: `step` runs its operator once, so that counters need not be restored.
         """
         from farm.operators.rebuild import Rebuilt
 
         memory = dict(self.given)
-        for call in self._capture.calls:
+        for call in self.capture.calls:
             before(call.index, memory)
             shapes = self._shapes[call.tuple_id]
             storages = [
-                _on(memory.get(storage), base, self._device)
+                _on(memory.get(storage), base, self.device)
                 for base, storage in zip(shapes.storages, self._numbers(call), strict=True)
             ]
-            operator = Rebuilt(shapes.spec, self._device, storages)
+            operator = Rebuilt(shapes.spec, self.device, storages)
             counters = [
                 (base, base.clone())
                 for number, base in zip(self._numbers(call), storages, strict=True)
                 if not once and number in call.writes and not base.is_floating_point()
             ]
             out = step(call, operator)
-            if counters:  # of tokens, say, and others write where they stand: that is where one run leaves them
+            if counters:  # for example of tokens, which say where others write: leave them as one run does
                 for counter, kept in counters:
                     counter.copy_(kept)
                 operator.run()
@@ -171,11 +171,11 @@ class Player:
             for storage in (*call.reads, *call.writes):
                 if self._last[storage] == call.index and storage not in self.given:
                     memory.pop(storage, None)
-        before(len(self._capture.calls), memory)
+        before(len(self.capture.calls), memory)
 
     def _numbers(self, call: CapturedCall) -> list[int]:
-        """The capture's storages behind those of a call's tuple, in the tuple's order."""
-        spec = self._capture.tuples[call.tuple_id]
+        """The capture's storage numbers of a call, in the order of its tuple's storages."""
+        spec = self.capture.tuples[call.tuple_id]
         behind = dict(zip(dict.fromkeys(tensor.storage for tensor in spec.tensors), call.reads, strict=True))
         return [behind[number] for number in range(len(behind))]
 
@@ -185,9 +185,9 @@ def _bytes_of(memory: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _on(memory: torch.UntypedStorage | None, base: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the shape of one on meta, on memory that is there, or else on new memory.
+    """A tensor with the shape of a meta tensor, on the given memory or else on new memory.
 
-    Memory that is there may be the host's: attention on a card hands the seed of what it drops from call to call there.
+    The given memory may be the host's: attention on a GPU passes its dropout seed from call to call there.
     """
     if memory is None or memory.nbytes() < base.untyped_storage().nbytes():
         return torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=device)

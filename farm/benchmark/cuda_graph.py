@@ -1,4 +1,4 @@
-"""Passes made into a CUDA graph."""
+"""Streams and CUDA graphs. All functions but the captures do nothing on a CPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 import torch
 
 
-def one_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for all that this process does, the health check and every copy too: the current one from now on.
+def synchronize(device: torch.device) -> None:
+    """Wait for all work on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
-    Once there is work on a second, memory operations inside a graph may take some 14 us longer (docs/method.md, "One
-    stream"). It is not the default one, on which no graph can be captured.
+
+def one_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Make one stream current for all later work of this process, health checks and copies included; None on a CPU.
+
+    Once a second stream has work, memory operations inside a graph may take 14 us longer (docs/method.md, "One stream"). It
+    is not the default stream, on which no graph can be captured.
     """
+    if device.type != "cuda":
+        return None
     if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
         torch.cuda.set_stream(torch.cuda.Stream(device))
     return torch.cuda.current_stream(device)
@@ -23,11 +31,11 @@ def one_stream(device: torch.device) -> torch.cuda.Stream:
 def capture_graph(
     calls: Sequence[Callable[[], object]], device: torch.device, pool: Any = None
 ) -> torch.cuda.CUDAGraph:
-    """One graph of all calls, one behind the other.
+    """Capture one graph of all calls, one after the other.
 
-    Not `torch.cuda.graph`: it collects garbage and empties the allocator's cache at each capture, which costs more than
-    a short tuple's whole window. Outputs die at once, so the calls of a graph write to the same memory, as the allocator
-    does it in a running model.
+    Not `torch.cuda.graph`: at each capture it collects garbage and empties the allocator's cache, which costs more than the
+    whole window of a short tuple. Outputs are freed at once: the calls of a graph write to the same memory, as in a running
+    model.
     """
     with capturing(device, pool) as captured:
         for call in calls:
@@ -37,10 +45,10 @@ def capture_graph(
 
 @contextlib.contextmanager
 def capturing(device: torch.device, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """A graph of all that is launched inside."""
+    """Capture a graph of all work that the block launches."""
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    # thread_local: the sampler and other threads may go on calling the driver.
+    # thread_local: the sampler and other threads may call the driver meanwhile.
     captured.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield captured

@@ -328,6 +328,13 @@ def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
+def applied(protocol: Protocol) -> Iterator[None]:
+    """The numeric flags and the grad mode of a protocol."""
+    with numeric_flags(protocol), grad_mode(protocol):
+        yield
+
+
+@contextlib.contextmanager
 def numeric_flags(protocol: Protocol) -> Iterator[None]:
     """TF32 and cuDNN's flags as the protocol says, put back afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

@@ -183,6 +183,8 @@ class Runner:
         if isinstance(request, MeasureRequest) and self.check_due and (unfit := self.check()):
             # As if the process had crashed: the next process starts with the same check, and its result decides.
             raise Unmeasurable("crashed", f"The card failed its health check between two items: {unfit}")
+        if isinstance(request, VerifyRequest):
+            on_phase("verify", {})
         return handler(request, on_phase)
 
     @property
@@ -262,12 +264,11 @@ class TorchVerifier(Runner):
         self._torch_device = torch.device("cuda:0" if cuda else "cpu")
         self.software = _software(torch, device.card)
 
-        def verify(request: VerifyRequest, on_phase: OnPhase) -> Verified:
-            on_phase("verify", {})
-            found = verification.verify(request.subject, request.protocol, self._torch_device, request.predicted)
-            return Verified(*found)
-
-        self.handlers = {VerifyRequest: verify}
+        self.handlers = {
+            VerifyRequest: lambda one, on_phase: Verified(
+                *verification.verify(one.subject, one.protocol, self._torch_device, one.predicted)
+            )
+        }
 
     def poisoned(self) -> bool:
         if self._torch_device.type != "cuda":

@@ -1,7 +1,8 @@
-"""One holder per card and host: a second worker on the same card must refuse to start, and say whom it met.
+"""Host-wide locks: one process per card, and one process at a time for resources that the cards of a host share.
 
-`flock` on a file in a host-wide directory: the kernel lets go of it when the holder dies, however it dies. The
-directory is to be mounted into containers, and is world-writable and sticky because two users' workers must meet.
+A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder dies, however it dies. The file
+names the holder for the next process. The directory must be mounted into containers; it is world-writable and sticky, because
+workers of different users must share it.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from farm.errors import CardBusy, SettingsError
 
 
 class CardLock:
-    """The exclusive right to measure on a card, as a context manager or through `acquire` and `release`.
+    """The exclusive right to measure on a card: a context manager, or `acquire` and `release`.
 
-    A child made by `fork` shares the lock until both have closed it; one made by `exec` does not.
+    A child made by `fork` shares the lock until both have closed it; a child made by `exec` does not.
 
     Args:
-        started_by: the process that a person started and that began this one; the one to be named to whoever comes next.
+        started_by: the id of the process that a person started and that started this one; other processes are given it as
+            the holder.
     """
 
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:
@@ -41,45 +43,44 @@ class CardLock:
         return self._descriptor is not None
 
     def acquire(self) -> Self:
-        """Take the lock at once or not at all.
+        """Acquire the lock without waiting.
 
         Raises:
-            CardBusy: another process holds it; the message names pid, host and command.
-            SettingsError: there can be no lock in that directory.
+            CardBusy: another process holds it; the message names its id, host and command.
+            SettingsError: the directory cannot have locks.
         """
         if self._descriptor is not None:
             return self
-        _make_directory(self.path.parent)
-        try:
-            descriptor = _open(self.path)
-        except OSError as error:
-            raise SettingsError(
-                f"The lock of card {self.card_id} cannot be opened: {error}.",
-                "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
-            ) from error
-        try:
-            taken = _taken(descriptor)
-        except OSError as error:
-            os.close(descriptor)
-            raise SettingsError(
-                f"The lock of card {self.card_id} cannot be taken: {error}.",
-                "Give FARM_LOCK_DIR a directory on a local file system.",
-            ) from error
-        if not taken:
-            holder = _read(descriptor)
-            os.close(descriptor)
-            raise CardBusy(
-                f"The card {self.card_id} is taken by {_describe(holder)}.",
-                "Wait for it, end it, or choose another card with --card."
-                if _has_another(self.card_id)
-                else "Wait for it, or end it.",
-            )
-        _sign(descriptor, self.started_by)
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = _open(self.path)
+            except OSError as error:
+                raise SettingsError(
+                    f"The lock of card {self.card_id} cannot be opened: {error}.",
+                    "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
+                ) from error
+            stack.callback(os.close, descriptor)
+            try:
+                locked = _try_lock(descriptor)
+            except OSError as error:
+                raise SettingsError(
+                    f"The lock of card {self.card_id} cannot be taken: {error}.",
+                    "Give FARM_LOCK_DIR a directory on a local file system.",
+                ) from error
+            if not locked:
+                raise CardBusy(
+                    f"The card {self.card_id} is taken by {_holder(descriptor)}.",
+                    "Wait for it, end it, or choose another card with --card."
+                    if _has_another(self.card_id)
+                    else "Wait for it, or end it.",
+                )
+            _sign(descriptor, self.started_by)
+            stack.pop_all()
         self._descriptor = descriptor
         return self
 
     def release(self) -> None:
-        """Let go. The file stays: removing it would let two holders meet on two files of one name."""
+        """Release the lock. The file stays: without it, two processes could lock two files of one name."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
@@ -98,23 +99,21 @@ class CardLock:
 
 @contextlib.contextmanager
 def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
-    """Wait until nobody else of this host is at what has that name, which its cards share.
+    """Acquire the host-wide lock `name`; wait up to `timeout_s` for it.
 
     Raises:
-        CardBusy: somebody was for all that time; the message names them.
-        SettingsError: there can be no lock in that directory.
+        CardBusy: another process held it all the time; the message names it.
+        SettingsError: the directory cannot have locks.
     """
-    path = Path(lock_dir) / f"{_file_name(name)}.lock"
     until_s = time.monotonic() + timeout_s
-    _make_directory(path.parent)
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _open(path)
+            descriptor = _open(Path(lock_dir) / f"{_file_name(name)}.lock")
             stack.callback(os.close, descriptor)
-            while not _taken(descriptor):
+            while not _try_lock(descriptor):
                 if time.monotonic() > until_s:
                     raise CardBusy(
-                        f"This host's {name} was taken for {timeout_s:g} s, last by {_describe(_read(descriptor))}.",
+                        f"This host's {name} was taken for {timeout_s:g} s, last by {_holder(descriptor)}.",
                         "Wait for it, or end it.",
                     )
                 time.sleep(0.02)
@@ -127,7 +126,7 @@ def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
         yield
 
 
-def _taken(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -138,7 +137,7 @@ def _taken(descriptor: int) -> bool:
 
 
 def _sign(descriptor: int, started_by: int | None = None) -> None:
-    """Write down who holds it, for whoever comes next."""
+    """Write the holder into the file, for other processes."""
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -154,18 +153,20 @@ def _file_name(card_id: str) -> str:
     return "".join(character if character.isalnum() or character in "-_." else "_" for character in card_id)
 
 
-def _make_directory(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o1777 != 0o1777:
-            folder.chmod(0o1777)
-
-
 def _open(path: Path) -> int:
+    """Open the lock file; create it and its directory if necessary.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent.stat().st_mode & 0o1777 != 0o1777:
+            path.parent.chmod(0o1777)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(3):
-        # First without O_CREAT: with it, fs.protected_regular refuses another user's file in a sticky directory,
-        # even to root.
+        # First without O_CREAT: with it, fs.protected_regular denies access to another user's file in a sticky
+        # directory, even for root.
         try:
             return os.open(path, flags)
         except FileNotFoundError:
@@ -180,23 +181,20 @@ def _open(path: Path) -> int:
     raise FileNotFoundError(errno.ENOENT, "the file comes and goes", str(path))
 
 
-def _read(descriptor: int) -> dict[str, Any]:
+def _holder(descriptor: int) -> str:
+    """The holder of a lock, for messages."""
     try:
-        data = json.loads(os.pread(descriptor, 4096, 0))
+        holder = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _describe(holder: dict[str, Any]) -> str:
-    if not holder:
+        holder = None
+    if not holder or not isinstance(holder, dict):
         return "another process"
     pid, host = holder.get("started_by", holder.get("pid")), holder.get("host")
     return f"`{holder.get('command')}` (process {pid} on {host}) since {holder.get('since')}"
 
 
 def _command(pid: int) -> str:
-    """What the process was started as: `farm` and all its words, of other programs the first two."""
+    """The command line of a process: `farm` with all its arguments; the first two words of other programs."""
     import psutil
 
     words: list[str] = []
@@ -209,7 +207,7 @@ def _command(pid: int) -> str:
 
 
 def _has_another(card_id: str) -> bool:
-    """Whether this host has another card to choose."""
+    """True if this host has another card that can be measured."""
     from farm.devices.host import discover
     from farm.settings import settings
 

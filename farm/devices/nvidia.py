@@ -1,9 +1,9 @@
 """NVIDIA cards through NVML (`pynvml`), without torch and without a CUDA context.
 
-Cards differ in what they answer: no energy counter before Volta, no instant power on consumer cards, no process list
-in some containers. Each of these is None here and missing from the capabilities, after which it is not asked again.
-A card that does not even tell what it is stands in the list all the same, refused with what the driver said: beside
-it the others work, and where it is the only one nobody takes the host for one without a GPU.
+Cards differ in their sensors: there is no energy counter before Volta, no instant power on consumer cards, and no process
+list in some containers. A missing sensor is None, is not among the capabilities, and is not queried again. A card
+that does not answer at all is listed with a refusal that quotes the driver: the other cards work, and the host is not
+taken for one without a GPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from farm.devices.device import Card, Device
 from farm.errors import NoSuchCard
 from farm.settings import Settings
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
-# The card will not answer this later either. Anything else (a busy driver, an unknown error) may pass.
+# The card will never answer this query. Any other error (a busy driver, an unknown error) may pass.
 LACKS = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -32,13 +32,13 @@ LACKS = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 
-# No driver here, so no NVIDIA card that could be measured on. Any other error comes from a driver that is there.
+# There is no driver, so no NVIDIA card that can be measured. Any other error comes from a driver.
 ABSENT = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
-# Nothing works on such a card, although the driver may go on telling its name and UUID.
+# Nothing works on such a card, although the driver may still report its name and UUID.
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
 
-# What to do about an error that says too little by itself.
+# What to do about an error whose text does not say it.
 NEXT_STEPS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "reset the card or restart the host",
     pynvml.NVML_ERROR_RESET_REQUIRED: "reset the card with `nvidia-smi --gpu-reset`",
@@ -47,14 +47,14 @@ NEXT_STEPS = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "restart the host: its driver was changed while it was loaded",
 }
 
-#: The id of a card that does not tell its UUID begins so.
+#: The id of a card whose UUID is unknown begins with this.
 WITHOUT_UUID = "NVIDIA-"
 
-# Energy, power and clocks are of the whole chip: an instance's share cannot be told from its neighbours'.
+# Energy, power and clocks are those of the whole chip: the share of one instance is unknown.
 MIG_REFUSAL = "power and clocks cannot be read per instance; `nvidia-smi -mig 0` ends that mode"
 
-# NVML's words for throttle reasons. Those that say nothing about slowing down (idle, a clock set by a person) keep
-# their own names, so that the flags can tell them apart.
+# Our names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person) have names of
+# their own, so that flags can ignore them.
 THROTTLE_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "clocks_set",
@@ -69,10 +69,9 @@ THROTTLE_REASONS = {
 
 
 def nvidia_cards(settings: Settings) -> list[Card]:
-    """The NVIDIA cards of this host in NVML's order; [] where there is no driver.
+    """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
 
-    A card that does not answer is listed with its refusal; so are, as one card, those of a driver that does not even
-    tell how many there are.
+    A card that does not answer is listed with its refusal. If the driver cannot count the cards, one entry stands for all.
     """
     try:
         pynvml.nvmlInit()
@@ -97,10 +96,10 @@ def nvidia_cards(settings: Settings) -> list[Card]:
 
 
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
-    """Those of `nvidia_cards` that CUDA_VISIBLE_DEVICES leaves; all where it is not set.
+    """The cards that CUDA_VISIBLE_DEVICES names; all if it is not set.
 
-    What it may mean and cannot be measured on is there too, with its refusal: an instance of a card in MIG mode, and
-    the cards without a UUID if it names one that no other card has.
+    Cards that it may name and that cannot be measured are included, with their refusal: MIG instances, and the cards without
+    a UUID if it names a UUID that no other card has.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not cards:
@@ -156,7 +155,7 @@ def _describe(index: int, settings: Settings) -> Card:
 
 
 def _memory_bytes(handle: Any) -> int:
-    """0 where the card does not tell.
+    """0 if unknown.
 
     Raises:
         NVMLError: the card is gone.
@@ -174,7 +173,7 @@ def _uncounted_id(settings: Settings) -> str:
 
 
 def _no_answer(error: pynvml.NVMLError) -> str:
-    """The refusal of what did not answer: what the driver said, and what to do."""
+    """The refusal of a card that did not answer: the driver's message, and what to do."""
     said = str(error).rstrip(".")
     return f"the driver says '{said}'; {NEXT_STEPS.get(_code(error), 'look at `nvidia-smi`')}"
 
@@ -183,7 +182,7 @@ def _code(error: pynvml.NVMLError) -> int | None:
     return getattr(error, "value", None)
 
 
-def _optional(ask: Callable[[], Answer]) -> Answer | None:
+def _optional(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
@@ -194,8 +193,11 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+# ------------------------------------------------------------------------------------------ the live device
+
+
 class NvidiaDevice(Device):
-    """One card, found by its UUID whatever CUDA_VISIBLE_DEVICES says."""
+    """One card, found by its UUID whatever CUDA_VISIBLE_DEVICES says. Its getters are made from `_QUERIES`."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -207,86 +209,24 @@ class NvidiaDevice(Device):
         except pynvml.NVMLError as error:
             raise NoSuchCard(f"The card {card} does not answer: {error}.", "Look at `nvidia-smi`.") from error
         self._open = True
-        for name in _GETTERS:
-            if getattr(self, name)() is None:
-                # A first question that fails for whatever reason decides: a source that comes and goes is no source.
-                self._lacks.add(name)
+        # If the first query fails for any reason, treat the sensor as unavailable: an unreliable sensor is of no use.
+        self._lacks |= {name for name in _QUERIES if self._query(name) is None}
 
     @property
     def capabilities(self) -> frozenset[str]:
-        return frozenset(_GETTERS) - self._lacks
+        return frozenset(_QUERIES) - self._lacks
 
-    def _ask(self, name: str, ask: Callable[[], Any]) -> Any:
+    def _query(self, name: str) -> Any:
         if name in self._lacks or not self._open:
             return None
         try:
-            return ask()
+            return _QUERIES[name](self._handle)
         except pynvml.NVMLError as error:
             if _code(error) in LACKS:
                 self._lacks.add(name)
-            return None
         except pynvml.NVMLLibraryMismatchError:
             self._lacks.add(name)
-            return None
-
-    def energy_counter_mj(self) -> float | None:
-        # Ticks every 100 ms on the H200. 0 means a counter that was never fed, not a card without consumption.
-        value = self._ask("energy_counter_mj", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        return float(value) if value else None
-
-    def power_instant_w(self) -> float | None:
-        def ask() -> float | None:
-            field = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])[0]
-            if field.nvmlReturn != pynvml.NVML_SUCCESS:
-                raise pynvml.NVMLError(field.nvmlReturn)
-            return field.value.uiVal / 1e3 or None
-
-        return self._ask("power_instant_w", ask)
-
-    def power_average_w(self) -> float | None:
-        # A 1 s average on Hopper (and on Ampere other than A100): only the last resort.
-        value = self._ask("power_average_w", lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle))
-        return value / 1e3 if value else None
-
-    def sm_clock_mhz(self) -> float | None:
-        return self._ask(
-            "sm_clock_mhz", lambda: float(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
-        )
-
-    def memory_clock_mhz(self) -> float | None:
-        return self._ask(
-            "memory_clock_mhz", lambda: float(pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_MEM))
-        )
-
-    def temperature_c(self) -> float | None:
-        return self._ask(
-            "temperature_c",
-            lambda: float(pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU)),
-        )
-
-    def memory_temperature_c(self) -> float | None:
-        def ask() -> float | None:
-            field = pynvml.nvmlDeviceGetFieldValues(self._handle, [pynvml.NVML_FI_DEV_MEMORY_TEMP])[0]
-            if field.nvmlReturn != pynvml.NVML_SUCCESS:
-                raise pynvml.NVMLError(field.nvmlReturn)
-            return float(field.value.uiVal) or None
-
-        return self._ask("memory_temperature_c", ask)
-
-    def power_limit_w(self) -> float | None:
-        return self._ask("power_limit_w", lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3)
-
-    def throttle_reasons(self) -> tuple[str, ...] | None:
-        mask = self._ask("throttle_reasons", lambda: _throttle_mask(self._handle))
-        if mask is None:
-            return None
-        return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
-
-    def compute_processes(self) -> frozenset[int] | None:
-        return self._ask(
-            "compute_processes",
-            lambda: frozenset(entry.pid for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)),
-        )
+        return None
 
     def close(self) -> None:
         with self._lock:
@@ -296,22 +236,43 @@ class NvidiaDevice(Device):
                     pynvml.nvmlShutdown()
 
 
-def _throttle_mask(handle: Any) -> int:
+def _field_value(handle: Any, field_id: int) -> int:
+    field = pynvml.nvmlDeviceGetFieldValues(handle, [field_id])[0]
+    if field.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(field.nvmlReturn)
+    return int(field.value.uiVal)
+
+
+def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     try:
-        return pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except pynvml.NVMLError_FunctionNotFound:  # drivers before 535 know it by its old name
-        return pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except pynvml.NVMLError_FunctionNotFound:  # the name in drivers before 535
+        mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
-_GETTERS = (
-    "energy_counter_mj",
-    "power_instant_w",
-    "power_average_w",
-    "sm_clock_mhz",
-    "memory_clock_mhz",
-    "temperature_c",
-    "memory_temperature_c",
-    "power_limit_w",
-    "throttle_reasons",
-    "compute_processes",
-)
+#: Getter of `Device` -> its query. A card without the sensor returns 0 for energy, power and memory temperature: None here.
+_QUERIES: dict[str, Callable[[Any], Any]] = {
+    # Ticks every 100 ms on the H200.
+    "energy_counter_mj": lambda handle: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) or None,
+    "power_instant_w": lambda handle: _field_value(handle, pynvml.NVML_FI_DEV_POWER_INSTANT) / 1e3 or None,
+    # A 1 s average on Hopper, and on Ampere other than A100: the last resort.
+    "power_average_w": lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3 or None,
+    "sm_clock_mhz": lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+    "memory_clock_mhz": lambda handle: float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+    "temperature_c": lambda handle: float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+    "memory_temperature_c": lambda handle: float(_field_value(handle, pynvml.NVML_FI_DEV_MEMORY_TEMP)) or None,
+    "power_limit_w": lambda handle: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+    "throttle_reasons": _throttle_reasons,
+    "compute_processes": lambda handle: frozenset(
+        entry.pid for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    ),
+}
+
+
+def _getter(name: str) -> Callable[[NvidiaDevice], Any]:
+    return lambda device: device._query(name)
+
+
+for _name in _QUERIES:
+    setattr(NvidiaDevice, _name, _getter(_name))

@@ -79,8 +79,8 @@ def write_all(found: Memory, folder: Path) -> list[Path]:
         title=found.title,
         found=found,
         charts=list(map(as_plotly, drawn)),
-        sentences=sentences(found.life, found.placing) if found.placing is not None else [],
-        plans=plan_rows(found.life, found.placing) if found.placing is not None else [],
+        sentences=sentences(found.life, found.offload_plans) if found.offload_plans is not None else [],
+        plans=plan_rows(found.life, found.offload_plans) if found.offload_plans is not None else [],
         script=script,
     )
     return _written(
@@ -270,16 +270,16 @@ def charts(found: Memory) -> list[Chart]:
 
 def _curve(found: Memory) -> Iterator[Chart]:
     """The step as planned over a range of fast memory."""
-    if (placing := found.placing) is not None:
-        sizes = [plan.fast_bytes / 1e9 for plan in placing.curve]
+    if (offload_plans := found.offload_plans) is not None:
+        sizes = [plan.fast_bytes / 1e9 for plan in offload_plans.curve]
         lines: tuple[Line, ...] = (
-            Line("planned", sizes, [plan.time_us / 1e3 for plan in placing.curve]),
-            Line("all slow", sizes, [placing.all_slow_us / 1e3] * len(sizes)),
-            Line("all fast", sizes, [placing.all_fast_us / 1e3] * len(sizes)),
+            Line("planned", sizes, [plan.time_us / 1e3 for plan in offload_plans.curve]),
+            Line("all slow", sizes, [offload_plans.all_slow_us / 1e3] * len(sizes)),
+            Line("all fast", sizes, [offload_plans.all_fast_us / 1e3] * len(sizes)),
         )
-        rows = [row for row in plan_rows(found.life, placing) if row.run_us is not None]
+        rows = [row for row in plan_rows(found.life, offload_plans) if row.run_us is not None]
         if rows:
-            at = [(row.plan.fast_bytes if row.plan else placing.peak_bytes) / 1e9 for row in rows]
+            at = [(row.plan.fast_bytes if row.plan else offload_plans.peak_bytes) / 1e9 for row in rows]
             times_us = [row.run_us for row in rows if row.run_us is not None]
             run_ms = [figure.value / 1e3 for figure in times_us]
             lines += (Line("as run", at, run_ms, [figure.half_width / 1e3 for figure in times_us], alone=True),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farm.slow_memory.offload_plan import PlacementPlan, Placing
+from farm.slow_memory.offload_plan import OffloadPlan, OffloadPlans
 from farm.slow_memory.transfers import Copied, Run, Wire
 from farm.training.tensor_lifetime import Life
 from farm.types.format import count_of, percent, plural
@@ -26,7 +26,7 @@ class PlanRow:
         moved_bytes: that are to go out in periods and come back.
     """
 
-    plan: PlacementPlan | None
+    plan: OffloadPlan | None
     predicted_us: float
     run: Run | None = None
     why_not: str = ""
@@ -44,18 +44,18 @@ class PlanRow:
         return Figure(self.run.time_us, self.run.half_width_us) if self.run is not None else None
 
 
-def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
+def plan_rows(life: Life, offload_plans: OffloadPlans) -> list[PlanRow]:
     """All fast, and each plan."""
     sizes = life.sizes_bytes
-    planned = [PlanRow(None, placing.all_fast_us)]
+    planned = [PlanRow(None, offload_plans.all_fast_us)]
     planned += [
         PlanRow(plan, plan.time_us, moved_bytes=sum(sizes[number] for number, _ in plan.moved))
-        for plan in placing.plans
+        for plan in offload_plans.plans
     ]
-    if placing.run is None:
+    if offload_plans.run is None:
         return planned
     rows = []
-    for row, run in zip(planned, (placing.run.fast, *placing.run.plans), strict=True):
+    for row, run in zip(planned, (offload_plans.run.fast, *offload_plans.run.plans), strict=True):
         if isinstance(run, str):
             rows.append(replace(row, why_not=run))
             continue
@@ -66,26 +66,26 @@ def plan_rows(life: Life, placing: Placing) -> list[PlanRow]:
     return rows
 
 
-def sentences(life: Life, placing: Placing) -> list[str]:
+def sentences(life: Life, offload_plans: OffloadPlans) -> list[str]:
     """The plans, for people."""
-    told = _of_plan(life, placing, placing.plan) if len(placing.plans) == 1 else []
-    return [*told, *_of_all(placing), *_of_wire(placing.wire), *_of_runs(life, placing)]
+    told = _of_plan(life, offload_plans, offload_plans.plan) if len(offload_plans.plans) == 1 else []
+    return [*told, *_of_all(offload_plans), *_of_wire(offload_plans.wire), *_of_runs(life, offload_plans)]
 
 
-def _of_plan(life: Life, placing: Placing, plan: PlacementPlan) -> list[str]:
+def _of_plan(life: Life, offload_plans: OffloadPlans, plan: OffloadPlan) -> list[str]:
     slow_bytes = sum(tensor.size_bytes for tensor in life.tensors if tensor.number in plan.slow)
-    share = plan.time_us / placing.all_fast_us
+    share = plan.time_us / offload_plans.all_fast_us
     ended = "" if plan.in_time else ", when its time was up"
     return [
         f"Within {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} ms: {share:.3g} "
-        f"times what it takes all fast ({placing.all_fast_us / 1e3:.4g} ms); all slow {placing.all_slow_us / 1e3:.4g} ms.",
+        f"times what it takes all fast ({offload_plans.all_fast_us / 1e3:.4g} ms); all slow {offload_plans.all_slow_us / 1e3:.4g} ms.",
         f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} lie in slow memory for their lives; "
         f"the most that is fast at once is {count_of(plan.peak_bytes, 'B')}. The program ended with a gap of {percent(plan.gap)}{ended}.",
     ]
 
 
-def _of_all(placing: Placing) -> list[str]:
-    costs = placing.costs
+def _of_all(offload_plans: OffloadPlans) -> list[str]:
+    costs = offload_plans.costs
     told = [
         f"What a slow tensor adds: {costs.told}. Added up one tensor at a time"
         + (
@@ -94,17 +94,17 @@ def _of_all(placing: Placing) -> list[str]:
             else "."
         ),
     ]
-    if placing.moves_bytes_per_s is not None:
+    if offload_plans.moves_bytes_per_s is not None:
         told.append(
             " and ".join(
                 f"{len(plan.moved)} {plural('period', len(plan.moved))} within {count_of(plan.fast_bytes, 'B')}"
-                for plan in placing.plans
+                for plan in offload_plans.plans
             )
-            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(placing.moves_bytes_per_s, 'B')}/s each way; assumed is that "
+            + f" in which a fast tensor lies elsewhere meanwhile, at {count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way; assumed is that "
             "copies cost the calls beside them nothing."
         )
-    if placing.unsolved:
-        left_out = ", ".join(count_of(amount, "B") for amount in placing.unsolved)
+    if offload_plans.unsolved:
+        left_out = ", ".join(count_of(amount, "B") for amount in offload_plans.unsolved)
         told.append(f"The curve leaves out {left_out}: no plan was found in time.")
     told.append("Counted are tensors in the allocator's pieces of 512 bytes; workspaces are not, and stay fast.")
     return told
@@ -133,10 +133,10 @@ def _rates_told(copied: Copied) -> str:
     return " and ".join(f"{way} {count_of(rate, 'B')}/s" for way, rate in ways if rate is not None)
 
 
-def _of_runs(life: Life, placing: Placing) -> list[str]:
+def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
     """What of the runs is no figure of the table."""
     told = []
-    for row in plan_rows(life, placing):
+    for row in plan_rows(life, offload_plans):
         if row.plan is None:
             continue
         within = f"within {count_of(row.plan.fast_bytes, 'B')}"
@@ -156,9 +156,9 @@ def _of_runs(life: Life, placing: Placing) -> list[str]:
             told.append(
                 f"As run {within}, {left} of {len(row.plan.moved)} moves were of what the step holds elsewhere, and left out."
             )
-    if placing.run is not None:
-        told.append(f"As run: with slow tensors in {placing.run.slow_memory}, each for its whole life.")
-        if placing.moves_bytes_per_s is not None:
+    if offload_plans.run is not None:
+        told.append(f"As run: with slow tensors in {offload_plans.run.slow_memory}, each for its whole life.")
+        if offload_plans.moves_bytes_per_s is not None:
             told.append(
                 "What is moved as run keeps its room in fast memory meanwhile: run is the time that copies and waiting for them take, "
                 "not the memory that they free."

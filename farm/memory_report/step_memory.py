@@ -21,7 +21,7 @@ from farm.operators.roofline import KNOWN_CARDS, Roofline, roofline_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
-from farm.slow_memory.offload_plan import PlacementPlan, Placing, placing
+from farm.slow_memory.offload_plan import OffloadPlan, OffloadPlans, plan_offload
 from farm.slow_memory.options import Fit, Recomputed, largest_batch, recomputed
 from farm.slow_memory.transfers import Offload, Wire, offload
 from farm.store import tables
@@ -102,7 +102,7 @@ class Memory:
     fit: Fit | None = None
     offload: Offload | None = None
     recomputed: tuple[Recomputed, ...] = field(default=())
-    placing: Placing | None = None
+    offload_plans: OffloadPlans | None = None
 
     @property
     def capture(self) -> Capture:
@@ -252,8 +252,8 @@ class Memory:
                 "peak_bytes": self.offload.peak_bytes,
                 "held_bytes": list(self.offload.held_bytes),
             }
-        if self.placing is not None:
-            found["placement"] = self._placement(self.placing)
+        if self.offload_plans is not None:
+            found["placement"] = self._placement(self.offload_plans)
         if self.recomputed:
             found["recomputed"] = [
                 {
@@ -267,25 +267,26 @@ class Memory:
             ]
         return found
 
-    def _placement(self, placing: Placing) -> dict[str, Any]:
+    def _placement(self, offload_plans: OffloadPlans) -> dict[str, Any]:
         """The first plan, all of them, and the curve."""
-        plan, costs, run = placing.plan, placing.costs, placing.run
+        plan, costs, run = offload_plans.plan, offload_plans.costs, offload_plans.run
         return {
             "fast_bytes": plan.fast_bytes,
             "time_us": plan.time_us,
-            "all_fast_us": placing.all_fast_us,
-            "all_slow_us": placing.all_slow_us,
+            "all_fast_us": offload_plans.all_fast_us,
+            "all_slow_us": offload_plans.all_slow_us,
             "peak_bytes": plan.peak_bytes,
-            "least_bytes": placing.least_bytes,
+            "least_bytes": offload_plans.least_bytes,
             "gap": plan.gap,
             "ended_in_time": plan.in_time,
             "slow_bytes_per_s": costs.bytes_per_s,
             "read_share": costs.read_share,
             "costs_from": costs.told,
             "sum_over_together": costs.together,
-            "moves": placing.moves_bytes_per_s is not None,
-            "moves_bytes_per_s": placing.moves_bytes_per_s,
-            "wire": placing.wire and {**asdict(placing.wire), "bytes_per_s": placing.wire.bytes_per_s},
+            "moves": offload_plans.moves_bytes_per_s is not None,
+            "moves_bytes_per_s": offload_plans.moves_bytes_per_s,
+            "wire": offload_plans.wire
+            and {**asdict(offload_plans.wire), "bytes_per_s": offload_plans.wire.bytes_per_s},
             "slow": [
                 {
                     "tensor": tensor.number,
@@ -294,14 +295,14 @@ class Memory:
                     "size_bytes": tensor.size_bytes,
                     "slow_us": costs.slow_us.get(tensor.number, 0.0),
                 }
-                for tensor in placing.slow(self.life, plan)
+                for tensor in offload_plans.slow(self.life, plan)
             ],
             "moved": self._moved(plan),
             "curve": [
                 {"fast_bytes": one.fast_bytes, "time_us": one.time_us, "gap": one.gap, "slow": len(one.slow)}
-                for one in placing.curve
+                for one in offload_plans.curve
             ],
-            "unsolved_bytes": list(placing.unsolved),
+            "unsolved_bytes": list(offload_plans.unsolved),
             "plans": [
                 {
                     "fast_bytes": row.plan.fast_bytes,
@@ -315,18 +316,18 @@ class Memory:
                     "run": _run(row),
                     "not_run": row.why_not or None,
                 }
-                for row in plan_rows(self.life, placing)
+                for row in plan_rows(self.life, offload_plans)
                 if row.plan is not None
             ],
             "run": run
             and {
                 "slow_memory": run.slow_memory,
                 "took_s": run.took_s,
-                "all_fast": next(_run(row) for row in plan_rows(self.life, placing) if row.plan is None),
+                "all_fast": next(_run(row) for row in plan_rows(self.life, offload_plans) if row.plan is None),
             },
         }
 
-    def _moved(self, plan: PlacementPlan) -> list[dict[str, Any]]:
+    def _moved(self, plan: OffloadPlan) -> list[dict[str, Any]]:
         return [_period(self.life.periods[number][index], with_tensor=True) for number, index in plan.moved]
 
     def _kernel(self, call: CapturedCall) -> dict[str, Any]:
@@ -548,7 +549,7 @@ def read_in_slow_memory(session: Session, found: Memory) -> ReadSlow | None:
     return read_slow(session, found.capture.tuples, _models(session, times), launch=launch)
 
 
-def with_placing(
+def with_offload_plans(
     found: Memory,
     read: ReadSlow | None,
     amounts: Sequence[Amount],
@@ -566,7 +567,7 @@ def with_placing(
         moves: let tensors lie there while they wait, too; at ``bytes_per_s``, or else as the wire was measured.
 
     Raises:
-        UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.slow_memory.offload_plan.placing`.
+        UsageError: see `farm.memory_report.slow_costs.slow_costs` and `farm.slow_memory.offload_plan.plan_offload`.
     """
     copied_bytes_per_s = wire.bytes_per_s if wire is not None else None
     costs = slow_costs(
@@ -579,8 +580,8 @@ def with_placing(
     )
     amounts_bytes = [amount.of(found.allocated_peak_bytes) for amount in amounts]
     rate = (bytes_per_s or copied_bytes_per_s or costs.bytes_per_s) if moves else None
-    planned = placing(found.life, costs, *amounts_bytes, moves_bytes_per_s=rate)
-    return replace(found, placing=replace(planned, wire=wire))
+    planned = plan_offload(found.life, costs, *amounts_bytes, moves_bytes_per_s=rate)
+    return replace(found, offload_plans=replace(planned, wire=wire))
 
 
 def with_recomputed(found: Memory) -> Memory:

@@ -1,9 +1,8 @@
-"""What a call takes where it stands in its model when some of its tensors lie in slow memory.
+"""Time calls in their model with some of their tensors in slow memory.
 
-The calls of a model are played again from its tuples, as for `farm.benchmark.call_context`. A changed call is run twice: first on
-copies of its tensors that lie as they are asked for, between two events, then as ever, so that whatever comes after it finds
-what it finds in the model. Many calls may be changed in one run, if none of them touches another: then no tensor of the one is
-a tensor of the other, and neither stands right behind the other.
+The calls of a model are replayed from its tuples (`farm.benchmark.call_context`). A changed call runs twice: first on copies of
+its tensors in the requested memory, between two events; then as usual, so that later calls find what they find in the model.
+One run can change many calls if they share no tensor and none directly follows another.
 """
 
 from __future__ import annotations
@@ -19,22 +18,24 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
-from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.cuda_graph import capture_graph, one_stream, synchronize
+from farm.benchmark.passes import applied, variant_passes
 from farm.errors import Unmeasurable
+from farm.operators.rebuild import Rebuilt
 from farm.slow_memory.memory_tier import SlowMemory, slow_memory_of
+from farm.slow_memory.offload import Outputs, slow_outputs
+from farm.types.label import label_of
 from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
     from farm.operators.captured import Capture, CapturedCall
-    from farm.operators.rebuild import Rebuilt
-    from farm.slow_memory.offload import Outputs
 
 REPLAYS = 8  # of each run, after one that is not counted
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedCall:
     """A call, by its index, with tensors in slow memory."""
 
     call: int
@@ -42,29 +43,29 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class InPlace:
-    """What the changed call took, and the half-width of its 95 % interval."""
+class CallTime:
+    """Time of a changed call, and the half-width of its 95 % interval."""
 
     time_us: float
     half_width_us: float
 
 
 @dataclass(frozen=True)
-class Runs:
-    """``found`` has an entry for every change that could be made; ``left_out`` says why others could not."""
+class InSituTimes:
+    """Times of the changed calls, and the reasons for changes that could not be made."""
 
-    found: dict[Changed, InPlace]
-    left_out: dict[Changed, str] = field(default_factory=dict)
+    found: dict[ChangedCall, CallTime]
+    left_out: dict[ChangedCall, str] = field(default_factory=dict)
     runs: int = 0
     took_s: float = 0.0
 
 
-def changes_of(capture: Capture, how: str, most: int | None = None) -> list[Changed]:
-    """The configurations of all tuples, of each at its first call.
+def changes_of(capture: Capture, how: str, most: int | None = None) -> list[ChangedCall]:
+    """The configurations of all tuples, each at the first call of its tuple.
 
     Args:
         how: see `farm.types.memory_tiers.configurations`.
-        most: at most so many, evenly over the model.
+        most: at most so many, spread evenly over the model.
     """
     from farm.operators.replay import placements_of
 
@@ -72,7 +73,7 @@ def changes_of(capture: Capture, how: str, most: int | None = None) -> list[Chan
     for call in capture.calls:
         first.setdefault(call.tuple_id, call.index)
     found = [
-        Changed(index, word)
+        ChangedCall(index, word)
         for tuple_id, index in first.items()
         for word in placements_of(capture.tuples[tuple_id], how)
     ]
@@ -81,76 +82,71 @@ def changes_of(capture: Capture, how: str, most: int | None = None) -> list[Chan
     return [found[number * len(found) // most] for number in range(most)]
 
 
-def together(capture: Capture, wanted: Sequence[Changed]) -> list[list[Changed]]:
-    """As few runs as come of taking, for each, whatever touches nothing that is in it already."""
+def together(capture: Capture, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
+    """Distribute changes over runs, greedily: each run takes every change that is independent of its others."""
     runs, left = [], list(wanted)
     while left:
-        run: list[Changed] = []
+        run: list[ChangedCall] = []
         touched: set[int] = set()
         calls: set[int] = set()
         rest = []
         for one in left:
             call = capture.calls[one.call]
-            its = {*call.reads, *call.writes}
-            if its & touched or calls & {one.call - 1, one.call, one.call + 1}:
+            tensors = {*call.reads, *call.writes}
+            if tensors & touched or calls & {one.call - 1, one.call, one.call + 1}:
                 rest.append(one)
             else:
                 run.append(one)
-                touched |= its
+                touched |= tensors
                 calls.add(one.call)
         runs.append(run)
         left = rest
     return runs
 
 
-def read_in_place(
-    capture: Capture, runs: Sequence[Sequence[Changed]], memory: Callable[[], SlowMemory], device: torch.device
-) -> Runs:
-    """Time changed calls, all of a run together.
+def time_changes(
+    capture: Capture, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
+) -> InSituTimes:
+    """Time changed calls, run by run.
 
     Args:
         memory: makes the slow memory of one run.
     """
     began_s = time.perf_counter()
     player = Player(capture, device)
-    found: dict[Changed, InPlace] = {}
-    left_out: dict[Changed, str] = {}
-    for run in runs:
-        play = _Play(run, memory(), device)
-        player.play(play.prepare)
-        left_out |= play.left_out
-        if play.ready:
-            found |= play.read(player)
-    return Runs(found, left_out, len(runs), time.perf_counter() - began_s)
+    found: dict[ChangedCall, CallTime] = {}
+    left_out: dict[ChangedCall, str] = {}
+    for changes in runs:
+        run = _Run(changes, memory(), device)
+        player.play(run.prepare)
+        left_out |= run.left_out
+        if run.ready:
+            found |= run.time(player)
+    return InSituTimes(found, left_out, len(runs), time.perf_counter() - began_s)
 
 
 def compare(subject: Subject, protocol: Protocol, device: torch.device, most: int | None) -> dict[str, Any]:
-    """Many changed calls a run, against one a run: the same configurations of a variant's tuples, each slow alone and all.
+    """Compare many changed calls in a run with one in a run: each tensor of a variant's tuples slow alone, and all together.
 
     Returns:
         ``changes`` (tuple_id, label, placement, and time_us and half_width_us of both ways), ``left_out`` (label, placement,
-        why), and of both ways ``runs`` and ``took_s``.
+        why), and for both ways ``runs`` and ``took_s``.
 
     Raises:
         Unmeasurable: the card has no slow memory, or the model does not fit.
     """
-    from farm.benchmark.cuda_graph import one_stream
-    from farm.benchmark.passes import grad_mode, numeric_flags, variant_passes
-    from farm.types.label import label_of
-
     slow_memory_of(device)
-    if device.type == "cuda":
-        one_stream(device)
-    with numeric_flags(protocol), grad_mode(protocol):
+    one_stream(device)
+    with applied(protocol):
         order = variant_passes(subject, protocol, device).order
         assert order is not None
         capture = order()
         changes = changes_of(capture, "each", most)
         memory = functools.partial(slow_memory_of, device)
-        many = read_in_place(capture, together(capture, changes), memory, device)
-        single = read_in_place(capture, [[one] for one in changes], memory, device)
+        many = time_changes(capture, together(capture, changes), memory, device)
+        single = time_changes(capture, [[one] for one in changes], memory, device)
 
-    def about(one: Changed) -> dict[str, Any]:
+    def about(one: ChangedCall) -> dict[str, Any]:
         tuple_id = capture.calls[one.call].tuple_id
         return {"tuple_id": tuple_id, "label": label_of(capture.tuples[tuple_id]), "placement": one.placement}
 
@@ -170,23 +166,21 @@ def compare(subject: Subject, protocol: Protocol, device: torch.device, most: in
     }
 
 
-class _Play:
-    """One run."""
+class _Run:
+    """One run with its changed calls."""
 
-    def __init__(self, run: Sequence[Changed], memory: SlowMemory, device: torch.device) -> None:
-        self._changes = {one.call: one for one in run}
+    def __init__(self, changes: Sequence[ChangedCall], memory: SlowMemory, device: torch.device) -> None:
+        self._changes = {one.call: one for one in changes}
         self._memory, self._device = memory, device
         self.ready: dict[int, tuple[dict[int, torch.Tensor], Outputs | None]] = {}
-        self.left_out: dict[Changed, str] = {}
-        self._clocks: dict[int, _Clock] = {}
+        self.left_out: dict[ChangedCall, str] = {}
+        self._stopwatches: dict[int, _Stopwatch] = {}
 
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
-        """Take slow memory for what is changed, and learn how its outputs come to lie there."""
+        """Run a call; if it is changed, allocate its slow memory and find out how to write its outputs there."""
         out = operator.run()
         if (change := self._changes.get(call.index)) is None:
             return out
-        from farm.slow_memory.offload import slow_outputs
-
         placement = Placement.parse(change.placement)
         try:
             slow = {number: self._memory.like(operator.storages[number]) for number in sorted(placement.inputs)}
@@ -199,11 +193,11 @@ class _Play:
             self.left_out[change] = error.message
         else:
             self.ready[call.index] = (slow, outputs)
-            self._clocks[call.index] = _Clock(self._device)
+            self._stopwatches[call.index] = _Stopwatch(self._device)
         return out
 
-    def read(self, player: Player) -> dict[Changed, InPlace]:
-        empty = _Clock(self._device)
+    def time(self, player: Player) -> dict[ChangedCall, CallTime]:
+        empty = _Stopwatch(self._device)
 
         def once() -> None:
             empty.time(lambda: None)
@@ -216,23 +210,20 @@ class _Play:
         nothing: list[float] = []
         for number in range(REPLAYS + 1):
             replay()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             if number:
                 nothing.append(empty.took_us())
                 for index, values in samples.items():
-                    values.append(self._clocks[index].took_us())
+                    values.append(self._stopwatches[index].took_us())
         events_us = intervals.midmean(nothing)
         return {
-            self._changes[index]: InPlace(
+            self._changes[index]: CallTime(
                 intervals.midmean(values) - events_us, intervals.batch_half_width(values, intervals.midmean)
             )
             for index, values in samples.items()
         }
 
     def _step(self, call: CapturedCall, operator: Rebuilt) -> object:
-        from farm.operators.rebuild import Rebuilt
-
         if call.index not in self.ready:
             return operator.run()
         slow, outputs = self.ready[call.index]
@@ -240,12 +231,12 @@ class _Play:
             tensor.copy_(operator.storages[number])
         storages = [slow.get(number, base) for number, base in enumerate(operator.storages)]
         moved = Rebuilt(operator.spec, operator.device, storages)
-        self._clocks[call.index].time(outputs.run(moved) if outputs is not None else moved.run)
+        self._stopwatches[call.index].time(outputs.run(moved) if outputs is not None else moved.run)
         return operator.run()
 
 
-class _Clock:
-    """Times one thing: by events of a graph on a GPU, else by the clock."""
+class _Stopwatch:
+    """Times one function: by events in a graph on a GPU, else by the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -1,15 +1,14 @@
-"""A tuple with outputs in slow memory: who writes them is told to write there.
+"""Run an operator with some of its inputs and outputs in slow memory.
 
-Three ways, the first that goes:
+Inputs are copied there once. Outputs are written there in one of three ways, the first that is possible:
 
-- Of each aten operator that makes an output the out-variant is called, where that is the kernel itself. Many variants that
-  PyTorch lists are generated: they compute as ever and copy, so they do not count (`torch.Tag.generated`, or no kernel of the
-  kind of card).
-- A few operators have none, and another that does exactly what they do (`_RULES`): a convolution is cuDNN's and its bias.
-- On a GPU all allocations of a pass go to a pool of its own. Which of its requests an output lies in is seen in a first pass;
-  in a second pool that request is slow memory and all others are fast.
+- The out-variant of each aten operator that makes an output, if it is the kernel itself. Many out-variants in PyTorch are
+  generated: they compute as usual and copy, so they do not count (`torch.Tag.generated`, or no kernel for the device).
+- For a few operators without an out-variant, an equivalent one (`_RULES`): a convolution is cuDNN's kernel and its bias.
+- On a GPU, a memory pool for all allocations of a pass. A first pass shows in which of its requests an output is; in a second
+  pool that request is slow memory and all others are fast.
 
-Workspaces stay fast in the first two; in the pool they do where each has had a request of its own.
+Workspaces stay fast with the first two ways; with a pool they do if each has a request of its own.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Outputs:
-    """How a tuple is run with outputs in slow memory.
+    """How to run an operator with outputs in slow memory.
 
     Attributes:
-        run: makes a pass of the rebuilt operator, or of a copy of it.
-        workspaces: where they were: "fast", or "may be with the output".
-        pool: to capture graphs with, where one is needed.
+        run: makes a pass of the rebuilt operator or of a replica of it.
+        workspaces: "fast", or "may be with the output".
+        pool: the memory pool that a graph must allocate from; None: any pool.
     """
 
     run: Callable[[Rebuilt], Pass]
@@ -76,16 +75,19 @@ def offload(rebuilt: Rebuilt, placement: Placement, memory: SlowMemory | None = 
 
 
 def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
-    """
+    """Find out how to write outputs of an operator to slow memory.
+
     Args:
-        wanted: numbers of the outputs that are to be slow.
+        wanted: the numbers of the outputs.
 
     Raises:
-        Unmeasurable: not_available: the operator has no such output, or nobody can be told where to write it.
+        Unmeasurable: not_available: the operator has no such output, or cannot write it to given memory.
     """
     watched = _watched(rebuilt)
     if missing := [number for number in wanted if number >= len(watched.outputs)]:
-        raise Unmeasurable("not_available", f"It makes {len(watched.outputs)} outputs: there is no out{missing[0]}.")
+        raise Unmeasurable(
+            "not_available", f"The operator has {len(watched.outputs)} outputs: there is no out{missing[0]}."
+        )
     makers = [watched.makers[storage_key(watched.outputs[number])] for number in wanted]
     if all(watched.writable[call] for call, _ in makers):
         into: dict[int, list[torch.Tensor]] = {}
@@ -94,7 +96,9 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
         return Outputs(lambda one: _redirected(one, into), "fast")
     if rebuilt.device.type != "cuda":
         names = ", ".join(sorted({str(watched.names[call]) for call, _ in makers if not watched.writable[call]}))
-        raise Unmeasurable("not_available", f"Its output cannot be placed: {names} writes only where it allocates.")
+        raise Unmeasurable(
+            "not_available", f"The output cannot be in slow memory: {names} writes only to memory that it allocates."
+        )
     del watched
     return _pooled(rebuilt, wanted, memory)
 
@@ -103,13 +107,13 @@ def slow_outputs(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) ->
 
 
 class _Watching(TorchDispatchMode):
-    """The aten calls of a pass, and which of them makes which memory."""
+    """Records the aten calls of a pass, and which call makes which storage."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[Any] = []
         self.writable: list[bool] = []
-        self.results: list[list[torch.Tensor]] = []  # kept: an address is not used again meanwhile
+        self.results: list[list[torch.Tensor]] = []  # kept, so that no address is used twice
         self.makers: dict[int, tuple[int, int]] = {}  # storage -> call, position among its results
         self.outputs: list[torch.Tensor] = []
 
@@ -147,7 +151,7 @@ class _Redirecting(TorchDispatchMode):
         if results is None:
             return func(*args, **kwargs)
         write = _writer(func, args, kwargs)
-        assert write is not None, "what was writable when it was watched is now, too"
+        assert write is not None, "it was writable when it was recorded"
         return write(results)
 
 
@@ -160,7 +164,7 @@ def _redirected(rebuilt: Rebuilt, into: Mapping[int, Sequence[torch.Tensor]]) ->
 
 
 def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
-    """How to run an operator with its results in given memory; None where only its own allocation will do."""
+    """How to run an operator with its results in given memory; None if it always allocates them."""
     if (rule := _RULES.get(func)) is not None:
         return rule(*args, **kwargs)
     like = next(tensors_in((args, kwargs)), None)
@@ -171,15 +175,15 @@ def _writer(func: Any, args: Any, kwargs: Any) -> Write | None:
     return lambda outs: overload(*args, **kwargs, **dict(zip(names, outs, strict=True)))
 
 
-#: Whose out-variants crash the process: torch 2.11 fails an assertion in pyobject_preservation.cpp, there or later.
-_ASTRAY = frozenset({_aten.cudnn_batch_norm.default})
+#: Operators whose out-variants crash the process: torch 2.11 fails an assertion in pyobject_preservation.cpp.
+_CRASHING = frozenset({_aten.cudnn_batch_norm.default})
 
 
 @functools.cache
 def _out_variant(func: Any, key: str) -> tuple[Any, tuple[str, ...]] | None:
-    """An operator's out-variant that writes with the kernel itself, and the names of what it writes."""
+    """The out-variant of an operator if it is the kernel itself, and the names of its out-arguments."""
     own = [argument.name for argument in func._schema.arguments]
-    if func in _ASTRAY:
+    if func in _CRASHING:
         return None
     packet = getattr(func, "overloadpacket", None)
     for name in packet.overloads() if packet is not None and func.namespace == "aten" else ():
@@ -205,7 +209,7 @@ def _convolution(
     output_padding: list[int],
     groups: int,
 ) -> Write | None:
-    """What `at::convolution` does where it chooses cuDNN, or the kernel for one channel a group."""
+    """Do what `at::convolution` does if it selects cuDNN or the depthwise kernel; None for its other backends."""
     if image.device.type != "cuda" or image.dim() not in (4, 5):
         return None
     backend = torch._C._select_conv_backend(  # type: ignore[attr-defined]
@@ -246,7 +250,7 @@ def _copying(source: torch.Tensor, **_: Any) -> Write:
     return lambda outs: outs[0].copy_(source)
 
 
-#: Operators without an out-variant of their own that do nothing else than another one.
+#: Operators without an out-variant that are equivalent to another operator.
 _RULES: Mapping[Any, Callable[..., Write | None]] = {
     _aten.convolution.default: _convolution,
     _aten.clone.default: _copying,
@@ -260,41 +264,41 @@ _RULES: Mapping[Any, Callable[..., Write | None]] = {
 
 # ------------------------------------------------------------------------------------------ a pool
 
-_SEGMENT_BYTES = 20 * 2**20  # what the caching allocator asks for where it wants more than 1 and less than 10 MiB
+_SEGMENT_BYTES = 20 * 2**20  # the caching allocator's request for a tensor between 1 and 10 MiB
 _ALIGNED_BYTES = 2 * 2**20
 _SETTLES = 3
 _TRIES = 8
-_MIXED = "Its output cannot be kept apart from its workspaces in the allocator's pool."
-_KEPT: list[Any] = []  # allocators and what they call: a pool that is gone still gives its memory back through them
+_MIXED = "Its output cannot be separated from its workspaces in the allocator's pool."
+_KEPT: list[Any] = []  # allocators and their callbacks: a destroyed pool still frees its memory through them
 
 
 class _Pool:
-    """A pool of memory of which chosen requests are slow, by the order in which they come."""
+    """A memory pool in which chosen requests, by their order, get slow memory."""
 
     def __init__(self, device: torch.device, fast_bytes: int, slow: Mapping[int, torch.UntypedStorage]) -> None:
         """
         Args:
-            fast_bytes: room for all other requests.
+            fast_bytes: size of the fast memory for all other requests.
         """
         self.requests: list[tuple[int, int]] = []  # address and size
         self._slow = slow
         self._device = device
         self._room = torch.empty(fast_bytes + _ALIGNED_BYTES, dtype=torch.uint8, device=device)
-        # Behind the room's own first byte: the caching allocator tells what it frees by its address.
+        # After the room's first byte: the caching allocator identifies a block by its address when it frees it.
         self._next = (self._room.data_ptr() // _ALIGNED_BYTES + 1) * _ALIGNED_BYTES
-        # What is kept for good knows the pool only as long as somebody else has it, with its room.
-        asked = functools.partial(_take_from, weakref.ref(self))
-        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(asked)
-        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_give_back)
+        # The callbacks are never freed: a weak reference lets the pool and its room go.
+        allocate = functools.partial(_allocate_from, weakref.ref(self))
+        take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(allocate)
+        give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(_free_nothing)
         addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (take, give)]
         allocator = torch._C._cuda_customAllocator(*addresses)
         _KEPT.append((take, give, allocator))
         try:
             self.pool = torch.cuda.MemPool(allocator, no_split=True)  # each request serves one tensor
-        except TypeError:  # of an older torch
+        except TypeError:  # in an older torch
             self.pool = torch.cuda.MemPool(allocator)
 
-    def _take(self, size_bytes: int, device: int, stream: int | None) -> int | None:
+    def _allocate(self, size_bytes: int, device: int, stream: int | None) -> int | None:
         if (storage := self._slow.get(len(self.requests))) is not None and storage.nbytes() >= size_bytes:
             address = storage.data_ptr()
         elif self._next + size_bytes <= self._room.data_ptr() + self._room.nbytes:
@@ -317,13 +321,13 @@ class _Pool:
         return next(places, None)
 
 
-def _take_from(pool: weakref.ref[_Pool], size_bytes: int, device: int, stream: int | None) -> int | None:
+def _allocate_from(pool: weakref.ref[_Pool], size_bytes: int, device: int, stream: int | None) -> int | None:
     there = pool()
-    return there._take(size_bytes, device, stream) if there is not None else None
+    return there._allocate(size_bytes, device, stream) if there is not None else None
 
 
-def _give_back(address: int | None, size_bytes: int, device: int, stream: int | None) -> None:
-    """The memory is the pool object's own, and goes with it."""
+def _free_nothing(address: int | None, size_bytes: int, device: int, stream: int | None) -> None:
+    """The memory belongs to the `_Pool` object and is freed with it."""
 
 
 def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outputs:
@@ -346,7 +350,7 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
     sizes = [size for _, size in first.requests]
     del there, first
     if None in places:
-        raise Unmeasurable("not_available", "Its output cannot be placed: it is allocated elsewhere than others.")
+        raise Unmeasurable("not_available", "The output cannot be in slow memory: it is not allocated from the pool.")
     storages = [memory.storage(sizes[place]) for place in places if place is not None]
 
     def in_slow(output: object, one: Rebuilt) -> list[int]:
@@ -378,16 +382,16 @@ def _pooled(rebuilt: Rebuilt, wanted: Sequence[int], memory: SlowMemory) -> Outp
 
 
 def _settled(pool: _Pool, rebuilt: Rebuilt, given: frozenset[int]) -> list[torch.Tensor]:
-    """What a pass makes once the pool hands out again what passes gave back: by size, not by who had it."""
+    """The outputs of a pass after some passes: the pool then reuses freed blocks by their size."""
     for _ in range(_SETTLES):
-        output = None  # the last pass' memory is free
+        output = None  # frees the memory of the last pass
         output = pool.run(rebuilt.run)
     torch.cuda.synchronize(rebuilt.device)
     return new_storages(output, given)
 
 
 def _alike(places: Sequence[int | None], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The requests that may come to hold some outputs: theirs, else others of the same size, of which the address decides."""
+    """Candidates for the requests of some outputs: their own first, then others of the same size."""
     same = [
         sorted((place for place, size in enumerate(sizes) if size == sizes[own]), key=lambda place: place != own)
         for own in places

@@ -1,15 +1,15 @@
-"""Which tensors of a step lie in slow memory, so that it is fastest within a given fast memory: an integer program.
+"""Plan which tensors of a step are in slow memory, so that the step is fastest within a limit of fast memory: an integer program.
 
-A tensor is fast or slow for its whole life. What it costs to have it slow is added up over its calls, one tensor at a time: what
-several slow tensors of one call cost together is taken for the sum of what each costs alone. With moves, one that is fast may
-also lie elsewhere in an inactive period that is long enough to go out and come back while the wire is free.
+A tensor is fast or slow for its whole life. The cost of a slow tensor is the sum over its calls, one tensor at a time: the cost
+of several slow tensors of one call is taken as the sum of their costs. With moves, a fast tensor may also be elsewhere during an
+inactive period that is long enough for both copies while the wire is free.
 
-    least   Σ slow_us[t] x[t]
-    so that Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, over the tensors held and the periods away at each call
-            y[p] <= 1 - x[t]
-            Σ y[p] <= 1, over the transfers of one direction that would run at once
+    minimize    Σ slow_us[t] x[t]
+    subject to  Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, over the tensors held and the periods away at each call
+                y[p] <= 1 - x[t]
+                Σ y[p] <= 1, over the transfers of one direction that would overlap
 
-HiGHS solves it (`scipy.optimize.milp`), within a time limit and to a gap that are both told.
+HiGHS solves it (`scipy.optimize.milp`) within a time limit and to a relative gap; the plan contains both.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from farm.training.tensor_lifetime import ALLOCATED_BYTES, Life
 from farm.types.format import count_of
 
 TIME_LIMIT_S = 10.0  # of one program
-GAP = 1e-3  # a program ends when no plan can be better by more than this share
+GAP = 1e-3  # a program ends if no plan can be better by more than this share
 POINTS = 9  # of the curve
-_ALONE = threading.Lock()
-_NEXT_TO_NOTHING_US = 1e-6  # what is free either way stays fast
+_STDOUT_LOCK = threading.Lock()
+_TINY_US = 1e-6  # added to each cost: a tensor without a cost stays fast
 
 
 @dataclass(frozen=True)
 class SlowCosts:
-    """What each tensor of a step adds to it where it is slow for its life.
+    """The time that each tensor of a step adds if it is slow for its whole life.
 
     Attributes:
         slow_us: by the tensor's number, over all its calls.
-        read_us: of that, what comes from readings; the rest from sizes over ``bytes_per_s``.
-        bytes_per_s: of the wire.
-        told: where they come from, for people.
-        together: median over the tuples that were read with all tensors slow: the sum of one at a time over that. None: unread.
+        read_us: the part that comes from readings; the rest is size over ``bytes_per_s``.
+        bytes_per_s: bandwidth of the wire.
+        told: the source of the costs, as text.
+        together: median over the tuples with a reading of all tensors slow: sum of one tensor at a time, divided by that
+            reading. None: no such reading.
     """
 
     slow_us: Mapping[int, float]
@@ -58,22 +59,22 @@ class SlowCosts:
 
     @property
     def read_share(self) -> float:
-        """Of all that slow tensors would add, 0 to 1."""
+        """The share of all costs that comes from readings, 0 to 1."""
         total_us = sum(self.slow_us.values())
         return sum(self.read_us.values()) / total_us if total_us else 0.0
 
 
 @dataclass(frozen=True)
-class PlacementPlan:
-    """One placement.
+class OffloadPlan:
+    """One plan.
 
     Attributes:
-        slow: numbers of tensors.
-        moved: periods, as (tensor, number of its inactive period), in which a fast one lies elsewhere.
-        time_us: of the step, predicted.
-        peak_bytes: of fast memory.
-        gap: share by which the best plan may be faster at most, in what slow tensors add; 0 where it is known to be the best.
-        in_time: whether the program ended by its gap; else by its time limit.
+        slow: numbers of the slow tensors.
+        moved: periods in which a fast tensor is elsewhere, as (tensor, number of its inactive period).
+        time_us: predicted time of the step.
+        peak_bytes: peak of fast memory.
+        gap: the best plan adds at most this share less time; 0 if this plan is known to be the best.
+        in_time: True if the program ended by its gap; False if by its time limit.
     """
 
     fast_bytes: int
@@ -86,22 +87,22 @@ class PlacementPlan:
 
 
 @dataclass(frozen=True)
-class Placing:
-    """Plans for amounts of fast memory, and what less and more of it would give.
+class OffloadPlans:
+    """Plans for amounts of fast memory, and the curve of time over fast memory.
 
     Attributes:
-        plans: one for each amount that was asked for.
-        unsolved: amounts of the curve for which no plan was found in time.
-        all_fast_us, all_slow_us: of the step.
-        least_bytes: that the largest operator reads and writes: less is refused.
-        moves_bytes_per_s: that moves were planned with, each way; None where nothing is moved.
-        wire: as it was measured beside the step; None where it was not.
-        run: the step as a card ran it under these plans; None where none did.
+        plans: one for each requested amount.
+        unsolved: amounts of the curve without a plan within the time limit.
+        all_fast_us, all_slow_us: time of the step.
+        least_bytes: bytes that the largest operator reads and writes: a smaller amount is refused.
+        moves_bytes_per_s: bandwidth assumed for moves, each way; None without moves.
+        wire: the wire as measured beside the step; None if not measured.
+        run: the step as a card ran it under these plans; None if no card did.
     """
 
     costs: SlowCosts
-    plans: tuple[PlacementPlan, ...]
-    curve: tuple[PlacementPlan, ...]
+    plans: tuple[OffloadPlan, ...]
+    curve: tuple[OffloadPlan, ...]
     unsolved: tuple[int, ...]
     all_fast_us: float
     all_slow_us: float
@@ -112,12 +113,12 @@ class Placing:
     run: AsRun | None = None
 
     @property
-    def plan(self) -> PlacementPlan:
-        """The first."""
+    def plan(self) -> OffloadPlan:
+        """The first plan."""
         return self.plans[0]
 
-    def slow(self, life: Life, plan: PlacementPlan) -> list[CapturedTensor]:
-        """The tensors that a plan has in slow memory, the largest first."""
+    def slow(self, life: Life, plan: OffloadPlan) -> list[CapturedTensor]:
+        """The slow tensors of a plan, the largest first."""
         there = (tensor for tensor in life.tensors if tensor.number in plan.slow)
         return sorted(there, key=lambda tensor: (-tensor.size_bytes, tensor.number))
 
@@ -126,20 +127,20 @@ def allocated_bytes(tensor: CapturedTensor) -> int:
     return -(-tensor.size_bytes // ALLOCATED_BYTES) * ALLOCATED_BYTES
 
 
-def placing(
+def plan_offload(
     life: Life,
     costs: SlowCosts,
     *amounts_bytes: int,
     moves_bytes_per_s: float | None = None,
     time_limit_s: float = TIME_LIMIT_S,
-) -> Placing:
-    """
+) -> OffloadPlans:
+    """Plan a step for each amount of fast memory.
+
     Args:
-        amounts_bytes: of fast memory, each to be planned for.
-        moves_bytes_per_s: at which tensors may be moved while they wait, each way; None: nothing is moved.
+        moves_bytes_per_s: bandwidth of moves, each way; None: no tensor is moved.
 
     Raises:
-        UsageError: the fast memory is less than the largest operator needs; SciPy is not installed; no plan was found in time.
+        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or no plan was found in time.
     """
     program = _Program(life, costs, moves_bytes_per_s)
     if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
@@ -152,16 +153,16 @@ def placing(
         )
     plans = []
     for fast_bytes in amounts_bytes:
-        if (plan := program.solved(fast_bytes, time_limit_s)) is None:
+        if (plan := program.solve(fast_bytes, time_limit_s)) is None:
             raise UsageError(
-                f"No placement within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s.",
+                f"No plan within {count_of(fast_bytes, 'B')} was found in {time_limit_s:g} s.",
                 "Give a larger --fast.",
             )
         plans.append(plan)
     steps = (program.peak_bytes - program.least_bytes) / (POINTS - 1)
     wanted = sorted({program.least_bytes + round(number * steps) for number in range(POINTS)})
-    curve = {amount: program.solved(amount, time_limit_s) for amount in wanted}
-    return Placing(
+    curve = {amount: program.solve(amount, time_limit_s) for amount in wanted}
+    return OffloadPlans(
         costs=costs,
         plans=tuple(plans),
         curve=tuple(plan for plan in curve.values() if plan is not None),
@@ -208,13 +209,13 @@ class _Program:
                     self.periods.append((place, index, ranges))
                     self.transfers.append((way_us, period.begin_us, period.end_us - way_us))
 
-    def solved(self, fast_bytes: int, time_limit_s: float) -> PlacementPlan | None:
-        """None: no plan was found in time."""
+    def solve(self, fast_bytes: int, time_limit_s: float) -> OffloadPlan | None:
+        """A plan within an amount of fast memory; None if none was found in time."""
         fast = fast_bytes // ALLOCATED_BYTES
         rows = self._memory_rows(fast)
         if not rows:
             return self._plan(fast_bytes, [False] * len(self.tensors), [False] * len(self.periods), 0.0, True)
-        found = _solved(self._costs(), [*rows, *self._other_rows()], time_limit_s)
+        found = _solve(self._costs(), [*rows, *self._other_rows()], time_limit_s)
         if found.x is None:
             return None
         chosen = [value > 0.5 for value in found.x]
@@ -225,17 +226,17 @@ class _Program:
         return self._plan(fast_bytes, slow, moved, gap, found.status == 0)
 
     def _gap(self, chosen: Sequence[bool], least_us: float | None) -> float:
-        """By which share a plan is above the program's bound."""
+        """The share by which a plan is above the program's lower bound."""
         added_us = sum(cost for cost, there in zip(self._costs(), chosen, strict=True) if there)
-        nothing_us = _NEXT_TO_NOTHING_US * len(chosen)
+        nothing_us = _TINY_US * len(chosen)
         return max(0.0, 1.0 - (least_us or 0.0) / added_us) if added_us > nothing_us else 0.0
 
     def _costs(self) -> list[float]:
-        slow = [self.costs.slow_us.get(tensor.number, 0.0) + _NEXT_TO_NOTHING_US for tensor in self.tensors]
-        return slow + [_NEXT_TO_NOTHING_US] * len(self.periods)
+        slow = [self.costs.slow_us.get(tensor.number, 0.0) + _TINY_US for tensor in self.tensors]
+        return slow + [_TINY_US] * len(self.periods)
 
-    def _memory_rows(self, fast: int) -> list[Row]:
-        """What must leave at each call at which more is held than there is; calls whose tensors another one has all are left out."""
+    def _memory_rows(self, fast: int) -> list[Constraint]:
+        """A row for each call that holds more than fast memory; calls whose tensors are a subset of another call's are left out."""
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         away = self._away()
         rows = []
@@ -243,7 +244,7 @@ class _Program:
             if self.held_pieces[call] > fast and (self.periods or call in ends):
                 terms = {place: float(self.pieces[place]) for place in there}
                 terms |= {len(self.tensors) + one: float(self.pieces[self.periods[one][0]]) for one in away[call]}
-                rows.append(Row(terms, float(self.held_pieces[call] - fast), float("inf")))
+                rows.append(Constraint(terms, float(self.held_pieces[call] - fast), float("inf")))
         return rows
 
     def _away(self) -> list[list[int]]:
@@ -254,10 +255,10 @@ class _Program:
                 away[call].append(one)
         return away
 
-    def _other_rows(self) -> list[Row]:
-        """What is slow is not moved; one transfer at a time each way."""
+    def _other_rows(self) -> list[Constraint]:
+        """A slow tensor is not moved; each way has one transfer at a time."""
         first = len(self.tensors)
-        rows = [Row({place: 1.0, first + one: 1.0}, 0.0, 1.0) for one, (place, _, _) in enumerate(self.periods)]
+        rows = [Constraint({place: 1.0, first + one: 1.0}, 0.0, 1.0) for one, (place, _, _) in enumerate(self.periods)]
         step_us = self.life.step_us
         for way in (1, 2):
             spans = [(times[way] % step_us, times[0]) for times in self.transfers]
@@ -272,11 +273,11 @@ class _Program:
                 ]
                 together += [other for other in order if spans[other][0] + spans[other][1] - step_us > begin_us]
                 if len(together := list(dict.fromkeys(together))) > 1:
-                    rows.append(Row({first + other: 1.0 for other in together}, 0.0, 1.0))
+                    rows.append(Constraint({first + other: 1.0 for other in together}, 0.0, 1.0))
         return rows
 
     def _repair(self, fast: int, slow: list[bool], moved: list[bool]) -> None:
-        """Where rounding left a few bytes too many: the cheapest tensor there leaves, too."""
+        """If rounding left a few bytes too many, make the cheapest tensor slow, too."""
         for call, there in enumerate(self.held):
             while self._fast_pieces(call, slow, moved) > fast:
                 left = [place for place in there if not slow[place]]
@@ -286,7 +287,7 @@ class _Program:
                     moved[one] = moved[one] and period[0] != place
 
     def _leave_in_place(self, fast: int, slow: Sequence[bool], moved: list[bool]) -> None:
-        """Drop moves that nobody needs, which cost the program next to nothing: the smallest first."""
+        """Drop unnecessary moves, which cost the program almost nothing, the smallest first."""
         held = [self._fast_pieces(call, slow, moved) for call in range(len(self.held))]
         for one in sorted(range(len(moved)), key=lambda one: self.pieces[self.periods[one][0]]):
             place, _, ranges = self.periods[one]
@@ -307,7 +308,7 @@ class _Program:
 
     def _plan(
         self, fast_bytes: int, slow: Sequence[bool], moved: Sequence[bool], gap: float, in_time: bool
-    ) -> PlacementPlan:
+    ) -> OffloadPlan:
         numbers = frozenset(tensor.number for tensor, away in zip(self.tensors, slow, strict=True) if away)
         periods = tuple(
             (self.tensors[place].number, index)
@@ -317,11 +318,11 @@ class _Program:
         added_us = sum(self.costs.slow_us.get(number, 0.0) for number in numbers)
         peak = max(self._fast_pieces(call, slow, moved) for call in range(len(self.held)))
         time_us = self.life.step_us + added_us
-        return PlacementPlan(fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, in_time)
+        return OffloadPlan(fast_bytes, numbers, periods, time_us, peak * ALLOCATED_BYTES, gap, in_time)
 
 
 @dataclass(frozen=True)
-class Row:
+class Constraint:
     """A constraint: least <= Σ factor * variable <= most."""
 
     factors: Mapping[int, float]
@@ -329,7 +330,7 @@ class Row:
     most: float
 
 
-def _solved(costs: Sequence[float], rows: Sequence[Row], time_limit_s: float) -> Any:
+def _solve(costs: Sequence[float], rows: Sequence[Constraint], time_limit_s: float) -> Any:
     """Raises:
     UsageError: SciPy is not installed.
     """
@@ -338,7 +339,7 @@ def _solved(costs: Sequence[float], rows: Sequence[Row], time_limit_s: float) ->
         from scipy.sparse import csr_array
     except ImportError as error:
         raise UsageError(
-            "Placements are planned with SciPy, which is not installed.",
+            "Plans for slow memory need SciPy, which is not installed.",
             "Install it with `pip install 'operator-farm[placement]'`.",
         ) from error
     places = [(number, place) for number, row in enumerate(rows) for place in row.factors]
@@ -356,11 +357,11 @@ def _solved(costs: Sequence[float], rows: Sequence[Row], time_limit_s: float) ->
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """HiGHS of some versions writes lines of its own to the process' standard output, where a command's result stands."""
-    if sys.stdout is None:  # closed by who started the process
+    """Discard what some versions of HiGHS write to standard output, where a command writes its result."""
+    if sys.stdout is None:  # the parent process closed it
         yield
         return
-    with _ALONE:
+    with _STDOUT_LOCK:
         sys.stdout.flush()
         kept = os.dup(1)
         try:
@@ -368,6 +369,6 @@ def _quiet() -> Iterator[None]:
                 os.dup2(nothing.fileno(), 1)
                 yield
         finally:
-            ctypes.CDLL(None).fflush(None)  # what C has not written yet, too
+            ctypes.CDLL(None).fflush(None)  # also C's buffer
             os.dup2(kept, 1)
             os.close(kept)

@@ -1,15 +1,16 @@
-"""A training step run with chosen tensors in slow memory for their whole lives, and the same with all of them fast.
+"""A training step with chosen tensors in slow memory for their whole lives, compared with the step all fast.
 
-The calls of the step are played from its tuples, as for `farm.benchmark.call_context`. What no call makes (parameters, states,
-inputs) is copied to slow memory, and what calls make they are told to write there (`farm.slow_memory.offload`), each to memory of its own.
-What nobody can be told to write elsewhere stays fast, and is told.
+The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Parameters, states and inputs, which no call
+makes, are copied to slow memory. Calls write their outputs there (`farm.slow_memory.offload`), each to memory of its own.
+A tensor whose call cannot write there stays fast, and the result names it.
 
-A GPU replays the step from graphs: launched from Python, it would wait for Python. A call whose outputs need a pool of memory of
-their own cannot share a graph with others, since a graph is captured into one pool. So the step is a row of graphs, each such call one of
-its own, and those between them share a pool; with all fast it is one graph.
+A GPU replays the step from graphs: if Python launched the calls, the GPU would wait for Python. A call whose outputs need a
+memory pool of their own cannot share a graph with others, since a graph is captured into one pool. So the step is a sequence of
+graphs: each such call is one, and the graphs between them share a pool. All fast, it is one graph.
 
-What is moved while it waits (`farm.slow_memory.memory_tier`) is copied between graphs: the row is also cut at the calls before which a copy
-begins or has to be done. Its room in fast memory is kept, as graphs know addresses: what is run is the time that moves take.
+Tensors that are moved while they wait are copied between graphs: the sequence is also cut at the calls before which a
+copy begins or must be done. Their room in fast memory is kept, as graphs contain addresses: a run shows the time that
+moves take, not the memory that they free.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.call_context import Player
-from farm.benchmark.cuda_graph import capturing, one_stream
+from farm.benchmark.cuda_graph import capturing, one_stream, synchronize
+from farm.benchmark.passes import applied, as_launched, numeric_flags
 from farm.benchmark.workload import out_of_memory
 from farm.errors import Unmeasurable
 from farm.slow_memory.memory_tier import Mover, SlowMemory, slow_memory_of, wire_beside
 from farm.slow_memory.offload import Outputs, slow_outputs
 from farm.slow_memory.transfers import AsRun, Move, Run, Wire
+from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     from farm.operators.captured import Capture, CapturedCall
@@ -42,29 +44,26 @@ if TYPE_CHECKING:
     from farm.types.protocol import Protocol, Subject
 
 WARM_UP_S = 0.3  # of replays that are not counted
-WINDOW_S = 1.0  # of all that are
+WINDOW_S = 1.0  # of all replays that are
 RUNS = (10, 100)  # least and most
 
-_last_step: dict[str, Capture] = {}  # the step that was last, until it is run
+_last_step: dict[str, Capture] = {}  # the step that was extracted last, until it is run
 
 
 def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
-    """A training step as this card runs it, a GPU where it is captured into a graph. `compare` runs the same.
+    """Capture a training step as this card runs it; on a GPU, during graph capture. `compare` runs the same step.
 
     Raises:
-        Unmeasurable: not_available: the card has no slow memory; rejected: a call of it is no tuple; out_of_memory.
-        FarmError: see `farm.training.extract.extract_step`.
+        Unmeasurable: not_available (the card has no slow memory), rejected (a call is not a tuple), out_of_memory.
+        FarmError: see `farm.training.extract.build_step`.
     """
-    from farm.benchmark.passes import as_launched, numeric_flags
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
-    from farm.types.protocol import Variant
 
     slow_memory_of(device)
-    if device.type == "cuda":
-        one_stream(device)
+    one_stream(device)
     _last_step.clear()
-    with numeric_flags(protocol), torch.enable_grad(), _memory_told():
+    with numeric_flags(protocol), torch.enable_grad(), _translated_out_of_memory():
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
 
@@ -75,24 +74,23 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         with torch.no_grad():
             capture = as_launched(observe, protocol, device)
     if capture.gaps:
-        raise Unmeasurable("rejected", f"The step cannot be played from its calls: {capture.gaps[0]}.")
+        raise Unmeasurable("rejected", f"The step cannot be replayed from its calls: {capture.gaps[0]}.")
     _last_step[_key(subject, protocol)] = capture
     return capture
 
 
 def measure_wire(subject: Subject, protocol: Protocol, device: torch.device) -> Wire:
-    """What copies get of the wire, alone and beside the step as it was taken apart, and what that costs the step.
+    """Measure the bandwidth of copies, alone and beside the extracted step, and how they slow the step down.
 
     Raises:
         Unmeasurable: see `extract_step`.
     """
-    capture = _known(subject, protocol, device)
-    with _as_asked(protocol):
-        if device.type == "cuda":
-            one_stream(device)
-        _let_go(device)
+    capture = _extracted(subject, protocol, device)
+    with applied(protocol), _translated_out_of_memory():
+        one_stream(device)
+        _release_memory(device)
         memory = slow_memory_of(device)
-        step = PlannedStep(Player(capture, device), capture, frozenset(), lambda: memory, device)
+        step = PlannedStep(Player(capture, device), frozenset(), lambda: memory)
         again = step.replayed()
 
         def step_us(meanwhile: Callable[[], None] | None) -> float:
@@ -112,16 +110,16 @@ def compare(
     plans: Sequence[Collection[int]],
     moves: Sequence[Sequence[Move]] = (),
 ) -> AsRun:
-    """The step as it was taken apart, run with all fast and under each plan.
+    """Run the extracted step with all tensors fast and under each plan.
 
     Args:
-        calls: the tuple ids of its calls, as the plans were made for them.
+        calls: the tuple ids of its calls for which the plans were made.
         plans, moves: see `run_planned`.
 
     Raises:
-        Unmeasurable: rejected: this card runs other calls; and see `extract_step` and `run_planned`.
+        Unmeasurable: rejected (this card runs other calls); see also `extract_step` and `run_planned`.
     """
-    known = _known(subject, protocol, device)
+    known = _extracted(subject, protocol, device)
     _last_step.clear()
     here = [call.tuple_id for call in known.calls]
     if here != list(calls):
@@ -129,15 +127,15 @@ def compare(
         where = f"from call {first} on they are others" if first is not None else "the rest is missing"
         raise Unmeasurable(
             "rejected",
-            f"The plan is of another step than this card runs: {len(calls)} calls, and {len(here)} here; {where}.",
-            "Plan it anew for this card.",
+            f"The plan is for another step than this card runs: {len(calls)} calls, and {len(here)} here; {where}.",
+            "Plan it again for this card.",
         )
-    with _as_asked(protocol):
+    with applied(protocol), _translated_out_of_memory():
         memory = functools.partial(slow_memory_of, device)
         return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)
 
 
-def _known(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
+def _extracted(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
     return _last_step.get(_key(subject, protocol)) or extract_step(subject, protocol, device)
 
 
@@ -146,16 +144,8 @@ def _key(subject: Subject, protocol: Protocol) -> str:
 
 
 @contextlib.contextmanager
-def _as_asked(protocol: Protocol) -> Iterator[None]:
-    from farm.benchmark.passes import grad_mode, numeric_flags
-
-    with numeric_flags(protocol), grad_mode(protocol), _memory_told():
-        yield
-
-
-@contextlib.contextmanager
-def _memory_told() -> Iterator[None]:
-    """A lack of memory as the reason that it is."""
+def _translated_out_of_memory() -> Iterator[None]:
+    """Raise `Unmeasurable` for a lack of memory."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -171,43 +161,42 @@ def run_planned(
     moves: Sequence[Sequence[Move]] = (),
     window_s: float,
 ) -> AsRun:
-    """Time a step with all fast, and under each plan.
+    """Time a step with all tensors fast, and under each plan.
 
     Args:
-        plans: of each the numbers of the storages that are slow.
+        plans: for each plan, the numbers of the slow storages.
         memory: makes slow memory.
-        moves: of each plan, of storages that are fast; nothing is moved without.
-        window_s: for so long each is timed, at least ten times.
+        moves: for each plan, moves of fast storages; the default is none.
+        window_s: duration of each timing, for at least ten runs.
 
     Raises:
-        torch.OutOfMemoryError: the step does not fit with all fast.
+        torch.OutOfMemoryError: the step does not fit with all tensors fast.
     """
     began_s = time.perf_counter()
-    if device.type == "cuda":
-        one_stream(device)
-    _let_go(device)
+    one_stream(device)
+    _release_memory(device)
     player = Player(capture, device)
-    fast = PlannedStep(player, capture, frozenset(), memory, device).read(window_s)
+    fast = PlannedStep(player, frozenset(), memory).time(window_s)
     found: list[Run | str] = []
     for slow, moved in itertools.zip_longest(plans, moves, fillvalue=()):
-        _let_go(device)
+        _release_memory(device)
         try:
-            with _memory_told():
-                found.append(PlannedStep(player, capture, frozenset(slow), memory, device, moved).read(window_s))
+            with _translated_out_of_memory():
+                found.append(PlannedStep(player, frozenset(slow), memory, moved).time(window_s))
         except Unmeasurable as error:
             found.append(f"{error.message} {error.next_step}".strip())
     return AsRun(memory().name, fast, tuple(found), time.perf_counter() - began_s)
 
 
-def _let_go(device: torch.device) -> None:
-    """Give back what was taken before."""
+def _release_memory(device: torch.device) -> None:
+    """Return the memory of earlier runs to the driver."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         if hasattr(torch._C, "_accelerator_emptyHostCache"):  # pinned memory, too
             torch._C._accelerator_emptyHostCache()
-        elif hasattr(torch._C, "_host_emptyCache"):  # of an older torch
+        elif hasattr(torch._C, "_host_emptyCache"):  # in an older torch
             torch._C._host_emptyCache()
 
 
@@ -215,43 +204,44 @@ class PlannedStep:
     """The step with one set of slow storages.
 
     Attributes:
-        player: plays its calls.
-        memories: what is slow lies in.
-        stayed_fast: storages that could not be placed, once the step is prepared.
+        player: replays its calls.
+        memories: own the slow tensors.
+        stayed_fast: slow storages that could not be put in slow memory; known after `replayed`.
         movers: one for each move.
-        graphs: that it is replayed from, on a GPU.
+        graphs: the graphs of the step, on a GPU.
     """
 
     def __init__(
         self,
         player: Player,
-        capture: Capture,
         slow: frozenset[int],
         memory: Callable[[], SlowMemory],
-        device: torch.device,
         moves: Sequence[Move] = (),
     ) -> None:
         """
         Raises:
-            Unmeasurable: out_of_memory: so much slow memory cannot be had.
+            Unmeasurable: out_of_memory: there is not enough slow memory.
         """
-        self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they go before the pools that they were captured into
-        self._row: list[Callable[[], None]] = []  # their replays, and what copies do between them
-        self._capture, self._slow, self._make_memory, self._device = capture, slow, memory, device
+        self.graphs: list[torch.cuda.CUDAGraph] = []  # first: they are freed before their pools
+        self._sequence: list[Callable[[], None]] = []  # replays of graphs, and the copies between them
+        self._capture, self._slow, self._make_memory, self._device = player.capture, slow, memory, player.device
         self.memories = [memory()]
-        sizes = {number: capture.tensors[number].size_bytes for number in {*slow, *(move.tensor for move in moves)}}
+        tensors = {*slow, *(move.tensor for move in moves)}
+        sizes = {number: self._capture.tensors[number].size_bytes for number in tensors}
         self.memories[0].check_room(*sizes.values())
         hosts = {number: self.memories[0].host_bytes(sizes[number]) for number in sizes.keys() - slow}
-        self.movers = [Mover(move, hosts[move.tensor], device) for move in moves]
-        self._acts: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
-        for index, act in itertools.chain.from_iterable(zip(*(mover.actions() for mover in self.movers), strict=True)):
-            self._acts[index].append(act)
-        self.player = player.placed(slow, self.memories[0].copied) if slow else player
+        self.movers = [Mover(move, hosts[move.tensor], self._device) for move in moves]
+        self._actions: dict[int, list[Callable[[], None]]] = defaultdict(list)  # by call
+        for index, action in itertools.chain.from_iterable(
+            zip(*(mover.actions() for mover in self.movers), strict=True)
+        ):
+            self._actions[index].append(action)
+        self.player = player.with_copies(slow, self.memories[0].copied) if slow else player
         self._outputs: dict[int, Outputs] = {}  # by call
         self.stayed_fast: set[int] = set()
         self._kept: list[Rebuilt] = []
 
-    def read(self, window_s: float) -> Run:
+    def time(self, window_s: float) -> Run:
         again = self.replayed()
         values_us = _timed(again, self._device, window_s)
         time_us = intervals.midmean(values_us)
@@ -264,87 +254,95 @@ class PlannedStep:
             began_s = time.perf_counter()
             again()
             launch_us = (time.perf_counter() - began_s) * 1e6
-            _wait(self._device)
+            synchronize(self._device)
         self.forget()
         return Run(time_us, half_width_us, graphs, stayed_fast, len(moved), sum(moved), launch_us)
 
     def forget(self) -> None:
-        """Give back what it is replayed from."""
-        self._row.clear()
+        """Free the graphs."""
+        self._sequence.clear()
         self.graphs.clear()
 
-    # ------------------------------------------------------------------------------------------ what is made
+    # ------------------------------------------------------------------------------------------ outputs
 
     def prepare(self, call: CapturedCall, operator: Rebuilt) -> object:
-        """Run a call for the first time, and learn how those of its outputs come to lie in slow memory that are to."""
+        """Run a call for the first time, and find out how it writes its slow outputs to slow memory."""
         made = [number for number in call.writes if number not in call.reads]
         sized = [number for number in made if self._capture.tensors[number].size_bytes]
         wanted = {place: number for place, number in enumerate(sized) if number in self._slow}
         largest_first = tuple(sorted(wanted, key=lambda place: -self._capture.tensors[wanted[place]].size_bytes))
-        placed = self._most_of(operator, largest_first)
-        there = placed.there if placed is not None else ()
-        self.stayed_fast.update(wanted[place] for place in wanted if place not in there)
-        if placed is None:
+        slow, outputs = self._most_of(operator, largest_first)
+        self.stayed_fast.update(wanted[place] for place in wanted if place not in slow)
+        if outputs is None:
             return operator.run()
-        self.memories.append(placed.memory)
-        self._outputs[call.index] = placed.outputs
-        return placed.outputs.run(operator)()
+        self._outputs[call.index] = outputs
+        return outputs.run(operator)()
 
-    def _most_of(self, operator: Rebuilt, wanted: tuple[int, ...]) -> _Placed | None:
-        """All of these outputs where that goes, else as many as do one after the other."""
-        if not wanted or (found := self._tried(operator, wanted)) is not None:
-            return found if wanted else None
-        for place in wanted if len(wanted) > 1 else ():
-            found = self._tried(operator, (*(found.there if found else ()), place)) or found
-        return found
+    def _most_of(self, operator: Rebuilt, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], Outputs | None]:
+        """The outputs that can be slow, and how: all of them, or else as many as work when added one by one."""
+        if not wanted:
+            return (), None
+        slow: tuple[int, ...] = ()
+        found = self._attempt(operator, wanted)
+        if found is not None:
+            slow = wanted
+        else:
+            for place in wanted if len(wanted) > 1 else ():
+                if (more := self._attempt(operator, (*slow, place))) is not None:
+                    slow, found = (*slow, place), more
+        if found is None:
+            return (), None
+        outputs, memory = found
+        self.memories.append(memory)
+        return slow, outputs
 
-    def _tried(self, operator: Rebuilt, wanted: tuple[int, ...]) -> _Placed | None:
-        memory = self._make_memory()  # of this attempt: what was taken for one that fails goes with it
+    def _attempt(self, operator: Rebuilt, wanted: tuple[int, ...]) -> tuple[Outputs, SlowMemory] | None:
+        memory = self._make_memory()  # for this attempt: a failed one frees it
         try:
             outputs = slow_outputs(operator, wanted, memory)
-            outputs.run(operator)()  # which sees that they do lie there
+            outputs.run(operator)()  # checks that the outputs are in slow memory
         except Unmeasurable as error:
             if error.reason != "not_available":
                 raise
             return None
         except torch.OutOfMemoryError:  # no room for its pool
             return None
-        return _Placed(outputs, wanted, memory)
+        return outputs, memory
 
-    # ------------------------------------------------------------------------------------------ again and again
+    # ------------------------------------------------------------------------------------------ replays
 
     def replayed(self) -> Callable[[], None]:
         """Prepare the step; the result runs it once more."""
         self.player.play(self.prepare, once=True)
         if self._device.type != "cuda":
             return lambda: self.player.play(self._run, once=True, before=self._copy)
-        _let_go(self._device)
+        _release_memory(self._device)
         while not self._captured():
-            _let_go(self._device)
+            _release_memory(self._device)
 
         def replay() -> None:
-            for launch in self._row:
+            for launch in self._sequence:
                 launch()
 
         return replay
 
     def _copy(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> None:
-        for act in self._copies(index, memory):
-            act()
+        for action in self._copies(index, memory):
+            action()
 
     def _copies(self, index: int, memory: Mapping[int, torch.UntypedStorage]) -> Sequence[Callable[[], None]]:
-        """What is to be done before a call, or behind the last."""
+        """The actions before a call, or after the last."""
         for mover in self.movers:
             if mover.move.out == index:
                 mover.found(memory.get(mover.move.tensor))
-        return self._acts.get(index, ())
+        return self._actions.get(index, ())
 
     def _run(self, call: CapturedCall, operator: Rebuilt) -> object:
         outputs = self._outputs.get(call.index)
         return operator.run() if outputs is None else outputs.run(operator)()
 
     def _captured(self) -> bool:
-        """Capture the step; False where a call could not be captured as it was prepared: its outputs now stay fast."""
+        """Capture the step; False if a call could not be captured as prepared: its outputs now stay fast."""
         self.forget()
         self._kept.clear()
         pools = {index: outputs.pool for index, outputs in self._outputs.items() if outputs.pool is not None}
@@ -354,13 +352,13 @@ class PlannedStep:
 
             def add(graph: torch.cuda.CUDAGraph) -> None:
                 self.graphs.append(graph)
-                self._row.append(graph.replay)
+                self._sequence.append(graph.replay)
 
             def before(index: int, memory: Mapping[int, torch.UntypedStorage]) -> None:
-                acts = self._copies(index, memory)
-                if acts or index == 0 or index in pools or index - 1 in pools:
+                actions = self._copies(index, memory)
+                if actions or index == 0 or index in pools or index - 1 in pools:
                     others.close()
-                    self._row.extend(acts)
+                    self._sequence.extend(actions)
                     if index < calls and index not in pools:
                         add(others.enter_context(capturing(self._device, shared)))
 
@@ -372,13 +370,13 @@ class PlannedStep:
                     with capturing(self._device, pools[call.index].id) as graph:
                         out = self._run(call, operator)
                 except (Unmeasurable, torch.OutOfMemoryError) as error:
-                    raise _NotCaptured(call) from error
+                    raise _CallNotCaptured(call) from error
                 add(graph)
                 return out
 
             try:
                 self.player.play(step, once=True, before=before)
-            except _NotCaptured as error:
+            except _CallNotCaptured as error:
                 self.forget()
                 del self._outputs[error.call.index]
                 made = set(error.call.writes) - set(error.call.reads)
@@ -387,16 +385,7 @@ class PlannedStep:
         return True
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """How a call's outputs ``there`` are written to slow memory."""
-
-    outputs: Outputs
-    there: tuple[int, ...]
-    memory: SlowMemory
-
-
-class _NotCaptured(Exception):
+class _CallNotCaptured(Exception):
     def __init__(self, call: CapturedCall) -> None:
         super().__init__(call.index)
         self.call = call
@@ -405,10 +394,10 @@ class _NotCaptured(Exception):
 def _timed(
     run: Callable[[], None], device: torch.device, window_s: float, meanwhile: Callable[[], None] | None = None
 ) -> list[float]:
-    """What each of many runs takes, one right behind the other. Unit: µs.
+    """Time each of many consecutive runs. Unit: us.
 
     Args:
-        meanwhile: called all the while, on a GPU.
+        meanwhile: called repeatedly during the runs, on a GPU.
     """
     warm_up_s = min(WARM_UP_S, window_s)
     began_s = time.perf_counter()
@@ -427,7 +416,7 @@ def _timed(
             moments_s.append(time.perf_counter())
         return [(after - before) * 1e6 for before, after in itertools.pairwise(moments_s)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    run()  # the card is at work while the next is launched
+    run()  # the card works while the next run is launched
     events[0].record()
     for before, after in itertools.pairwise(events):
         run()
@@ -441,8 +430,8 @@ def _timed(
 def _wait(device: torch.device, meanwhile: Callable[[], None] | None = None) -> None:
     if device.type == "cuda" and meanwhile is not None:
         _wait_for(torch.cuda.current_stream(device).record_event(), meanwhile)
-    elif device.type == "cuda":
-        torch.cuda.synchronize(device)
+    else:
+        synchronize(device)
 
 
 def _wait_for(event: torch.cuda.Event, meanwhile: Callable[[], None]) -> None:

@@ -47,18 +47,18 @@ class StepOnCard:
         Raises:
             Unmeasurable: that cannot be had of this card.
         """
-        placing = planned.placing
-        assert placing is not None, "there are plans"
-        bytes_per_s = placing.moves_bytes_per_s or 0.0
+        offload_plans = planned.offload_plans
+        assert offload_plans is not None, "there are plans"
+        bytes_per_s = offload_plans.moves_bytes_per_s or 0.0
         request = PlannedStepRequest(
             self.subject,
             self.protocol,
             calls=tuple(call.tuple_id for call in planned.capture.calls),
-            plans=tuple(tuple(sorted(plan.slow)) for plan in placing.plans),
-            moves=tuple(tuple(moves_of(planned.life, plan.moved, bytes_per_s)) for plan in placing.plans),
+            plans=tuple(tuple(sorted(plan.slow)) for plan in offload_plans.plans),
+            moves=tuple(tuple(moves_of(planned.life, plan.moved, bytes_per_s)) for plan in offload_plans.plans),
         )
-        run = self.process.call(request, timeout_s=settings().item_timeout_s * (1 + len(placing.plans)))
-        return dataclasses.replace(planned, placing=dataclasses.replace(placing, run=run))
+        run = self.process.call(request, timeout_s=settings().item_timeout_s * (1 + len(offload_plans.plans)))
+        return dataclasses.replace(planned, offload_plans=dataclasses.replace(offload_plans, run=run))
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from farm.operators.capture import capture
 from farm.operators.encoding import tensors_in
 from farm.settings import settings
 from farm.slow_memory import memory_tier
-from farm.slow_memory.in_situ import changes_of, read_in_place, together
+from farm.slow_memory.in_situ import changes_of, time_changes, together
 from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
 from farm.study import find, results
@@ -202,7 +202,7 @@ def test_calls_are_timed_where_they_stand() -> None:
     model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Sigmoid()).to(CARD).eval()
     seen = capture(model, (torch.randn(512, 2048, device=CARD),), device_type="cuda")
     changes = changes_of(seen, "each")
-    found = read_in_place(seen, together(seen, changes), lambda: PeerMemory(CARD), CARD)
+    found = time_changes(seen, together(seen, changes), lambda: PeerMemory(CARD), CARD)
     for change, one in found.found.items():
         print(change, one)  # noqa: T201 - for who runs it with -s
     print(found.left_out)  # noqa: T201

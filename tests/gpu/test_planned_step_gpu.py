@@ -52,10 +52,10 @@ def half_of(step: Capture) -> frozenset[int]:
 
 def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: Capture) -> None:
     capture, slow = step, half_of(step)
-    fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
+    fast = PlannedStep(Player(capture, CARD), frozenset(), memory)
     wanted = gradients_of(step, fast)
     assert len(fast.graphs) == 1
-    planned = PlannedStep(Player(capture, CARD), capture, slow, memory, CARD)
+    planned = PlannedStep(Player(capture, CARD), slow, memory)
     found = gradients_of(step, planned)
     sizes = {one.number: one.size_bytes for one in step.tensors}
     stayed = sum(sizes[number] for number in planned.stayed_fast)
@@ -86,9 +86,9 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
     monkeypatch.setattr(planned_step, "Mover", Wiping)
     capture, moves = step, every_long_wait(step)
     assert any(move.used <= move.out for move in moves)
-    fast = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD)
+    fast = PlannedStep(Player(capture, CARD), frozenset(), memory)
     wanted = gradients_of(step, fast)
-    moved = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD, moves)
+    moved = PlannedStep(Player(capture, CARD), frozenset(), memory, moves)
     found = gradients_of(step, moved)
     there = [mover for mover in moved.movers if mover.room is not None]
     print(len(moved.graphs), "graphs;", len(there), "of", len(moves), "moves")  # noqa: T201 - for who runs it with -s
@@ -96,7 +96,7 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-2 * float(one.abs().max()), equal_nan=True)
     monkeypatch.setattr(Wiping, "come", lambda mover: None)
-    lost = PlannedStep(Player(capture, CARD), capture, frozenset(), memory, CARD, moves)
+    lost = PlannedStep(Player(capture, CARD), frozenset(), memory, moves)
     assert sum(int(one.isnan().sum()) for one in gradients_of(step, lost)) > sum(
         int(one.isnan().sum()) for one in found
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from farm.operators.capture import capture
-from farm.slow_memory.in_situ import Changed, changes_of, read_in_place, together
+from farm.slow_memory.in_situ import ChangedCall, changes_of, time_changes, together
 from farm.slow_memory.memory_tier import SlowMemory
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def seen():
 
 
 def test_every_configuration_is_in_one_run_and_no_two_of_a_run_touch(seen):
-    wanted = [Changed(call.index, word) for call in seen.calls for word in ("in0", "out0")]
+    wanted = [ChangedCall(call.index, word) for call in seen.calls for word in ("in0", "out0")]
     runs = together(seen, wanted)
     assert sorted((one for run in runs for one in run), key=str) == sorted(wanted, key=str)
     assert len(runs) < len(wanted) / 2
@@ -63,11 +63,11 @@ def test_changed_calls_are_timed_and_what_cannot_be_placed_is_told(seen):
     changes = changes_of(seen, "each")
     Fake.taken = 0
     with torch.no_grad():
-        many = read_in_place(seen, together(seen, changes), Fake, CPU)
-        single = read_in_place(seen, [[one] for one in changes], Fake, CPU)
+        many = time_changes(seen, together(seen, changes), Fake, CPU)
+        single = time_changes(seen, [[one] for one in changes], Fake, CPU)
     assert set(many.found) == set(single.found)
     assert {*many.found, *many.left_out} == set(changes)
     assert all(one.half_width_us >= 0 for one in many.found.values())
     assert (single.runs, many.runs < single.runs) == (len(changes), True)
     assert Fake.taken
-    assert all("placed" in why or "pool" in why for why in many.left_out.values())
+    assert all("slow memory" in why or "pool" in why for why in many.left_out.values())

@@ -107,7 +107,7 @@ def test_inputs_and_parameters_lie_where_they_are_placed_and_so_do_copies_of_the
 
 @torch.no_grad()
 def test_what_writes_only_where_it_allocates_is_not_placed():
-    with pytest.raises(Unmeasurable, match=r"cannot be placed: aten\.convolution\.default") as refused:
+    with pytest.raises(Unmeasurable, match=r"cannot be in slow memory: aten\.convolution\.default") as refused:
         passes_of(nn.Conv2d(4, 4, 3), torch.ones(IMAGE), placement="out0", slow=Fake())
     assert refused.value.reason == "not_available"
 

@@ -69,8 +69,8 @@ def gradients_of(step, play):
 def test_a_step_computes_the_same_with_tensors_in_slow_memory(step):
     capture = step
     slow = frozenset(one.number for one in step.tensors if one.size_bytes and one.number % 2)
-    fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
-    planned = PlannedStep(Player(capture, CPU), capture, slow, Fake, CPU)
+    fast = PlannedStep(Player(capture, CPU), frozenset(), Fake)
+    planned = PlannedStep(Player(capture, CPU), slow, Fake)
     for wanted, found in zip(gradients_of(step, fast), gradients_of(step, planned), strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
     made = {number for call in capture.calls for number in call.writes if number not in call.reads}
@@ -108,14 +108,14 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(step, monke
     monkeypatch.setattr(planned_step, "Mover", Wiping)
     capture, moves = step, every_long_wait(step)
     assert any(move.used <= move.out for move in moves)  # over the end of the step
-    fast = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU)
-    moved = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU, moves)
+    fast = PlannedStep(Player(capture, CPU), frozenset(), Fake)
+    moved = PlannedStep(Player(capture, CPU), frozenset(), Fake, moves)
     wanted, found = gradients_of(step, fast), gradients_of(step, moved)
     assert all(mover.room is not None for mover in moved.movers)
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-4 * float(one.abs().max()))
     monkeypatch.setattr(Wiping, "come", lambda mover: None)
-    lost = PlannedStep(Player(capture, CPU), capture, frozenset(), Fake, CPU, moves)
+    lost = PlannedStep(Player(capture, CPU), frozenset(), Fake, moves)
     assert any(one.isnan().any() for one in gradients_of(step, lost))
 
 

@@ -9,7 +9,7 @@ import pytest
 from farm.errors import UsageError
 from farm.memory_report.plan_table import _of_all, _of_wire
 from farm.slow_memory import offload_plan
-from farm.slow_memory.offload_plan import SlowCosts, placing
+from farm.slow_memory.offload_plan import SlowCosts, plan_offload
 from farm.slow_memory.transfers import Copied, Move, Wire, moves_of
 from farm.training.tensor_lifetime import Life
 from tests.training.test_tensor_lifetime import step, tensor
@@ -21,7 +21,7 @@ TIMES = (10.0, 10.0, 10.0, 10.0)
 def planned(tensors, slow_us, fast, *, moves=False, times=TIMES, bytes_per_s=1e9):
     life = Life(step(*tensors, calls=len(times)), times)
     costs = SlowCosts(slow_us, {}, bytes_per_s, "made up")
-    return placing(life, costs, fast * KB, moves_bytes_per_s=bytes_per_s if moves else None)
+    return plan_offload(life, costs, fast * KB, moves_bytes_per_s=bytes_per_s if moves else None)
 
 
 WEIGHT = tensor(0, 4 * KB, -1, None, (0, 3), "parameter")
@@ -74,7 +74,7 @@ def test_less_than_the_largest_operator_needs_is_refused_in_one_line():
 
 def test_each_amount_has_a_plan():
     life = Life(step(WEIGHT, FIRST, SECOND, calls=4), TIMES)
-    found = placing(life, SlowCosts(COSTS, {}, 1e9, "made up"), 9 * KB, 7 * KB)
+    found = plan_offload(life, SlowCosts(COSTS, {}, 1e9, "made up"), 9 * KB, 7 * KB)
     assert [(plan.fast_bytes, plan.slow) for plan in found.plans] == [(9 * KB, frozenset()), (7 * KB, {1})]
     assert found.plan is found.plans[0]
 
@@ -130,7 +130,7 @@ def test_what_waits_long_enough_lies_elsewhere_meanwhile():
 def test_what_nobody_needs_is_not_moved():
     times = (10.0, 50.0, 50.0, 50.0, 50.0, 10.0)
     small, large = waiting(0), dataclasses.replace(waiting(1), size_bytes=8 * KB)
-    found = placing(
+    found = plan_offload(
         Life(step(small, large, LARGE, calls=6), times), SlowCosts(WAITS, {}, 1e9, ""), 12 * KB, moves_bytes_per_s=1e9
     )
     assert (found.plan.moved, found.plan.slow, found.plan.peak_bytes) == (((1, 0),), frozenset(), 12 * KB)
