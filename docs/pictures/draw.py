@@ -1,7 +1,7 @@
-"""Draws the pictures of the documentation from the readings that come with the package: ``python docs/pictures/draw.py``.
+"""Draw the pictures of the documentation from the packaged readings: ``python docs/pictures/draw.py``.
 
-`sum-against-whole.svg` is drawn by matplotlib; the same data give the same file. The pages are photographed in Chromium, where
-there is one, by day and by night.
+matplotlib draws `sum-against-whole.svg`; the same data give the same file. Chromium, if installed, makes screenshots of the pages
+in the light and the dark colour scheme.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from farm.verdict.verdict import Comparison
 
 HERE = Path(__file__).parent
 CARD = "h200"
-TARGET = 0.05  # of the gap, where the target is 95 %
+TARGET = 0.05  # largest gap at a target of 95 %
 COLOURS = {"float32": "#2a6fbb", "bfloat16": "#c65d1e", "float16": "#4a8f3c"}
-#: Name -> page of the site, width, height, dark.
+#: Name of the picture -> page of the site, width, height, dark.
 PAGES = {
     "page-resnet18": ("model-resnet18.html", 1000, 1500, False),
     "page-resnet18-dark": ("model-resnet18.html", 1000, 1500, True),
@@ -33,7 +33,7 @@ PAGES = {
 
 def main() -> None:
     packaged = packaged_named(CARD)
-    assert packaged is not None, "no readings are installed"
+    assert packaged is not None, f"the packaged readings of {CARD} are missing"
     with tempfile.TemporaryDirectory() as folder:
         database = database_of([packaged], Path(folder))
         with database.read() as session:
@@ -44,13 +44,13 @@ def main() -> None:
         from tests.browser import BROWSER
 
         if BROWSER is None:
-            sys.exit("There is no Chromium: the pages are not photographed.")
+            sys.exit("Chromium is not installed: no screenshots of the pages.")
         for name, (page, width, height, dark) in PAGES.items():
             photograph(BROWSER, Path(folder) / "site" / page, HERE / f"{name}.png", width, height, dark=dark)
 
 
 def draw_sums(reports: Sequence[Report], path: Path) -> None:
-    """Sum against whole, in time and in energy, and how far they are apart."""
+    """Draw the sum and the whole model of each job, in time and in energy, and the gaps."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -104,7 +104,7 @@ def _of(report: Report, name: str) -> Comparison | None:
 
 
 def photograph(browser: str, page: Path, path: Path, width: int, height: int, *, dark: bool) -> None:
-    """The upper part of a page as a small PNG,."""
+    """Save the upper part of a page as a small PNG."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
