@@ -1,4 +1,4 @@
-# One-line verbs. `make demo` and `make test` need nothing but make and Python 3.11 or later.
+# One-line targets. `make demo` and `make test` need nothing but make and Python 3.11 or later.
 PYTHON ?= $(firstword $(foreach name,python3.12 python3.11 python3,$(if $(shell $(name) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>&1 || echo no),,$(name))))
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -9,7 +9,7 @@ TESTS ?=
 demo: .venv/.installed  ## measure resnet18 on this machine, end to end
 	$(BIN)/farm run resnet18
 
-test: .venv/.installed-dev  ## all tests
+test: .venv/.installed-dev  ## run all tests
 	$(BIN)/python -m pytest -n auto $(TESTS)
 
 lint: .venv/.installed-dev
@@ -18,7 +18,7 @@ lint: .venv/.installed-dev
 types: .venv/.installed-dev
 	$(BIN)/mypy
 
-docs: .venv/.installed-dev  ## the site, in site/
+docs: .venv/.installed-dev  ## build the site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 format: .venv/.installed-dev

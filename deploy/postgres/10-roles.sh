@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A role for Grafana that can only read: made when the database is first made, or given its password anew when this runs
-# again. The image's entry point runs it as the user postgres, who cannot read the secrets as the host has them:
-# compose.yml gives it a copy beforehand.
+# A read-only role for Grafana: created together with the database; running this again sets its password again.
+# The image's entry point runs it as the user postgres, which cannot read the host's secrets, so compose.yml copies them
+# first.
 set -euo pipefail
-# On a line of its own: where a command fails in an argument a script goes on, and the role would have no password.
+# On a separate line: if a command fails inside an argument, the script continues, and the role would have no password.
 GRAFANA_PASSWORD=$(cat "${GRAFANA_PASSWORD_FILE:-/etc/farm-database/grafana_database_password}")
 : "${GRAFANA_PASSWORD:?is empty: look at the file that it is read from}"
 export GRAFANA_PASSWORD  # by the environment, where process listings do not show it
