@@ -1,4 +1,4 @@
-"""What became of a job whose farm was hurt, for the soaks: what is open, what was lost, read twice or repeated."""
+"""Check the result of a job whose farm had faults, for the soak tests: open, lost, repeated and twice measured items."""
 
 from __future__ import annotations
 

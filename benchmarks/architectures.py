@@ -1,13 +1,13 @@
-"""Takes every model of transformers apart, without a card, and writes the table of docs/results/architectures.md.
+"""Capture every model of transformers, without a card, and write the table of docs/results/architectures.md.
 
-    python benchmarks/architectures.py                     # all that the state file does not have yet
-    python benchmarks/architectures.py gpt2 bert-base      # these, again
-    python benchmarks/architectures.py --again             # all, again
+    python benchmarks/architectures.py                     # all models that the state file does not have yet
+    python benchmarks/architectures.py gpt2 bert-base      # these models, again
+    python benchmarks/architectures.py --again             # all models, again
 
-At batch 1, as it would run on a GPU: calls, tuples, seconds, whether the FLOPs of the tuples are those of PyTorch's counter over
-the whole, gaps and overlaps, or why it is refused. Of an architecture one size is taken, the first of the catalog, in each of its
-phases. What was done stands in a file of JSON lines, one a variant: a run that was cut short is gone on with. A model that takes
-longer than the limit is ended and listed so.
+Batch 1, as on a GPU. The table has calls, tuples, seconds, whether the FLOPs of the tuples equal those of PyTorch's counter over
+the whole model, gaps and overlaps, or the reason for a refusal. Each architecture has one size, the first of the catalog, in each
+of its phases. The state file has JSON lines, one per variant; an interrupted run continues from it. A model that exceeds the time
+limit is ended and listed as such.
 """
 
 from __future__ import annotations

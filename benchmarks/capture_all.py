@@ -1,10 +1,10 @@
-"""Takes every model of the catalog apart and prints counts: gaps, overlaps, failures, FLOPs, rebuild mismatches.
+"""Capture every model of the catalog and print counts: gaps, overlaps, failures, FLOPs, rebuild mismatches.
 
     python benchmarks/capture_all.py                    # torchvision's 80 classification models
     python benchmarks/capture_all.py --tasks classification segmentation video
-    python benchmarks/capture_all.py --real cpu         # and replay tuples for real (all of attention, samples else)
+    python benchmarks/capture_all.py --real cpu         # also run tuples for real (all of attention, samples of others)
 
-One process, no GPU needed. Everything is counted on fake tensors; only ``--real`` computes.
+One process, no GPU needed. All counts use fake tensors; only ``--real`` computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Do readings repeat, and do meters that are not ours agree? The second half of `benchmarks/card_results.py`."""
+"""Check whether readings repeat, and whether other meters agree. The second half of `benchmarks/card_results.py`."""
 
 from __future__ import annotations
 

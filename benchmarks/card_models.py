@@ -1,12 +1,12 @@
-"""Models that no catalog of the farm's has, for `benchmarks/card_results.py`: of transformers and timm, and a hand-written decoder.
+"""Models outside of the farm's catalog, for `benchmarks/card_results.py`: of transformers and timm, and a hand-written decoder.
 
-All are made from their configurations, with random weights; nothing is downloaded. Registered as a user's own:
+All are built from their configurations, with random weights; nothing is downloaded. Register them as user models:
 
     export FARM_MODELS="$(python benchmarks/card_models.py)" PYTHONPATH=benchmarks
     python benchmarks/card_results.py --database farm.db bert:8 llama_decode_32:32:bfloat16
 
-The decoder is four layers of a Llama-like stack: 4,096 wide, 32 heads, RMSNorm, rotary positions and a gated product of 11,008.
-Its caches are buffers of 2,048 positions, filled as a cache in use is: standard normal.
+The decoder has four layers of a Llama-like stack: width 4,096, 32 heads, RMSNorm, rotary positions and a gated product of 11,008.
+Its caches are buffers of 2,048 positions, filled with standard normal values like a cache in use.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Does the sum explain the whole? The project's list of models on one card, as JSON and as a table.
+"""Compare sum and whole model for the project's list of models on one card; write JSON and a table.
 
-    python benchmarks/card_results.py --plan                                # counts what is to be read; needs no card
-    python benchmarks/card_results.py --database farm.db --budget-s 540     # a go of nine minutes; again to go on
-    python benchmarks/card_results.py --database farm.db --budget-s 0       # tables from what is there; needs no card
+    python benchmarks/card_results.py --plan                                # count the items; needs no card
+    python benchmarks/card_results.py --database farm.db --budget-s 540     # a run of nine minutes; repeat to continue
+    python benchmarks/card_results.py --database farm.db --budget-s 0       # tables from existing readings; needs no card
     python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
-The farm does the work: an embedded one on all cards of the host. A variant's tuples and its whole are read on one card,
-whichever has the least before it; two jobs a card are open at a time, so that the next model is taken apart while the
-card measures. What a card has read already it does not read again for another model. Whatever was read stays in the
-database, so the list may be completed in several goes; on another host, with its own database, `--also` takes in the
-tables of the first. A second is from the claim of an item to its written result.
+An embedded farm on all cards of the host does the work. A variant's tuples and its whole model are measured on one card, the one
+with the least work. Two jobs per card are open at a time, so that the next model is captured while the
+card measures. A card does not repeat its own readings for another model. Readings stay in the
+database, so several runs may complete the list. On another host, with its own database, `--also` includes the
+tables of the first host. Seconds count from the claim of an item to its written result.
 """
 
 from __future__ import annotations

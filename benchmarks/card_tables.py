@@ -1,4 +1,4 @@
-"""The tables of `benchmarks/card_results.py`: a row for each variant, and what the rows come to, as JSON and Markdown."""
+"""The tables of `benchmarks/card_results.py`: one row per variant, and a summary of the rows, as JSON and Markdown."""
 
 from __future__ import annotations
 

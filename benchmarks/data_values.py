@@ -1,12 +1,12 @@
-"""How much do the values in the tensors matter, and how much the temperature? An experiment for one card.
+"""Measure the effect of tensor values and of temperature on one card.
 
     python benchmarks/data_values.py --json data_values.json                 # resnet50, mobilenet_v2, vit_b_16
     python benchmarks/data_values.py resnet50:32 --tuples 4 --no-heat
 
-For the heaviest layers of each model, measured alone by the farm's own benchmark: standard normal inputs; standard
-normal with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
-(`farm/types/value_profiles.py`); and the very activations that a running model with seeded weights gave it.
-Normal comes first and last, so that drift shows. Then, for the first model as a whole, a long window: power against
+The heaviest layers of each model are measured alone by the farm's benchmark with: standard normal inputs; standard
+normal inputs with the negative half set to zero, as after a ReLU; the class of data that the farm gives the layer
+(`farm/types/value_profiles.py`); and the actual activations of a running model with seeded weights.
+Normal inputs come first and last, to show drift. Then, for the first model as a whole, a long window: power against
 temperature at constant work.
 """
 

@@ -1,9 +1,9 @@
-"""Does the card's path work? Reads a few models' tuples and wholes through the benchmark alone, without any queue.
+"""Check the measurement on a card: measure tuples and whole models through the benchmark alone, without a queue.
 
     python benchmarks/gpu_smoke.py                                   # resnet50 and vit_b_16, float32, batch 32
     python benchmarks/gpu_smoke.py vit_b_16:32:bfloat16 resnet18:1 --budget-s 150 --json smoke.json
 
-A model is NAME[:BATCH[:DTYPE]]. Models are begun until the budget is spent; one that was begun is finished.
+A model is NAME[:BATCH[:DTYPE]]. Models begin until the budget is spent; a model that has begun is finished.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""How long answers take in a database of many readings, and what exporting all of them takes.
+"""Measure the duration of queries in a database of many readings, and of an export of all readings.
 
     python benchmarks/million.py --readings 1000000
     python benchmarks/million.py --readings 1000000 --postgres --plans
 
-The readings are made up from the real tuples of models at several batches and dtypes: each tuple on cards of two models,
-under several software versions and protocols. Prints how long each question takes when it is asked again (`cold` is the first
-time), how long an export of all readings to Parquet takes and the memory of its process; with `--plans`, how the database goes
-about each question.
+The readings are synthetic, for the real tuples of models at several batches and dtypes: each tuple on cards of two models,
+under several software versions and protocols. Prints the duration of each repeated query (`cold` is the first
+one), and the duration and memory of an export of all readings to Parquet. `--plans` prints the database's query plans.
 """
 
 from __future__ import annotations

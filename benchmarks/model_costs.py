@@ -1,10 +1,10 @@
-"""Counts parameters and FLOPs of every model of torchvision and transformers into the table that `farm models` shows.
+"""Count parameters and FLOPs of every model of torchvision and transformers for the table of `farm models`.
 
     python benchmarks/model_costs.py                    # writes farm/models/costs.json
-    python benchmarks/model_costs.py transformers       # of this source alone
+    python benchmarks/model_costs.py transformers       # only this source
 
-At batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. On meta: needs no GPU and little memory. FLOPs
-of what cannot be taken apart are left out.
+Batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. Runs on the meta device: no GPU and little memory.
+FLOPs of models that cannot be captured are omitted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Adds what farms have measured to the readings that come with the package: ``python benchmarks/package_readings.py h200.db``.
+"""Add readings of farms to the packaged readings: ``python benchmarks/package_readings.py h200.db``.
 
-What is there already stays, what a database holds beyond it is added: sound readings of real cards by the present method, with
-the jobs, captures and verdicts that belong to them, no traces. The databases themselves are left as they are. To give one
-again changes nothing, so a database that grows may be given after every go.
+Existing rows stay. The script adds valid readings of real cards by the current method from each database, with
+their jobs, captures and verdicts, without traces. It does not change the databases. Adding the same database
+again changes nothing, so run the script after every measurement.
 """
 
 from __future__ import annotations

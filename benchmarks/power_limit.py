@@ -1,11 +1,11 @@
-"""A product of matrices that holds the card at its power limit: looped, in bursts, and in company that lets it cool.
+"""Measure a matrix product at the card's power limit: looped, in bursts, and together with light operators.
 
     python benchmarks/power_limit.py --json power_limit.json        # 8192 x 8192 x 8192 in bfloat16, about 20 s
 
-Which of a tuple's two readings is the operator in a model? Here the model is made up: the product, then so many light
-operators (a copy of a tensor that fills the cache several times) that the card stays below its limit. The company is
-read alone as well, and what is left of the two together is the product among others: its time and its energy are held
-against those of its readings, steady and in bursts.
+Which of a tuple's two readings describes the operator in a model? Here the model is synthetic: the product, then as many light
+operators (a copy of a tensor several times the size of the cache) as keep the card below its limit. The light operators are
+measured alone as well. The difference is the product among others; its time and its energy are
+compared with those of its readings, steady and in bursts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the farm itself costs around an item: the pause between two items on a busy card, and items a second.
+"""Measure the farm's overhead per item: the pause between two items on a busy card, and items per second.
 
     python benchmarks/queue_overhead.py --items 5000 --json overhead.json
 
 A job of items that take no time, on one simulated card of a real farm (a broker, a worker, a benchmark process). The
-pause is from the end of one item to the start of the next, both on the database's clock. Also the time left that
-`farm status` told after the first tenth, and what it then was.
+pause is from the end of one item to the start of the next, both on the database's clock. Also compares the remaining time that
+`farm status` showed after the first tenth with the actual one.
 """
 
 from __future__ import annotations

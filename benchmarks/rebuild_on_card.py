@@ -1,12 +1,12 @@
-"""Does every rebuilt tuple do on a card what the call did that it came from?
+"""Check on a card that every rebuilt tuple does the same as the call that it was made from.
 
     python benchmarks/rebuild_on_card.py --json rebuild_on_card.json        # vit_b_16, swin_t, convnext_tiny
     python benchmarks/rebuild_on_card.py vit_b_16:32:bfloat16 --device cpu
 
-A model is NAME[:BATCH[:DTYPE]]. Each is taken apart while it runs on the card; every tuple is rebuilt from its JSON and
-run there. Compared with the call in the model: aten operators in order, shapes and strides of the outputs, and on a
-GPU the names and numbers of the kernels. All must be equal: the last line counts what is not. What is in the JSON file
-already is not run again.
+A model is NAME[:BATCH[:DTYPE]]. Each model is captured while it runs on the card; every tuple is rebuilt from its JSON and
+run there. The script compares it with the call in the model: aten operators in order, shapes and strides of the outputs, and on a
+GPU the names and numbers of the kernels. All must be equal; the last line counts the differences. Models that are in the JSON file
+are not run again.
 """
 
 from __future__ import annotations

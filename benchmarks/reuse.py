@@ -1,11 +1,11 @@
-"""What is known already is not measured again: how many items that saves, and how soon the verdict is there.
+"""Measure the effect of reuse: the number of saved items and the time to the verdict.
 
-    python benchmarks/reuse.py                         # one CPU is enough, some minutes
+    python benchmarks/reuse.py                         # one CPU is sufficient; takes some minutes
     python benchmarks/reuse.py --first resnet50 --second resnet101 --batch 32 --json reuse.json
 
 On an embedded farm (`farm run`) and through a running one (`farm worker` and `farm submit --wait`), each with an empty
-database: the first model; the same again from another request (`--reuse model`, no measurement file, so nothing is
-skipped); then its relative, which measures only what is new. Windows are short: what counts here is not the figures.
+database: the first model; the same model in another request (`--reuse model`, no measurement file, so nothing is
+skipped); then its relative, which measures only new tuples. Windows are short, because the readings do not matter here.
 """
 
 from __future__ import annotations

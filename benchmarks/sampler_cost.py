@@ -1,11 +1,11 @@
-"""What does the sampling thread cost the benchmark? The same tuples with it and without it, in turn, on one card.
+"""Measure the cost of the sampling thread: the same tuples with it and without it, alternating, on one card.
 
     python benchmarks/sampler_cost.py --json sampler_cost.json               # tuples of resnet18 at batch 1 and 32
 
-Both ways go through the farm's own `Bench`; "without" it is given a device that tells nothing, so that no thread is
-started. Order A B B A, so that drift cancels. Printed per tuple: the change of the mean and of the median time of a
-pass that the sampler makes, with the 95 % interval of the differences between neighbours in time; last, the median
-over all tuples. What is in the JSON file already is not read again.
+Both ways use the farm's own `Bench`; "without" it gets a device without sensors, so no thread
+starts. Order A B B A, so that drift cancels. Prints per tuple the change of the mean and of the median time of a
+pass with the sampler, with the 95 % interval of the differences between neighbours in time; last, the median
+over all tuples. Tuples that are in the JSON file are not measured again.
 """
 
 from __future__ import annotations

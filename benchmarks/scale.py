@@ -1,16 +1,15 @@
-"""How the farm bears many items: planning and publishing a large sweep, and looking at a large database.
+"""Measure planning and publishing of a large sweep, and queries in a large database.
 
     python benchmarks/scale.py submit --items 20000
     python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
-`submit` plans a sweep of so many combinations of Conv2d for one simulated card that nobody serves, with the reconcilers of
-three hosts looking on, and prints when the first messages were there, how long all took, the most messages for the items
-there were at any time, and the memory of the process. `begin` asks a running farm of one simulated card for the same sweep,
-with `farm submit`, and prints how long after the command the card was at work. `look` fills a database with so many items
-(finished sweeps of 20,000, one sweep that is half as large as all and waits, and a hundred finished ones of 200), and prints
-how long each question takes when it is asked again (`cold` is the first time), and with `--plans` how the database goes about
-it.
+`submit` plans a sweep of that many combinations of Conv2d for one simulated card without a worker, with the reconcilers of
+three hosts running. It prints when the first messages existed, the total duration, the largest ratio of messages to
+items, and the memory of the process. `begin` submits the same sweep to a running farm of one simulated card
+with `farm submit`, and prints the time until the card works. `look` fills a database with that many items
+(finished sweeps of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints
+the duration of each repeated query (`cold` is the first one); `--plans` prints the database's query plans.
 """
 
 from __future__ import annotations

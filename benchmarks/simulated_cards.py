@@ -1,19 +1,19 @@
-"""Placement over many cards, and what the broker and the database bear.
+"""Measure placement over many cards, and the load on the broker and the database.
 
     python benchmarks/simulated_cards.py --json cards.json              # the placement, by simulation
     python benchmarks/simulated_cards.py --real 6 --items 600           # and real workers on simulated cards
 
-A real run is made on SQLite and on PostgreSQL. It fails where 10,000 items take 100 MB of the broker's memory or more,
-where the database is more than half way to its limit (half of the items per second that it bears when nothing else is
+The real run uses SQLite and PostgreSQL. It fails if 10,000 items take 100 MB of the broker's memory or more,
+if the database is more than half way to its limit (half of the items per second that it handles when nothing else is
 done, half of a card's time spent in sessions, half of the time computed as SQLite's only writer, half a core of
-PostgreSQL's), or where an item is lost, begun twice or read twice.
+PostgreSQL's), or if an item is lost, begun twice or measured twice.
 
 The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000 items, one card four times
-slower, one dying half-way. Cards work at their own pace, every five seconds a pass of the reconciler balances them, a
-dead card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by all the speed there is.
-The arithmetic is told more than in a farm: what exactly remains of an item in work (`farm.jobs.moving.rebalance` counts all of
-it), how slow a card was in all that it has done (there: in its last 15 minutes, from five items on), and that also where
-a dead card's items are given away (`farm.jobs.planning.card_for_each` takes the cards for equally fast).
+slower, one failing half-way. Cards work at their own pace, the reconciler balances them every five seconds, and a
+failed card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by the total speed.
+The arithmetic gets more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance` counts
+all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from five items on), and the slowness
+of the other cards when a failed card's items move (`farm.jobs.planning.card_for_each` treats all cards as equally fast).
 """
 
 from __future__ import annotations

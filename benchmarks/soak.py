@@ -1,18 +1,22 @@
-"""Hurt a farm every few seconds for as long as a job lasts, and count what was lost: nothing may be.
+"""Inject a fault into a farm every few seconds while a job runs, and count losses: there must be none.
 
     python benchmarks/soak.py --items 2000 --cards 8 --seed 1 --json soak-1.json
     python benchmarks/soak.py --faults 300 --every 0.5 --seed 2
 
 Real processes: a broker with an append-only file, a PostgreSQL, one supervisor with 8 card workers on simulated cards.
-The faults are drawn with a seed, each kind once before any comes again: kill -9 of a benchmark, pool, worker or control
-process or of a whole worker tree, the broker killed and started again or wiped, PostgreSQL crashed and started again, a
-worker frozen for longer than a card may be unseen, the process that supervises an item stopped for longer than the hard
-time limit, a message repeated, a card drained and put back, the supervisor ended and started again, a second one for
-the same cards, a job cancelled in the middle, a publisher killed half-way. One item in twenty of each job is a bad one: it
-poisons, ends or fails its process, or hangs; it shall end as failed, and harm no other. A card that a fault has put into
-quarantine is released, as a person would. With --faults the job is made longer (round after round of items) until so
-many have been done. Prints items lost, items with two accepted readings, verdicts missing, bad items that did not fail (all
-must be 0: exit code 1 otherwise) and, beside them, work repeated.
+The faults are drawn with a seed, each kind once before any kind repeats:
+
+- kill -9 of a benchmark, pool, worker or control process, or of a whole worker tree;
+- the broker killed and restarted, or wiped; PostgreSQL crashed and restarted;
+- a worker frozen for longer than a card may be unseen; the process that supervises an item stopped for longer than the hard
+  time limit;
+- a message repeated; a card drained and resumed; the supervisor ended and restarted; a second supervisor for
+  the same cards; a job cancelled in the middle; a publisher killed half-way.
+
+One item in twenty of each job is bad: it poisons, ends or fails its process, or hangs. It must end as failed, and harm no other
+item. If a fault put a card into quarantine, the script releases it, as a person would. With --faults the job gets more rounds of
+items until that many faults are done. Prints lost items, items with two accepted readings, missing verdicts, and bad items that did
+not fail (all must be 0: exit code 1 otherwise), and repeated work.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
-"""Hurt three hosts at random while they work on one large job, and count what was lost: nothing may be.
+"""Inject random faults into three hosts while they work on one large job, and count losses: there must be none.
 
     python benchmarks/soak_hosts.py --minutes 15 --json soak-hosts.json
     python benchmarks/soak_hosts.py --items 400 --faults 30 --minutes 2 --seed 7
 
-Beside `benchmarks/soak.py`, which goes through many kinds of faults on one host, this one draws few kinds blindly, and often
-several at once, from a seed: a process killed with SIGKILL (a benchmark, pool, worker or control process, whoever publishes at
-the moment, a whole host), one stopped with SIGSTOP for longer than a lease and then let go on (alone, with all of its card, or with
-all of its host: what it then brings must be fenced out), the broker wiped, the database frozen for longer than a lease.
-Each host is a supervisor of its own with simulated cards; they share a PostgreSQL and a broker.
+`benchmarks/soak.py` injects many kinds of faults on one host. This script draws few kinds at random, often
+several at once, from a seed:
 
-The faults are spread over the job: at the pace that --minutes asks for, and faster where the items would be through before
-the faults. Prints what was done, items lost, read twice or missing (all must be 0: exit code 1 otherwise), the work that was
-repeated, and the largest number of messages in the broker against the items that were open then.
+- a process killed with SIGKILL: a benchmark, pool, worker or control process, the current publisher, a whole host;
+- a process stopped with SIGSTOP for longer than a lease and then continued, alone, with all of its card, or with
+  all of its host; its late result must be rejected;
+- the broker wiped; the database frozen for longer than a lease.
+
+Each host is a separate supervisor with simulated cards. They share a PostgreSQL and a broker.
+
+The faults are spread over the job: at the pace of --minutes, and faster if the items would be finished before
+the faults. Prints the faults, items lost, measured twice or missing (all must be 0: exit code 1 otherwise), repeated
+work, and the largest number of messages in the broker compared with the open items at that time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long the command line takes to answer, and whether commands that need no torch stay without it.
+"""Measure how fast the command line answers, and check that commands without need of torch do not import it.
 
     python benchmarks/startup.py
 
-Times are the best of several fresh interpreters; the ratios are what counts. The target is 3 for `farm --help`.
+Times are the best of several new interpreters; the ratios matter. The target is 3 for `farm --help`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The peak of a training step's memory: the curve of a capture against PyTorch's allocator in a step that nobody observes.
+"""Compare the memory curve of a captured training step with PyTorch's allocator in an unobserved step.
 
     python benchmarks/step_memory.py                      # ten models on the CPU
-    python benchmarks/step_memory.py resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, and :bfloat16 behind it for autocast
+    python benchmarks/step_memory.py resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast
     python benchmarks/step_memory.py --cuda               # four models on the first GPU
 
-The capture is made on meta, of a GPU's operators where there is one. What the allocator gives and takes back is what PyTorch's
-profiler hears of it on a CPU, above what is there before the step, and the bytes that were requested on a GPU. Workspaces of
-libraries are in the allocator's and in no operator's; those that cuBLAS keeps are told apart.
+The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side is, on a CPU, what PyTorch's
+profiler records of it, above the memory before the step; on a GPU, the requested bytes. Workspaces of
+libraries are in the allocator's figure but not an operator's tensor; those of cuBLAS are listed separately.
 """
 
 from __future__ import annotations

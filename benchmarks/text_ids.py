@@ -1,9 +1,9 @@
-"""Trains a tokenizer of each kind on the farm's corpus, and writes the corpus as ids of each beside it.
+"""Train a tokenizer of each kind on the farm's corpus, and write the corpus as ids of each kind.
 
     python benchmarks/text_ids.py        # writes farm/models/texts/*.npz; needs the extra `language`
 
-The farm reads the ids alone, so that they are equal wherever it runs, whatever version of `tokenizers` is there. A token's
-number is its rank by how often it occurs: 0 is the most frequent one. `farm.models.texts` turns ranks into a model's ids.
+The farm reads only the ids, so they are equal on every host and with every version of `tokenizers`. A token's
+number is its rank by frequency: 0 is the most frequent token. `farm.models.texts` converts ranks to a model's ids.
 """
 
 from __future__ import annotations

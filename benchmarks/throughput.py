@@ -1,4 +1,4 @@
-"""How much more do N cards of one host measure than one, and does a card read the same beside busy neighbours?
+"""Compare N cards of one host with one card: items per hour, and readings beside busy neighbours.
 
     python benchmarks/throughput.py --budget-s 150 --json throughput.json
     FARM_SIMULATED_CARDS=4 FARM_SIMULATED_ITEM_S=0.2 python benchmarks/throughput.py     # the farm without the cards
@@ -6,13 +6,13 @@
 Three jobs, nothing reused:
 
 1. *all*: one large job of distinct tuples (Conv2d, Linear and ReLU in many sizes) over all cards;
-2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others do
-   nothing: a share like that of every card, and the same kind of work. On a farm started anew, so that its benchmark
-   process too meets every kernel for the first time;
-3. *rest*: what the first card read in *all* and not yet in *one*, so that all of its readings beside busy neighbours
-   have one alone.
+2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others are
+   idle: a share like that of every card, and the same kind of work. It runs on a new farm, so that its benchmark
+   process, too, meets every kernel for the first time;
+3. *rest*: the tuples that the first card measured in *all* but not in *one*, so that each of its readings beside busy neighbours
+   has a reading alone.
 
-Items per hour are counted from the first item's start to the last one's end; the ratio is that of *all* to *one*. Its
+Items per hour count from the first item's start to the last one's end; the ratio is that of *all* to *one*. Its
 target is 1.9 for two cards and 3.7 for four. `--cards 2` uses two cards of a host that has more.
 """
 

@@ -1,8 +1,8 @@
-"""Writes down the names and input sizes of timm's models, for a catalog that is listed without timm.
+"""Write the names and input sizes of timm's models, so that the catalog can list them without timm.
 
     python benchmarks/timm_names.py        # writes farm/models/timm.json
 
-What takes no square images of three channels is left out.
+Models that do not take square images of three channels are omitted.
 """
 
 from __future__ import annotations

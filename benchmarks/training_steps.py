@@ -1,11 +1,11 @@
-"""Takes training steps apart, without a card, and writes the table of docs/results/training-steps.md.
+"""Capture training steps without a card, and write the table of docs/results/training-steps.md.
 
-    python benchmarks/training_steps.py                  # all that the state file does not have yet
-    python benchmarks/training_steps.py resnet50 gpt2    # these, again
+    python benchmarks/training_steps.py                  # all steps that the state file does not have yet
+    python benchmarks/training_steps.py resnet50 gpt2    # these models, again
 
 All classification models of torchvision at batch 32, and BERT, GPT-2, T5's encoder, OPT and a Llama-like decoder at batch 8, each
-with SGD, Adam and AdamW fused, as a card updates them: calls, tuples, owners, what has no owner, seconds, the largest memory of the
-process. Each step is taken apart twice; both lists are to be the same.
+with SGD, Adam and fused AdamW, as a card updates them: calls, tuples, owners, calls without owner, seconds, the largest memory of the
+process. Each step is captured twice; both lists must be equal.
 """
 
 from __future__ import annotations
