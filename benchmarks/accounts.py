@@ -1,4 +1,6 @@
-"""Check the result of a job whose farm had faults, for the soak tests: open, lost, repeated and twice measured items."""
+"""Check the result of a job whose farm had faults, for the soak tests: open, lost, repeated and twice measured
+items.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ NEVER = ("lost", "two_readings", "without_reading", "verdicts_missing", "bad_but
 
 
 def release_all(database: Database) -> int:
-    """Release the cards that are in quarantine, as a person would; how many they were."""
+    """Release the cards in quarantine, as a person would; return their number."""
     with database.read() as session:
         query = select(tables.Card).where(tables.Card.state == tables.CardState.QUARANTINED)
         sick = [(card.id, card.state_reason) for card in session.exec(query)]

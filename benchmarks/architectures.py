@@ -4,10 +4,10 @@
     python benchmarks/architectures.py gpt2 bert-base      # these models, again
     python benchmarks/architectures.py --again             # all models, again
 
-Batch 1, as on a GPU. The table has calls, tuples, seconds, whether the FLOPs of the tuples equal those of PyTorch's counter over
-the whole model, gaps and overlaps, or the reason for a refusal. Each architecture has one size, the first of the catalog, in each
-of its phases. The state file has JSON lines, one per variant; an interrupted run continues from it. A model that exceeds the time
-limit is ended and listed as such.
+Batch 1, as on a GPU. The table has calls, tuples, seconds, whether the FLOPs of the tuples equal those of PyTorch's
+counter over the whole model, gaps and overlaps, or the reason for a refusal. Each architecture has one size, the first
+of the catalog, in each of its phases. The state file has JSON lines, one per variant; an interrupted run continues from
+it. A model that exceeds the time limit is ended and listed as such.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATE = TABLE.with_suffix(".jsonl")
 
 
 def variants(names: list[str]) -> list[Variant]:
-    """Of one size an architecture, or of the models named: each of its phases, decoders in bfloat16."""
+    """The variants of one size per architecture, or of the given models: each phase, decoders in bfloat16."""
     classes: dict[str, str] = {}
     for name in transformers.entries():
         classes.setdefault(transformers.class_name(name), name)
@@ -42,7 +42,7 @@ def variants(names: list[str]) -> list[Variant]:
 
 
 def extract_in_process(variant: Variant) -> dict[str, Any]:
-    """What a row of the table tells of a variant."""
+    """Capture a variant and return its row of the table."""
     from farm.errors import FarmError
     from farm.training.extract import extract
 
@@ -65,7 +65,7 @@ def extract_in_process(variant: Variant) -> dict[str, Any]:
 
 
 def serve(pipe: Connection) -> None:
-    """Take apart what is sent, until None is."""
+    """Capture every variant received, until None arrives."""
     extract_in_process(catalog.variant("transformers/bert-base", layers=1))  # imports are not counted
     pipe.send(None)
     while (asked := pipe.recv()) is not None:
@@ -73,7 +73,7 @@ def serve(pipe: Connection) -> None:
 
 
 class Worker:
-    """A process that takes models apart and can be ended: one that hangs, or takes all memory, is one row of the table."""
+    """A process that captures models and can be ended, so that a hang or a lack of memory costs one row only."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -84,7 +84,7 @@ class Worker:
         self.pipe.recv()
 
     def ask(self, variant: Variant, limit_s: float) -> dict[str, Any] | None:
-        """What became of it; None where it took longer than that, and the process is ended."""
+        """Return the row; None if the time limit passed and the process was ended."""
         self.pipe.send(variant.to_json())
         try:
             if self.pipe.poll(limit_s):
@@ -104,11 +104,13 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     done = [row for row in rows.values() if not row["reason"]]
     architectures = {row["class"] for row in done}
     lines = [
-        "# Architectures of transformers, taken apart without a card",
+        "# Architectures of transformers, captured without a card",
         "",
-        f"transformers {__version__}, torch {torch.__version__.partition('+')[0]}; batch 1, as on a GPU, on meta; `python benchmarks/architectures.py` makes this table.",
-        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are taken apart completely, "
-        f"{sum(row['equal'] for row in done)} of {len(done)} variants with as many FLOPs as PyTorch's own counter tells of the whole.",
+        f"transformers {__version__}, torch {torch.__version__.partition('+')[0]}; batch 1, as on a GPU, on the meta "
+        "device; `python benchmarks/architectures.py` writes this table.",
+        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are captured completely, "
+        f"{sum(row['equal'] for row in done)} of {len(done)} variants with the same FLOPs as PyTorch's own counter for "
+        "the whole model.",
         "",
         "| variant | class | calls | tuples | s | FLOP | as PyTorch counts | gaps | overlaps |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |",
@@ -128,8 +130,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--again", action="store_true", help="also what the state file has")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one variant")
+    parser.add_argument("--again", action="store_true", help="also capture the models in the state file")
+    parser.add_argument("--limit", type=float, default=120, help="time limit of a variant in seconds")
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()

@@ -28,12 +28,12 @@ _ATTENTION = ("MultiheadAttention", "scaled_dot_product_attention", "Transformer
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["classification"])
-    parser.add_argument("--models", nargs="+", help="only these")
+    parser.add_argument("--models", nargs="+", help="only these models")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--memory-format", default="contiguous")
     parser.add_argument("--mode", default="eval")
-    parser.add_argument("--real", metavar="DEVICE", help="replay for real on this device, at batch 1")
+    parser.add_argument("--real", metavar="DEVICE", help="run tuples for real on this device, at batch 1")
     parser.add_argument("--every", type=int, default=10, help="with --real: every n-th tuple of the others")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -107,7 +107,7 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
 
 
 def replay_for_real(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Captures each model for real at batch 1 and replays every attention tuple and every n-th other one."""
+    """Capture each model for real at batch 1, and run every attention tuple and every n-th other tuple."""
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
     figures = {"real_replays": 0, "real_mismatches": 0, "real_against_predicted": 0}
     seen: set[str] = set()

@@ -22,12 +22,12 @@ LOOP_S = 10.0
 
 
 def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: float) -> dict[str, Any]:
-    """So many tuples of the database, each read five times on one card, in rounds over all of that card's tuples.
+    """Measure tuples of the database five times each on one card, in rounds over all of that card's tuples.
 
     The tuples are shared out over the cards, which work at the same time. A round before the five is not counted: in a
-    job a whole model and other tuples have warmed the card before. A card goes on to warm up or to cool down for minutes,
-    and a degree more costs power: so the energies are told as they were read, and restated to one temperature by what
-    the card's fingerprint, taken at the beginning, knows of that.
+    job a whole model and other tuples have warmed the card before. A card goes on to warm up or to cool down for
+    minutes, and a degree more costs power: so the energies are told as they were read, and restated to one temperature
+    by what the card's fingerprint, taken at the beginning, knows of that.
     """
     from sqlmodel import col, select
 
@@ -118,7 +118,9 @@ def _spreads(found: list[dict[str, Any]], fingerprints: Mapping[str, Any]) -> di
 
 
 def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[float]:
-    """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one knows what."""
+    """A tuple's energies, each restated to the mean temperature of its readings; empty where a degree is worth no one
+    knows what.
+    """
     from farm.benchmark.fingerprinting import w_per_c
 
     if not entry["time_us"] or not all(entry["energy_mj"]) or not all(entry["temperature_c"]):
@@ -139,7 +141,7 @@ def _at_one_temperature(entry: Mapping[str, Any], fingerprint: Mapping[str, Any]
 
 
 def outside(card: Any) -> list[dict[str, Any]]:
-    """The farm's own figures beside those of meters that share no code with it, on the same loops."""
+    """Compare the farm's figures with those of meters that share no code with it, on the same loops."""
     from farm.benchmark.measure import Bench
     from farm.devices.host import open_device
 
@@ -158,7 +160,7 @@ def outside(card: Any) -> list[dict[str, Any]]:
 
 
 def _energy(variant: Variant, bench: Any) -> dict[str, Any]:
-    """Power of one 10 s loop by another meter around it and by the farm's sampler within: the same loop."""
+    """Measure the power of one 10 s loop with another meter around it and with the farm's sampler inside."""
     import torch
 
     from farm.benchmark.passes import grad_mode, numeric_flags
@@ -201,7 +203,9 @@ def _other_power_w(work: Any) -> tuple[str, float]:
 
 
 def _counter_power_w(work: Any) -> float:
-    """Energy between the first and the last change of the counter during the work, over the time between them."""
+    """Return the energy between the first and the last change of the counter during the work, divided by the time
+    between.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -230,7 +234,7 @@ def _counter_power_w(work: Any) -> float:
 
 
 def _operators() -> list[Subject]:
-    """Five tuples for which timing loops that feed the same input again are the same conditions as `reuse`."""
+    """Return five tuples for which a timing loop with the same input has the same conditions as `reuse`."""
     import torch
     from torch import nn
 
@@ -280,7 +284,7 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
 
 
 def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, Any] | None:
-    """The row with another meter's time; None where that is missing or does not work."""
+    """Return the row with another meter's time; None if the meter is missing or fails."""
     from farm.benchmark.passes import grad_mode, numeric_flags
     from farm.operators.rebuild import rebuild
 

@@ -1,12 +1,13 @@
-"""Models outside of the farm's catalog, for `benchmarks/card_results.py`: of transformers and timm, and a hand-written decoder.
+"""Models outside of the farm's catalog, for `benchmarks/card_results.py`: of transformers and timm, and a hand-written
+decoder.
 
 All are built from their configurations, with random weights; nothing is downloaded. Register them as user models:
 
     export FARM_MODELS="$(python benchmarks/card_models.py)" PYTHONPATH=benchmarks
     python benchmarks/card_results.py --database farm.db bert:8 llama_decode_32:32:bfloat16
 
-The decoder has four layers of a Llama-like stack: width 4,096, 32 heads, RMSNorm, rotary positions and a gated product of 11,008.
-Its caches are buffers of 2,048 positions, filled with standard normal values like a cache in use.
+The decoder has four layers of a Llama-like stack: width 4,096, 32 heads, RMSNorm, rotary positions and a gated product
+of 11,008. Its caches are buffers of 2,048 positions, filled with standard normal values like a cache in use.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _tokens(model: nn.Module, batch: int, length: int) -> tuple[nn.Module, torch
 
 
 class LastState(nn.Module):
-    """A model of transformers that returns a tensor."""
+    """A model of transformers that returns its last hidden state as a tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -139,7 +140,9 @@ def _rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch
 
 
 class Llama(nn.Module):
-    """`batch` sequences with a cache of all but one position, or without one (0)."""
+    """Four layers of a Llama-like decoder: `batch` sequences with a cache of all positions except one, or without a
+    cache (0).
+    """
 
     def __init__(self, batch: int, filled: bool = True) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
 """Compare sum and whole model for the project's list of models on one card; write JSON and a table.
 
-    python benchmarks/card_results.py --plan                                # count the items; needs no card
-    python benchmarks/card_results.py --database farm.db --budget-s 540     # a run of nine minutes; repeat to continue
-    python benchmarks/card_results.py --database farm.db --budget-s 0       # tables from existing readings; needs no card
+    python benchmarks/card_results.py --plan                                # count the items; needs no card python
+    benchmarks/card_results.py --database farm.db --budget-s 540     # a run of nine minutes; repeat to continue python
+    benchmarks/card_results.py --database farm.db --budget-s 0       # tables from existing readings; needs no card
     python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
-An embedded farm on all cards of the host does the work. A variant's tuples and its whole model are measured on one card, the one
-with the least work. Two jobs per card are open at a time, so that the next model is captured while the
-card measures. A card does not repeat its own readings for another model. Readings stay in the
-database, so several runs may complete the list. On another host, with its own database, `--also` includes the
-tables of the first host. Seconds count from the claim of an item to its written result.
+An embedded farm on all cards of the host does the work. A variant's tuples and its whole model are measured on one
+card, the one with the least work. Two jobs per card are open at a time, so that the next model is captured while the
+card measures. A card does not repeat its own readings for another model. Readings stay in the database, so several runs
+may complete the list. On another host, with its own database, `--also` includes the tables of the first host. Seconds
+count from the claim of an item to its written result.
 """
 
 from __future__ import annotations
@@ -60,18 +60,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=LIST, help="NAME[:BATCH[:DTYPE]]")
     parser.add_argument("--plan", action="store_true", help="count tuples and card seconds; measure nothing")
-    parser.add_argument("--database", type=Path, default=Path("card_results.db"), help="a SQLite file, made if absent")
-    parser.add_argument("--budget-s", type=float, default=540.0, help="no job is begun, and none waited for, after it")
+    parser.add_argument(
+        "--database", type=Path, default=Path("card_results.db"), help="a SQLite file, created if missing"
+    )
+    parser.add_argument("--budget-s", type=float, default=540.0, help="time after which no job begins or is waited for")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the two tables")
     parser.add_argument(
-        "--also", type=Path, help="tables (JSON) of an earlier go, for variants that this database lacks"
+        "--also", type=Path, help="tables (JSON) of an earlier run, for variants that this database lacks"
     )
-    parser.add_argument("--cards", default="", help="indices of the cards to use, as 0,1; without it, all of the host")
-    parser.add_argument("--data", default="", help="another data policy than the default of the card")
+    parser.add_argument(
+        "--cards", default="", help="indices of the cards to use, such as 0,1; default: all cards of the host"
+    )
+    parser.add_argument("--data", default="", help="data policy instead of the card's default")
     parser.add_argument("--minimum-s", type=float, default=Stopping().minimum_s)
     parser.add_argument("--reuse", default="card", choices=("model", "card", "none"))
-    parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="read N tuples five times each")
-    parser.add_argument("--outside", action="store_true", help="compare with meters that are not ours")
+    parser.add_argument("--repeatability", type=int, default=0, metavar="N", help="measure N tuples five times each")
+    parser.add_argument("--outside", action="store_true", help="compare with meters of other projects")
     parser.add_argument("--without-traces", action="store_true", help="remove the traces: most of a database's size")
     parser.add_argument("--only-extras", action="store_true", help="run only the two above, no model")
     options = parser.parse_args()
@@ -101,7 +105,8 @@ def main() -> None:
         os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(card.index)}
         from card_agreement import outside, repeatability
 
-        # What is outside works in this process, whose context stays on the card and would share it with what comes after.
+        # What is outside works in this process, whose context stays on the card and would share it with what comes
+        # after.
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
             again = repeatability(database, cards, options.repeatability, left_s)
@@ -109,7 +114,7 @@ def main() -> None:
                 extras["repeatability"] = again
             else:
                 print(
-                    f"repeatability: no tuple was read {again['times']} times in {left_s:.0f} s; it wants a longer --budget-s"
+                    f"repeatability: no tuple was measured {again['times']} times in {left_s:.0f} s; increase --budget-s"
                 )
         if options.outside:
             extras["outside"] = outside(card)
@@ -126,7 +131,7 @@ def main() -> None:
 
 
 def cards_that_read(database: Any) -> list[Any]:
-    """The cards of the database's readings, GPUs first."""
+    """Return the cards of the database's readings, GPUs first."""
     from sqlmodel import col, select
 
     from farm.store import tables
@@ -161,7 +166,7 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
 
 
 def plan(options: argparse.Namespace) -> None:
-    """What the list comes to, by captures on this machine: tuples, those that are new, expected card seconds."""
+    """Count the tuples, new tuples and expected card seconds of the list, with captures on this machine."""
     from farm.devices.host import torch_version
     from farm.jobs.create import capture_for
     from farm.settings import settings
@@ -248,7 +253,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
 
 
 def begun_on(database: Any, asked: Request) -> str | None:
-    """The card of the newest job that asked the same, ended or not: there its readings are."""
+    """Return the card of the newest job with the same request, ended or not, because it has the readings."""
     from sqlmodel import col, select
 
     from farm.store import tables
@@ -269,7 +274,7 @@ def closed(database: Any, job_id: str) -> bool:
 
 
 def without_traces(path: Path) -> None:
-    """Traces are no part of a table."""
+    """Remove the traces from the database; the tables do not use them."""
     import sqlite3
 
     with sqlite3.connect(path) as connection:

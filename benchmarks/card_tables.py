@@ -19,7 +19,7 @@ IDLE_S = 1.0  # a longer pause between two items is not the card's, but a wait f
 
 
 def newest(database: Any, asked: Request) -> dict[str, Any] | None:
-    """The row of the newest finished job that asked the same of one card."""
+    """Return the row of the newest finished job with the same request on one card."""
     from sqlmodel import col, select
 
     from farm.report import report
@@ -174,7 +174,8 @@ def fingerprints_of(database: Any, model: str) -> dict[str, dict[str, Any]]:
 
 
 def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, Any]]) -> None:
-    """How far the sum's power is off, as read and with the tuples restated to the whole's temperature.
+    """Compare the power of sum and whole model, as measured and with the tuples restated to the whole model's
+    temperature.
 
     The whole is read at one temperature and the tuples each at another; a degree more costs watts. What it costs is
     taken from the fingerprints of all cards of the model together. Wholes at the power limit are left out.
@@ -224,10 +225,10 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         f"# {card['model']}, {data['date']}",
         "",
-        f"Cards {', '.join(sorted({row['card'] for row in data['variants']}))}, driver {card['driver']}; torch {software.get('torch', '?')}, CUDA "
-        f"{software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. Made by `benchmarks/card_results.py`: the "
-        "plain sum over all operator tuples, no fitted factor, against the whole model on the same card. Gap: sum / whole "
-        "- 1, with the half-width of its 95 % interval.",
+        f"Cards {', '.join(sorted({row['card'] for row in data['variants']}))}, driver {card['driver']}; "
+        f"torch {software.get('torch', '?')}, CUDA {software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. "
+        "Made by `benchmarks/card_results.py`: the plain sum over all operator tuples, no fitted factor, compared with the "
+        "whole model on the same card. Gap: sum / whole - 1, with the half-width of its 95 % interval.",
         "",
         "*Looped* is the time gap of the same tuples without what their neighbours in a model change.",
         "",
@@ -243,7 +244,8 @@ def markdown(data: dict[str, Any]) -> str:
         lines.append(
             f"| {row['title']} | {row['card'][4:12]} | {row['calls']} | {row['measured']}/{row['parts']} "
             f"| {percent(row['coverage'])} "
-            f"| {gap_text(row['time_gap'])} | {signed(row['looped_time_gap'])} | {gap_text(row['energy_gap'])} | {whole} "
+            f"| {gap_text(row['time_gap'])} | {signed(row['looped_time_gap'])} "
+            f"| {gap_text(row['energy_gap'])} | {whole} "
             f"| {number(row['card_s_per_tuple'])} | {percent(row['in_windows'])} "
             f"| {temperatures}, {number(warm)} "
             f"| {', '.join(f'{name} {count}' for name, count in row['flags'].items()) or '-'} |"
@@ -260,7 +262,8 @@ def markdown(data: dict[str, Any]) -> str:
         lines.append(
             f"- absolute power gap: median {one['median']:.1%}, most {one['most']:.1%}"
             + (
-                f"; with the tuples restated to the whole's temperature (of {other['of']}) {other['median']:.1%} and {other['most']:.1%}"
+                f"; with the tuples restated to the whole model's temperature (of {other['of']}) "
+                f"{other['median']:.1%} and {other['most']:.1%}"
                 if other
                 else ""
             )
@@ -272,11 +275,12 @@ def markdown(data: dict[str, Any]) -> str:
     )
     lines.append(
         f"- card seconds per tuple {number(summary['card_s_per_tuple'])}"
-        f" (median of medians); share of the card's time in warm-ups, windows and bursts, everything included, {percent(summary['in_windows'])}"
+        f" (median of medians); share of the card's time in warm-ups, windows and bursts, everything included, "
+        f"{percent(summary['in_windows'])}"
     )
     if one := data.get("repeatability"):
         lines.append(
-            f"- repeatability: {one['time']['of']} tuples read {one['times']} times, (most - least) / median: time median "
+            f"- repeatability: {one['time']['of']} tuples measured {one['times']} times, (most - least) / median: time median "
             f"{one['time']['median']:.2%}, most {one['time']['most']:.2%}"
             + (
                 f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"

@@ -37,7 +37,7 @@ NAMES = ("Conv2d", "Linear", "BatchNorm2d", "LayerNorm", "MultiheadAttention", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["resnet50:32", "mobilenet_v2:32", "vit_b_16:32"])
-    parser.add_argument("--tuples", type=int, default=5, help="of each model")
+    parser.add_argument("--tuples", type=int, default=5, help="number of tuples of each model")
     parser.add_argument("--heat-s", type=float, default=8.0, help="length of the window for the temperature")
     parser.add_argument("--no-heat", action="store_true")
     parser.add_argument("--budget-s", type=float, default=170.0)
@@ -80,7 +80,7 @@ def _variant(text: str) -> Variant:
 
 
 def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> dict[str, Any]:
-    """One long window over a whole model, from a cold start: power tick by tick against temperature."""
+    """Measure a whole model in one long window from a cold start: power and temperature per counter tick."""
     subject = Subject("variant", variant.id, variant.to_json())
     stopping = Stopping(
         warm_up_s=0.1, minimum_s=seconds, maximum_s=seconds, time_half_width=1e-9, energy_half_width=1e-9
@@ -112,7 +112,7 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
 
 
 def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping, wanted: int) -> list[dict[str, Any]]:
-    """The heaviest layers of a model, each under every form of data."""
+    """Measure the heaviest layers of a model, each with every form of data."""
     import torch
 
     from farm.benchmark import verification
@@ -183,7 +183,7 @@ def layers(variant: Variant, bench: Any, protocol: Protocol, stopping: Stopping,
 
 
 def data(form: str, seen: Any) -> Any:
-    """While it is entered, every rebuilt operator's activation holds the data of that form."""
+    """Context manager: the activations of every rebuilt operator have this form of data."""
     from farm.operators import rebuild as rebuilding
 
     original = rebuilding.rebuild

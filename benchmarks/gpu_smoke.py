@@ -33,8 +33,10 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=170.0)
     parser.add_argument("--launch", default="")
     parser.add_argument("--residency", default="resident")
-    parser.add_argument("--repeat", type=int, default=0, help="read so many tuples five times, for repeatability")
-    parser.add_argument("--json", type=Path, help="keep every reading here")
+    parser.add_argument(
+        "--repeat", type=int, default=0, help="measure this number of tuples five times, for repeatability"
+    )
+    parser.add_argument("--json", type=Path, help="file for all readings")
     options = parser.parse_args()
     began_s = time.perf_counter()
     card = discover(settings())[0]

@@ -3,8 +3,8 @@
     python benchmarks/million.py --readings 1000000
     python benchmarks/million.py --readings 1000000 --postgres --plans
 
-The readings are synthetic, for the real tuples of models at several batches and dtypes: each tuple on cards of two models,
-under several software versions and protocols. Prints the duration of each repeated query (`cold` is the first
+The readings are synthetic, for the real tuples of models at several batches and dtypes: each tuple on cards of two
+models, under several software versions and protocols. Prints the duration of each repeated query (`cold` is the first
 one), and the duration and memory of an export of all readings to Parquet. `--plans` prints the database's query plans.
 """
 
@@ -43,7 +43,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def fill(database: Database, number: int) -> int:
-    """Readings of real tuples, copied over cards, software, protocols and days; how many tuples there are."""
+    """Store readings of real tuples, copied over cards, software, protocols and days; return the number of tuples."""
     for model in MODELS:
         for batch in BATCHES:
             filled.fill(database, Variant(model, batch, 224))
@@ -60,7 +60,8 @@ def fill(database: Database, number: int) -> int:
             for id_, model in cards
         ]
         content.insert_new(session, tables.Card, added)
-        like = [dict(row._mapping) for row in session.execute(select(tables.Reading.__table__))]  # type: ignore[attr-defined]
+        rows = session.execute(select(tables.Reading.__table__))  # type: ignore[attr-defined]
+        like = [dict(row._mapping) for row in rows]
     circumstances = [(card, one, protocol) for card in cards for one in software for protocol in protocols]
     own = tables.Reading.__table__.c  # type: ignore[attr-defined]
     made, copies = len(like), 0
@@ -135,7 +136,7 @@ def ask(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
 
 
 def export_all(url: str) -> dict[str, Any]:
-    """In a process of its own, whose memory is then the export's."""
+    """Export all readings in a separate process, whose memory is that of the export."""
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.perf_counter()
         with Database(url).read() as session:
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--readings", type=int, default=1_000_000)
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--plans", action="store_true")
-    parser.add_argument("--export", metavar="URL", help="export that database and say what it took")
+    parser.add_argument("--export", metavar="URL", help="export this database and print duration and memory")
     options = parser.parse_args()
     if options.export:
         print(json.dumps(export_all(options.export)))

@@ -3,8 +3,8 @@
     python benchmarks/model_costs.py                    # writes farm/models/costs.json
     python benchmarks/model_costs.py transformers       # only this source
 
-Batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. Runs on the meta device: no GPU and little memory.
-FLOPs of models that cannot be captured are omitted.
+Batch 1 and each model's default size, as `farm operators MODEL -b 1` counts. Runs on the meta device: no GPU and little
+memory. FLOPs of models that cannot be captured are omitted.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ MOST_BYTES = 5_000_000  # of a folder: everyone who installs the package has it
 
 
 def add(databases: list[Path], target: Path) -> dict[str, int]:
-    """Merge SQLite databases into an export; table -> rows that are new there.
+    """Merge SQLite databases into an export; return table -> number of new rows.
 
     Raises:
-        FarmError: a database is none of a farm's, or what would be written is too large; the export is as it was then.
+        FarmError: a file is not a farm's database, or the export would be too large. The export is then unchanged.
     """
     new: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -58,7 +58,7 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
 
 
 def _export(path: Path, copy: Path, target: Path) -> None:
-    """What is to be added of a database, read from a copy, which is brought to the present schema."""
+    """Export the rows to add from a copy of a database, upgraded to the current schema."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
         source.backup(sink)  # also what still stands in the log beside it
     database = Database(f"sqlite:///{copy}")
@@ -73,7 +73,7 @@ def _export(path: Path, copy: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("databases", nargs="+", type=Path, metavar="DATABASE", help="SQLite files of farms")
-    parser.add_argument("--name", default="h200", help="of the export under farm/data (default: %(default)s)")
+    parser.add_argument("--name", default="h200", help="name of the export under farm/data (default: %(default)s)")
     asked = parser.parse_args()
     try:
         new = add(asked.databases, FOLDER / asked.name)

@@ -2,9 +2,9 @@
 
     python benchmarks/power_limit.py --json power_limit.json        # 8192 x 8192 x 8192 in bfloat16, about 20 s
 
-Which of a tuple's two readings describes the operator in a model? Here the model is synthetic: the product, then as many light
-operators (a copy of a tensor several times the size of the cache) as keep the card below its limit. The light operators are
-measured alone as well. The difference is the product among others; its time and its energy are
+Which of a tuple's two readings describes the operator in a model? Here the model is synthetic: the product, then as
+many light operators (a copy of a tensor several times the size of the cache) as keep the card below its limit. The
+light operators are measured alone as well. The difference is the product among others; its time and its energy are
 compared with those of its readings, steady and in bursts.
 """
 
@@ -29,7 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shares", default="0.5,0.3", help="of the time that the product takes in company")
+    parser.add_argument(
+        "--shares", default="0.5,0.3", help="shares of the time that the product takes among the copies"
+    )
     parser.add_argument("--json", type=Path, default=Path("power_limit.json"))
     options = parser.parse_args()
     from farm.devices.host import discover
@@ -87,7 +89,7 @@ def compare(card: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
-    """What a sum would take of the product's reading, given how the card ran the two together."""
+    """Return what a sum would take from the product's reading, given the card's state with both."""
     from farm.types.reading import Details
     from farm.verdict.choice import choose
     from farm.verdict.figures import ReadingView
@@ -107,7 +109,7 @@ def _chosen(out: dict[str, Any], both: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(bench: Any, calls: Sequence[Callable[[], object]]) -> dict[str, Any]:
-    """Time and power of the calls, one after the other, over a window of its own."""
+    """Measure time and power of the calls, one after the other, over a separate window."""
     from farm.benchmark.clock import Clock
     from farm.benchmark.cuda_graph import capture_graph
     from farm.benchmark.sampler import Sampler

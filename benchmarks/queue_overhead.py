@@ -3,8 +3,8 @@
     python benchmarks/queue_overhead.py --items 5000 --json overhead.json
 
 A job of items that take no time, on one simulated card of a real farm (a broker, a worker, a benchmark process). The
-pause is from the end of one item to the start of the next, both on the database's clock. Also compares the remaining time that
-`farm status` showed after the first tenth with the actual one.
+pause is from the end of one item to the start of the next, both on the database's clock. Also compares the remaining
+time that `farm status` showed after the first tenth with the actual one.
 """
 
 from __future__ import annotations

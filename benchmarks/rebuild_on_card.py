@@ -3,10 +3,10 @@
     python benchmarks/rebuild_on_card.py --json rebuild_on_card.json        # vit_b_16, swin_t, convnext_tiny
     python benchmarks/rebuild_on_card.py vit_b_16:32:bfloat16 --device cpu
 
-A model is NAME[:BATCH[:DTYPE]]. Each model is captured while it runs on the card; every tuple is rebuilt from its JSON and
-run there. The script compares it with the call in the model: aten operators in order, shapes and strides of the outputs, and on a
-GPU the names and numbers of the kernels. All must be equal; the last line counts the differences. Models that are in the JSON file
-are not run again.
+A model is NAME[:BATCH[:DTYPE]]. Each model is captured while it runs on the card; every tuple is rebuilt from its JSON
+and run there. The script compares it with the call in the model: aten operators in order, shapes and strides of the
+outputs, and on a GPU the names and numbers of the kernels. All must be equal; the last line counts the differences.
+Models that are in the JSON file are not run again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main() -> None:
         rows.append({"model": text, **compare(_variant(text), device)})
         options.json.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1))
     print(
-        f"\n{'model':<28} {'calls':>6} {'tuples':>6} {'gaps':>5} {'observer':>8} {'operators':>9} {'kernels':>8} {'s':>6}"
+        f"\n{'model':<28} {'calls':>6} {'tuples':>6} {'gaps':>5} {'observer':>8} "
+        f"{'operators':>9} {'kernels':>8} {'s':>6}"
     )
     for row in rows:
         kernels = len(row["kernels"]) if row["kernels"] is not None else "-"
@@ -76,7 +77,9 @@ def _one_pass(model: Any, arguments: Any, device: Any, around: Any) -> None:
 
 
 def compare(variant: Variant, device: Any) -> dict[str, Any]:
-    """One variant: what its rebuilt tuples do otherwise, as texts. `operators`: aten operators, shapes or strides."""
+    """Compare the rebuilt tuples of one variant with its calls; return the differences as texts. `operators`: aten
+    operators, shapes or strides.
+    """
     import torch
 
     from farm.benchmark.passes import build_variant, numeric_flags

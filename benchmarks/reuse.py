@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--second", default="resnet34")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--only", choices=("embedded", "running"), help="one of the two farms")
+    parser.add_argument("--only", choices=("embedded", "running"), help="run only one of the two farms")
     parser.add_argument("--json", type=Path, default=Path("reuse.json"))
     options = parser.parse_args()
     rows = []
@@ -52,13 +52,13 @@ def main() -> int:
 
 @contextmanager
 def embedded_farm(folder: Path) -> Iterator[tuple[Sequence[str], dict[str, str]]]:
-    """`farm run` in a state directory of its own."""
+    """`farm run` in a separate state directory."""
     yield ("run",), {"FARM_STATE_DIR": str(folder), "FARM_LOCK_DIR": str(folder)}
 
 
 @contextmanager
 def running_farm(folder: Path) -> Iterator[tuple[Sequence[str], dict[str, str]]]:
-    """`farm submit --wait` to a `farm worker` on this host, with a broker of its own."""
+    """`farm submit --wait` to a `farm worker` on this host, with a separate broker."""
     from tasks.servers import BrokerServer
 
     with BrokerServer() as broker:
@@ -91,7 +91,7 @@ def _wait_for_cards(environment: dict[str, str], worker: subprocess.Popen[bytes]
 def one(
     farm: str, model: str, verb: Sequence[str], known: dict[str, str], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One command, and what it said."""
+    """Run one command and return its output."""
     words = [*FARM, *verb, model, "-b", str(options.batch), "--input-size", str(options.size), "--quick", "--json"]
     print(f"{farm}: farm {' '.join(words[3:])}", flush=True)
     begin_s = time.monotonic()

@@ -27,7 +27,7 @@ from farm.types.tuple import parse
 
 
 class Silent(Device):
-    """The card, telling nothing."""
+    """The card without sensors."""
 
     def __init__(self, card: Card) -> None:
         self.card = card
@@ -40,8 +40,10 @@ class Silent(Device):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["resnet18:1", "resnet18:32"])
-    parser.add_argument("--tuples", type=int, default=4, help="of each model, from the cheapest to the dearest")
-    parser.add_argument("--pairs", type=int, default=6, help="readings each way and tuple")
+    parser.add_argument(
+        "--tuples", type=int, default=4, help="number of tuples of each model, from the fastest to the slowest"
+    )
+    parser.add_argument("--pairs", type=int, default=6, help="readings per tuple in each way")
     parser.add_argument("--window-s", type=float, default=0.6)
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--json", type=Path, default=Path("sampler_cost.json"))

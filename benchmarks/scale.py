@@ -4,12 +4,12 @@
     python benchmarks/scale.py begin --items 20000
     python benchmarks/scale.py look --items 200000 --postgres
 
-`submit` plans a sweep of that many combinations of Conv2d for one simulated card without a worker, with the reconcilers of
-three hosts running. It prints when the first messages existed, the total duration, the largest ratio of messages to
-items, and the memory of the process. `begin` submits the same sweep to a running farm of one simulated card
-with `farm submit`, and prints the time until the card works. `look` fills a database with that many items
-(finished sweeps of 20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints
-the duration of each repeated query (`cold` is the first one); `--plans` prints the database's query plans.
+`submit` plans a sweep of that many combinations of Conv2d for one simulated card without a worker, with the reconcilers
+of three hosts running. It prints when the first messages existed, the total duration, the largest ratio of messages to
+items, and the memory of the process. `begin` submits the same sweep to a running farm of one simulated card with `farm
+submit`, and prints the time until the card works. `look` fills a database with that many items (finished sweeps of
+20,000, one waiting sweep of half of all items, and a hundred finished ones of 200), and prints the duration of each
+repeated query (`cold` is the first one); `--plans` prints the database's query plans.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def begin(number: int, postgres: bool) -> dict[str, Any]:
 
 
 def fill(database: Database, number: int) -> tuple[str, str, str]:
-    """The ids of a large finished sweep, of a small one, and of one that waits, in a database of so many items."""
+    """Fill a database with items; return the ids of a large finished sweep, a small one, and a waiting one."""
     cards = register(database, 0, 1, 2, 3)
     for index in range(100):
         small = _job(database, cards, 200, f"small{index}")
@@ -267,7 +267,7 @@ def look(number: int, postgres: bool, plans: bool) -> dict[str, Any]:
 
 
 def _explain(database: Database, name: str, ask: Callable[[Any], Any]) -> None:
-    """Print how the database goes about each statement of a question."""
+    """Print the query plan of each statement of a query."""
     asked: dict[str, Any] = {}
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:

@@ -8,12 +8,13 @@ if the database is more than half way to its limit (half of the items per second
 done, half of a card's time spent in sessions, half of the time computed as SQLite's only writer, half a core of
 PostgreSQL's), or if an item is lost, begun twice or measured twice.
 
-The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000 items, one card four times
-slower, one failing half-way. Cards work at their own pace, the reconciler balances them every five seconds, and a
+The simulation runs the arithmetic of the farm's placement, `farm.jobs.balance`: 100 cards, 10,000 items, one card four
+times slower, one failing half-way. Cards work at their own pace, the reconciler balances them every five seconds, and a
 failed card is noticed after 15 s. "Best possible" knows everything beforehand: all work, divided by the total speed.
-The arithmetic gets more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance` counts
-all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from five items on), and the slowness
-of the other cards when a failed card's items move (`farm.jobs.planning.card_for_each` treats all cards as equally fast).
+The arithmetic gets more information than in a farm: the exact remainder of a running item (`farm.jobs.moving.rebalance`
+counts all of it), a card's slowness over all its items (in a farm: over its last 15 minutes, from five items on), and
+the slowness of the other cards when a failed card's items move (`farm.jobs.planning.card_for_each` treats all cards as
+equally fast).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PASS_S, LOST_S = 5.0, 15.0
 BROKER_MB, LIMIT = 100.0, 0.5
 
 #: In every process of the farm: how often it took a connection to the database, for how long it held it, waiting for
-#: locks included, how much of that it was the one writer of SQLite, and what it computed as such; in a file that outlasts however the process ends.
+#: locks included, how much of that it was the one writer of SQLite, and what it computed as such; in a file that
+#: outlasts however the process ends.
 TALLY = """
 import mmap, os, struct, sys, threading, time
 def watch():
@@ -148,7 +150,9 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
 
 
 def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
-    """Real workers: how busy the cards are, what the broker holds, and how far the database is from its limit."""
+    """Run real workers; measure the load of the cards, the broker's memory, and the distance of the database to its
+    limit.
+    """
     import psutil
     import redis
     from sqlmodel import func, select
@@ -237,7 +241,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
 
 
 def wrong(found: dict[str, Any]) -> list[str]:
-    """What does not hold of a real run."""
+    """Return the violated conditions of a real run."""
     said = []
     if found["broker_peak_mb"] / max(found["items"], 10_000) * 10_000 >= BROKER_MB:
         said.append(f"the broker took {found['broker_peak_mb']} MB")
@@ -252,7 +256,7 @@ def wrong(found: dict[str, Any]) -> list[str]:
 
 
 def alone(url: str, items: int) -> float:
-    """Items per second that the database bears: claimed and completed by a process per core that does nothing else."""
+    """Return the items per second that the database handles: one process per core only claims and completes."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -273,7 +277,7 @@ def alone(url: str, items: int) -> float:
 
 
 def _claim_and_complete(url: str, job_id: str, ids: list[int]) -> tuple[float, float]:
-    """When it began and ended."""
+    """Claim and complete items; return the times of begin and end."""
     from farm.store.database import Database
     from tests.planned import claim, complete, items_of
 
@@ -288,7 +292,9 @@ def _claim_and_complete(url: str, job_id: str, ids: list[int]) -> tuple[float, f
 
 
 def _tallied(folder: Path) -> tuple[float, ...]:
-    """Of all the farm's processes so far: their sessions, the time in these, as the only writer, and computing as such."""
+    """Sum over all processes of the farm: sessions, time in sessions, time as the only writer, and computing time as
+    such.
+    """
     return tuple(
         sum(column)
         for column in zip(*(struct.unpack("dddd", path.read_bytes()) for path in folder.iterdir()), strict=True)
@@ -310,12 +316,14 @@ def _processor_s(server) -> float:  # type: ignore[no-untyped-def]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cards", type=int, default=100, help="of the simulation")
+    parser.add_argument("--cards", type=int, default=100, help="number of cards of the simulation")
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--real", type=int, default=0, help="so many real workers instead of the simulation")
-    parser.add_argument("--item-s", type=float, default=0.2, help="how long an item takes on a real worker's card")
-    parser.add_argument("--database", choices=("sqlite", "postgresql"), action="append", help="of a real run; both")
+    parser.add_argument("--real", type=int, default=0, help="number of real workers, instead of the simulation")
+    parser.add_argument("--item-s", type=float, default=0.2, help="duration of an item on a real worker's card")
+    parser.add_argument(
+        "--database", choices=("sqlite", "postgresql"), action="append", help="database of a real run; default: both"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, object] = {}

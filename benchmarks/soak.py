@@ -8,15 +8,15 @@ The faults are drawn with a seed, each kind once before any kind repeats:
 
 - kill -9 of a benchmark, pool, worker or control process, or of a whole worker tree;
 - the broker killed and restarted, or wiped; PostgreSQL crashed and restarted;
-- a worker frozen for longer than a card may be unseen; the process that supervises an item stopped for longer than the hard
-  time limit;
+- a worker frozen for longer than a card may be unseen; the process that supervises an item stopped for longer than the
+  hard time limit;
 - a message repeated; a card drained and resumed; the supervisor ended and restarted; a second supervisor for
   the same cards; a job cancelled in the middle; a publisher killed half-way.
 
-One item in twenty of each job is bad: it poisons, ends or fails its process, or hangs. It must end as failed, and harm no other
-item. If a fault put a card into quarantine, the script releases it, as a person would. With --faults the job gets more rounds of
-items until that many faults are done. Prints lost items, items with two accepted readings, missing verdicts, and bad items that did
-not fail (all must be 0: exit code 1 otherwise), and repeated work.
+One item in twenty of each job is bad: it poisons, ends or fails its process, or hangs. It must end as failed, and harm
+no other item. If a fault put a card into quarantine, the script releases it, as a person would. With --faults the job
+gets more rounds of items until that many faults are done. Prints lost items, items with two accepted readings, missing
+verdicts, and bad items that did not fail (all must be 0: exit code 1 otherwise), and repeated work.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Soak:
             self.first.insert(0, kind)
 
     def tend(self, *, all_of_it: bool = False) -> None:
-        """Do what is due: thaw, start again, put cards back."""
+        """Do due repairs: continue frozen processes, restart processes, release cards."""
         with contextlib.suppress(FarmError):
             self.released += release_all(self.farm.database)
         now_s = time.monotonic()
@@ -171,7 +171,9 @@ class Soak:
         return None
 
     def _stopped_in_an_item(self) -> bool | None:
-        """Only Celery's hard limit ends it; should it have been idle, it goes on after that."""
+        """Stop a process within an item, so that only Celery's hard limit ends it; an idle process continues
+        afterwards.
+        """
         found = self.farm.processes("farm.benchmark_process.server")
         if not found:
             return False
@@ -262,12 +264,12 @@ def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=2000, help="of one job")
+    parser.add_argument("--items", type=int, default=2000, help="items of one job")
     parser.add_argument("--cards", type=int, default=8)
     parser.add_argument("--item-s", type=float, default=0.1)
     parser.add_argument("--every", type=float, default=2.0, help="mean time between two faults, in seconds")
-    parser.add_argument("--faults", type=int, default=0, help="go on with further jobs until so many were done")
-    parser.add_argument("--limit", type=float, default=420.0, help="begin no further job after so many seconds")
+    parser.add_argument("--faults", type=int, default=0, help="add jobs until this number of faults is done")
+    parser.add_argument("--limit", type=float, default=420.0, help="begin no further job after this number of seconds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

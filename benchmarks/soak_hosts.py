@@ -56,7 +56,8 @@ LEASE_S = float(QUICK["FARM_LEASE_S"])
 SETTINGS = {
     **QUICK,
     "FARM_MAX_ATTEMPTS": "15",
-    # Beyond the longest stop: what is stopped is not to look hung. What a killed worker held comes back within the soak.
+    # Beyond the longest stop: what is stopped is not to look hung. What a killed worker held comes back within the
+    # soak.
     "FARM_ITEM_TIMEOUT_S": "30",
     "FARM_HARD_LIMIT_S": "40",
     "FARM_VISIBILITY_TIMEOUT_S": "60",
@@ -94,7 +95,7 @@ PATIENCE_S = 180.0
 
 @dataclass(frozen=True)
 class Messages:
-    """How many the broker held at a time, and how many items were open just before."""
+    """The number of messages in the broker at one time, and the number of open items just before."""
 
     number: int = 0
     open_items: int = 0
@@ -118,7 +119,7 @@ class Soak:
 
     @property
     def frozen(self) -> bool:
-        """Whether the database answers nobody."""
+        """True if the database answers nobody."""
         return time.monotonic() < self.frozen_until_s
 
     def fault(self) -> None:
@@ -137,7 +138,7 @@ class Soak:
                 self._hurt(kind, how, what)
 
     def tend(self) -> None:
-        """Start hosts that are off, and put cards back that are in quarantine."""
+        """Start hosts that are off, and release cards in quarantine."""
         for host in self.hosts:
             if host.worker is None or host.worker.poll() is not None:
                 host.worker = host.start("worker")
@@ -147,7 +148,7 @@ class Soak:
             self.released += release_all(self.database)
 
     def kill_publisher(self, job_id: str) -> None:
-        """Kill who publishes the job just now, if that is wanted."""
+        """Kill the current publisher of the job, if requested."""
         if not self._publisher_wanted or self.frozen:
             return
         with contextlib.suppress(FarmError, psutil.Error), self.database.read() as session:
@@ -317,16 +318,16 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=5000, help="of the job")
+    parser.add_argument("--items", type=int, default=5000, help="items of the job")
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument(
-        "--minutes", type=float, default=15.0, help="no fault after so long; given up three minutes later"
+        "--minutes", type=float, default=15.0, help="no fault after this time; the run is given up three minutes later"
     )
-    parser.add_argument("--cards", type=int, default=2, help="of each host")
+    parser.add_argument("--cards", type=int, default=2, help="cards of each host")
     parser.add_argument("--item-s", type=float, default=0.2)
-    parser.add_argument("--seed", type=int, default=None, help="drawn, and printed, where none is given")
+    parser.add_argument("--seed", type=int, default=None, help="default: a random seed, which is printed")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--logs", type=Path, help="a new folder, in which the hosts' logs are to stay")
+    parser.add_argument("--logs", type=Path, help="a new folder for the hosts' logs")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = secrets.randbelow(10**6)

@@ -37,7 +37,7 @@ _WITNESS = (
 
 
 def best_s(arguments: list[str]) -> float:
-    """Seconds of wall time of one fresh interpreter, the best of several."""
+    """Return the wall time of a new interpreter in seconds, the best of several."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()

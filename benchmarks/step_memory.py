@@ -1,11 +1,11 @@
 """Compare the memory curve of a captured training step with PyTorch's allocator in an unobserved step.
 
-    python benchmarks/step_memory.py                      # ten models on the CPU
-    python benchmarks/step_memory.py resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast
-    python benchmarks/step_memory.py --cuda               # four models on the first GPU
+    python benchmarks/step_memory.py                      # ten models on the CPU python benchmarks/step_memory.py
+    resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast python
+    benchmarks/step_memory.py --cuda               # four models on the first GPU
 
-The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side is, on a CPU, what PyTorch's
-profiler records of it, above the memory before the step; on a GPU, the requested bytes. Workspaces of
+The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side is, on a CPU, what
+PyTorch's profiler records of it, above the memory before the step; on a GPU, the requested bytes. Workspaces of
 libraries are in the allocator's figure but not an operator's tensor; those of cuBLAS are listed separately.
 """
 
@@ -39,7 +39,7 @@ ON_CARD = ("resnet50:sgd:32", "vit_b_16:adamw-fused:32:bfloat16", "bert-base:ada
 
 
 def allocator_peak_bytes(variant: Variant) -> int:
-    """Of an unobserved step, with what the model, its optimizer and its inputs hold anyway."""
+    """Return the allocator's peak of an unobserved step, including model, optimizer and inputs."""
     with torch.enable_grad():
         step = build_step(variant, CPU)
     step.optimizer.zero_grad()
@@ -58,7 +58,7 @@ def allocator_peak_bytes(variant: Variant) -> int:
 
 
 def card_peak_bytes(variant: Variant) -> tuple[int, int]:
-    """Of an unobserved step on a GPU: what was requested at the peak, and what of it cuBLAS keeps as workspaces."""
+    """Return the requested bytes at the peak of an unobserved step on a GPU, and those of cuBLAS's workspaces."""
     with torch.enable_grad():
         step = build_step(variant, torch.device("cuda"))
         step.run()

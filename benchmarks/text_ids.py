@@ -22,7 +22,7 @@ ENTRIES = {"wordpiece": 5000, "byte_level": 5000, "unigram": 4000, "bpe": 5000}
 
 
 def _wordpiece() -> tuple[Tokenizer, Any]:
-    """As BERT's: lower case, words and marks apart."""
+    """Like BERT's: lower case, words and punctuation separated."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -32,7 +32,7 @@ def _wordpiece() -> tuple[Tokenizer, Any]:
 
 
 def _byte_level() -> tuple[Tokenizer, Any]:
-    """As GPT-2's, RoBERTa's and Llama 3's: every byte has a token, spaces belong to the word that follows."""
+    """Like GPT-2's, RoBERTa's and Llama 3's: every byte has a token, spaces belong to the following word."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -42,7 +42,7 @@ def _byte_level() -> tuple[Tokenizer, Any]:
 
 
 def _unigram() -> tuple[Tokenizer, Any]:
-    """As T5's, ALBERT's and XLNet's: the likeliest way to cut a sentence into pieces."""
+    """Like T5's, ALBERT's and XLNet's: the most likely segmentation of a sentence."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -52,7 +52,7 @@ def _unigram() -> tuple[Tokenizer, Any]:
 
 
 def _bpe() -> tuple[Tokenizer, Any]:
-    """As Llama 2's and Mistral's: pairs of characters, and bytes for what has no character of its own."""
+    """Like Llama 2's and Mistral's: pairs of characters, and bytes for unknown characters."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.ByteFallback()
@@ -72,7 +72,9 @@ def trained(kind: str, paragraphs: list[str]) -> Tokenizer:
 
 
 def ranks(tokenizer: Tokenizer, paragraphs: list[str]) -> dict[str, np.ndarray]:
-    """What is stored of a kind: the corpus as ranks, where each paragraph ends, and how often each rank occurs."""
+    """Return the stored arrays of a kind: the corpus as ranks, the end of each paragraph, and the frequency of each
+    rank.
+    """
     rows = [encoding.ids for encoding in tokenizer.encode_batch(paragraphs)]
     found = collections.Counter(number for row in rows for number in row).most_common()
     rank_of = {number: rank for rank, (number, _) in enumerate(found)}

@@ -9,8 +9,8 @@ Three jobs, nothing reused:
 2. *one*: every n-th of its tuples by duration, n being the number of cards, on the first card while the others are
    idle: a share like that of every card, and the same kind of work. It runs on a new farm, so that its benchmark
    process, too, meets every kernel for the first time;
-3. *rest*: the tuples that the first card measured in *all* but not in *one*, so that each of its readings beside busy neighbours
-   has a reading alone.
+3. *rest*: the tuples that the first card measured in *all* but not in *one*, so that each of its readings beside busy
+   neighbours has a reading alone.
 
 Items per hour count from the first item's start to the last one's end; the ratio is that of *all* to *one*. Its
 target is 1.9 for two cards and 3.7 for four. `--cards 2` uses two cards of a host that has more.
@@ -50,8 +50,10 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--per-card", type=int, default=0, help="tuples per card; without it, what the budget allows")
-    parser.add_argument("--cards", type=int, default=0, help="use so many of the host's cards; without it, all")
+    parser.add_argument(
+        "--per-card", type=int, default=0, help="tuples per card; default: as many as the budget allows"
+    )
+    parser.add_argument("--cards", type=int, default=0, help="number of the host's cards to use; default: all")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--budget-s", type=float, default=150.0)
     parser.add_argument("--json", type=Path, default=Path("throughput.json"))
@@ -104,7 +106,7 @@ def compare(options: argparse.Namespace, began_s: float) -> dict[str, Any]:
 
 
 class Runs:
-    """Jobs of given tuples on an embedded farm, each waited for."""
+    """Run jobs of given tuples on an embedded farm, and wait for each."""
 
     def __init__(self, farm: Any, deadline_s: float) -> None:
         self.farm = farm
@@ -115,7 +117,7 @@ class Runs:
         return self.deadline_s - time.monotonic()
 
     def store(self, batch: int) -> list[str]:
-        """The tuples of all grids; their ids."""
+        """Store the tuples of all grids; return their ids."""
         from farm.operators.sweep import Expansion
         from farm.store.content import store_operators
 
@@ -132,7 +134,7 @@ class Runs:
     def job(
         self, name: str, operator_ids: Sequence[str], card_ids: Sequence[str], before: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Measure the tuples on the cards; what was read, and how long it took.
+        """Measure the tuples on the cards; return the readings and the duration.
 
         Args:
             before: tuples to be measured first, so that the job does not pay for a process's first reading.
@@ -222,7 +224,7 @@ class Runs:
 
 
 def _of_card(items: Sequence[Any], began_s: float) -> dict[str, float]:
-    """What one card did of a job, in seconds after the job's first item began."""
+    """One card's items of a job, in seconds after the start of the job's first item."""
     return {
         "items": len(items),
         "first_began_s": min((item.started_at_s - began_s for item in items), default=0.0),
@@ -263,7 +265,7 @@ def conclusion(
 
 
 def _kept(row: dict[str, Any]) -> dict[str, Any]:
-    """Of a reading, what a comparison shows."""
+    """The values of a reading that a comparison shows."""
     names = (
         "time_us",
         "energy_mj",
@@ -279,7 +281,9 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
 def _differences(
     one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]], figure: str
 ) -> dict[str, float | int] | None:
-    """Relative differences tuple by tuple: the median of all (signed), of their sizes, and the largest size."""
+    """Return the relative differences by tuple: their median (signed), the median of the absolute values, and the
+    largest.
+    """
     found = [
         one[key][figure] / other[key][figure] - 1
         for key in sorted(one.keys() & other.keys())

@@ -18,7 +18,7 @@ TABLE = Path(source.__file__).with_name("timm.json")
 
 
 def by_size() -> dict[str, list[str]]:
-    """Input size, with "only" behind it where the model takes no other -> names."""
+    """Input size, with the suffix "only" if the model accepts no other -> names."""
     torchvision_models()  # timm imports torchvision, which may want mending first
     import timm
 

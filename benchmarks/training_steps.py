@@ -3,9 +3,9 @@
     python benchmarks/training_steps.py                  # all steps that the state file does not have yet
     python benchmarks/training_steps.py resnet50 gpt2    # these models, again
 
-All classification models of torchvision at batch 32, and BERT, GPT-2, T5's encoder, OPT and a Llama-like decoder at batch 8, each
-with SGD, Adam and fused AdamW, as a card updates them: calls, tuples, owners, calls without owner, seconds, the largest memory of the
-process. Each step is captured twice; both lists must be equal.
+All classification models of torchvision at batch 32, and BERT, GPT-2, T5's encoder, OPT and a Llama-like decoder at
+batch 8, each with SGD, Adam and fused AdamW, as a card updates them: calls, tuples, owners, calls without owner,
+seconds, the largest memory of the process. Each step is captured twice; both lists must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LANGUAGE = {"bert-base": {}, "gpt2": {}, "t5-base": {"phase": "encode"}, "opt-12
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """What the rows of one model tell; in a process of its own, whose memory is told."""
+    """Return the rows of one model; run in a separate process, whose memory is part of the rows."""
     from farm.errors import FarmError
     from farm.training.extract import extract_step
 
@@ -80,15 +80,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     seconds = sorted(row["seconds"] for row in done)
     slowest = max(done, key=lambda row: row["seconds"])
     lines = [
-        "# Training steps, taken apart without a card",
+        "# Training steps, captured without a card",
         "",
-        f"torch {torch.__version__.partition('+')[0]}, on meta; `python benchmarks/training_steps.py` makes this table. The operators are",
-        "the CPU's, updated as a card does it: a prediction for a card.",
+        f"torch {torch.__version__.partition('+')[0]}, on the meta device; `python benchmarks/training_steps.py` "
+        "writes this table. The operators are",
+        "the CPU's, with the optimizer of a card: a prediction for a card.",
         "",
-        f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are taken apart; "
-        f"{sum(row['unowned'] for row in done)} operators without an owner (two none can have: there is one slot); "
-        f"{sum(row['same'] for row in done)} of {len(done)} the same list twice. {statistics.median(seconds):.1f} s in the median,",
-        f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two cores that did other work too; "
+        f"{len(done)} of {len(rows)} steps of {len({row['model'] for row in done})} models are captured; "
+        f"{sum(row['unowned'] for row in done)} operators without an owner (none can have two: there is one slot); "
+        f"{sum(row['same'] for row in done)} of {len(done)} gave the same list twice. "
+        f"{statistics.median(seconds):.1f} s in the median,",
+        f"{slowest['seconds']:.1f} s the longest ({slowest['model']} with {slowest['optimizer']}), on two busy cores; "
         f"{max(row['process_bytes'] for row in done) / 1e9:.1f} GB the largest process.",
         "",
         "| variant | optimizer | calls | tuples | owners | unowned | peak | s |",
