@@ -1,8 +1,8 @@
-"""One subject under one protocol on one card: the reading.
+"""Measure one subject under one protocol on one card.
 
-`Bench` is what a benchmark process holds for its card: the device, its idle and base power, the processes that are its
-own. `Bench.measure` is the whole of a measurement, the same for a tuple and for a whole model. How long a window is,
-where it begins and what the intervals mean is in docs/method.md.
+`Bench` is a card that is ready for measuring: the device, its idle and base power, the process ids of the benchmark.
+`Bench.measure` is a complete measurement, the same for a tuple and for a whole model. docs/method.md describes where a window
+begins, how long it is and what the intervals mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
 from farm.benchmark.cuda_graph import one_stream
 from farm.benchmark.fingerprinting import PowerLevels
-from farm.benchmark.passes import Offload, grad_mode, numeric_flags
+from farm.benchmark.passes import Offload, applied
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.window import (
     DRIFT,
@@ -44,27 +44,32 @@ from farm.errors import Unmeasurable
 from farm.types.protocol import OnPhase, Protocol, Stopping, Subject
 from farm.types.reading import REPEATED, Reading
 
-CHECK_S = 0.02  # how often the stopping rule is asked
+CHECK_S = 0.02  # period of the stopping rule
 REPEATS = 2  # of a reading that was taken hot, shared, drifting or starved
-MOVED = 2.0  # times that the values of what an operator writes may grow or shrink
-NOTHING = 1e-6  # as large as what began at zero may become: weights do, by a learning rate that is next to nothing
+MOVED = 2.0  # factor by which the values that an operator writes may grow or shrink
+NOTHING = 1e-6  # values that began at zero may grow to this: weights do, by a tiny learning rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """No window opens while the chip still warms up or cools down faster than this.
+    """The condition for opening a window: the chip's temperature changes no faster than this.
 
-    Leakage grows with temperature: a window opened too early reads another power than a long run has. A whole model
-    is what every sum is held against, so it waits longer than a tuple, of which there are hundreds.
+    Leakage grows with temperature: a window that opens too early has another power than a long run. A whole model waits longer
+    than a tuple: every sum is compared with it, and there are hundreds of tuples.
+
+    Attributes:
+        span_s: the slope is taken over this time: cards report whole degrees, ten times a second.
+        ceiling_s: of warm-up and waiting together.
+        energy: False for windows that are too short for the energy counter.
     """
 
     slope_c_per_s: float
-    span_s: float  # over which the slope is taken: cards tell whole degrees, ten times a second
-    ceiling_s: float  # of warm-up and waiting together
-    energy: bool = True  # whether a window is long enough for the energy counter
+    span_s: float
+    ceiling_s: float
+    energy: bool = True
 
     def ceiling(self, stopping: Stopping) -> float:
-        """Whoever asks for short windows gets short waits."""
+        """Requests with short windows have short waits."""
         return min(self.ceiling_s, 1.5 * stopping.maximum_s)
 
     def power(self, sampler: Sampler, begin_s: float, end_s: float) -> WindowPower:
@@ -72,34 +77,34 @@ class Gate:
 
 
 GATES = {"operator": Gate(4.5, 0.35, 0.8), "variant": Gate(1.0, 1.0, 4.0)}
-#: A tuple with tensors in slow memory has many configurations, and is asked for its time: a wire does not warm up.
+#: For a tuple with tensors in slow memory, which has many configurations: time alone. A wire does not warm up.
 TIMED = Gate(math.inf, 0.0, 0.0, energy=False)
-TIMED_WINDOW_S = 0.1  # the least, where no counter has to move
-WHOLE_WINDOW_S = 1.0  # the least for a whole model, where the request's ceiling allows it
+TIMED_WINDOW_S = 0.1  # the shortest window without an energy counter
+WHOLE_WINDOW_S = 1.0  # the shortest window of a whole model, if the request allows it
 
-# What a card should tell so that a reading is known to be good; power has sources and flags of its own.
+# Sensors that a good reading needs; power has sources and flags of its own.
 SENSORS = frozenset({"power_instant_w", "sm_clock_mhz", "temperature_c", "throttle_reasons", "compute_processes"})
 
 
 def silent(phase: str, details: dict[str, Any]) -> None:
-    """An `on_phase` that says nothing."""
+    """An `on_phase` that does nothing."""
 
 
-class Ledger:
-    """Where the time went: what lies within a charged block is charged once, to the innermost name."""
+class CostLedger:
+    """Where the time went. Time within nested charged blocks is charged once, to the innermost name."""
 
     def __init__(self) -> None:
         self.cost_s: dict[str, float] = {}
-        self._inner_s = 0.0  # of the block that is open now, what was charged within it
+        self._inner_s = 0.0  # time that is charged within the open block
 
     def charge(self, name: str, seconds: float) -> None:
-        """Charge so much of the open block to a name."""
+        """Charge part of the open block to a name."""
         self.cost_s[name] = self.cost_s.get(name, 0.0) + seconds
         self._inner_s += seconds
 
     @contextlib.contextmanager
     def charged(self, name: str) -> Iterator[None]:
-        """Charge what the block takes, less what is charged within it."""
+        """Charge the time of the block, without the time that is charged within it."""
         outer_s, self._inner_s = self._inner_s, 0.0
         began_s = time.perf_counter()
         try:
@@ -111,11 +116,11 @@ class Ledger:
 
 
 class Bench:
-    """A card made ready for measuring in this process.
+    """A card that is ready for measuring in this process.
 
-    Make it before anything touches CUDA: the processes that appear on the card while the context is made are this
-    one (in a container NVML names it by its id on the host). On a GPU the thread that makes it stays on one
-    stream from then on.
+    Create it before the process uses CUDA: the process ids that appear on the card while the context is created are this
+    process's (in a container NVML knows it by its id on the host). On a GPU the creating thread stays on one stream from
+    then on.
     """
 
     def __init__(
@@ -130,12 +135,12 @@ class Bench:
     ) -> None:
         """
         Args:
-            idle_power_w: where it is known already.
+            idle_power_w: the idle power, if it is known.
             threads: of a CPU; 0 for one per physical core that the process may use.
             canary_every: tuples between two canaries, see `Canary`.
-            repeats: of a reading that was taken hot, shared, drifting or starved; without it two on a GPU and none on
-                a CPU, which others use as they please.
-            offload: puts the tensors of a placement in slow memory; without it, protocols with one are refused.
+            repeats: of a reading that was taken hot, shared, drifting or starved. The default is two on a GPU and none on a
+                CPU, which other processes use as well.
+            offload: puts the tensors of a placement in slow memory; without it, protocols with a placement are refused.
         """
         self.device = device
         self.torch_device = torch.device(torch_device)
@@ -144,7 +149,7 @@ class Bench:
         before = device.compute_processes() or frozenset()
         index = self.torch_device.index or 0
         if self.cuda and torch.cuda.is_initialized() and torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
-            before = frozenset()  # a program that measures in its own process is among them already
+            before = frozenset()  # a program that measures in its own process is already among them
         self.levels = PowerLevels(device, self.torch_device, idle_power_w)
         if self.cuda:
             torch.cuda.set_device(self.torch_device)
@@ -167,16 +172,15 @@ class Bench:
             Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
         """
         begin_s = time.perf_counter()
-        ledger = Ledger()
+        ledger = CostLedger()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(numeric_flags(protocol))
-            stack.enter_context(grad_mode(protocol))
+            stack.enter_context(applied(protocol))
             if self._stream is not None:
                 stack.enter_context(torch.cuda.stream(self._stream))
             workload: Workload | None = None
             canary = None
 
-            def read_canary(reference: Workload, wanted: Stopping) -> Reading:
+            def measure_canary(reference: Workload, wanted: Stopping) -> Reading:
                 reading = self._steady(reference, wanted, GATES["operator"], silent)
                 ledger.charge("canary_window", math.fsum(reading.cost_s.values()))
                 return reading
@@ -185,7 +189,7 @@ class Bench:
                 with ledger.charged("canary"):
                     self.levels.refresh()
                     if subject.kind == "operator":
-                        canary = self._canary.newest(read_canary, on_phase)
+                        canary = self._canary.newest(measure_canary, on_phase)
                 on_phase("rebuild", {})
                 with ledger.charged("rebuild"):
                     workload = prepare(subject, protocol, self.torch_device, self._offload)
@@ -198,7 +202,7 @@ class Bench:
                 reading = self._in_other_states(reading, subject, protocol, workload, on_phase, ledger)
             except Unmeasurable:
                 raise
-            except Exception as error:  # whatever PyTorch raises on the card becomes the item's reason
+            except Exception as error:  # the reason of the item is whatever PyTorch raises on the card
                 raise why_it_raised(error) from error
             finally:
                 if workload is not None:
@@ -216,33 +220,59 @@ class Bench:
         protocol: Protocol,
         workload: Workload,
         on_phase: OnPhase,
-        ledger: Ledger,
+        ledger: CostLedger,
     ) -> Reading:
-        """With what the subject takes in bursts, launched eagerly, among others: what of these says something of it."""
-        # A whole is what it is: only a tuple runs otherwise alone than among its neighbours.
-        limited = subject.kind == "operator" and "throttled_power" in reading.flags
-        with ledger.charged("burst"):
-            if limited and "energy_counter_mj" in self.device.capabilities:
-                on_phase("burst", {})
-                reading = reading.noting(burst=measure_bursts(workload, self.device))
-        with ledger.charged("eager"):
-            if self.cuda and subject.kind == "variant" and workload.replayed:
-                on_phase("eager", {})
-                reading = self._with_opinion(reading, "eager_time", lambda: _eager_time(reading, workload))
-        with ledger.charged("places"):
-            if self.cuda and subject.kind == "variant" and protocol.measures_context:
-                on_phase("places", {})
-                reading = self._with_opinion(reading, "places", lambda: self._places(reading, workload))
-        with ledger.charged("context"):
-            if self.cuda and subject.kind == "operator" and protocol.measures_context:
-                on_phase("context", {})
-                reading = self._with_opinion(reading, "context", lambda: self._context(reading, workload))
+        """Add the subject's figures in other states: in bursts, launched eagerly, in the order of its model, among others.
+
+        A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such a
+        figure: if one fails, the details say why, unless the context can no longer be used.
+        """
+        device, single, order = self.torch_device, workload.single, workload.order
+        whole, pass_s = subject.kind == "variant", reading.time_us / 1e6
+        in_context = self.cuda and protocol.measures_context
+        limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
+
+        def bursts() -> dict[str, Any]:
+            return {"burst": measure_bursts(workload, self.device)}
+
+        def eager() -> dict[str, Any]:
+            assert single is not None
+            eager_us, half_width_us = eager_time_us(single, workload.device)
+            return {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
+
+        def places() -> dict[str, Any]:
+            assert order is not None
+            return {"places": time_in_order(order(), pass_s, device)}
+
+        def context() -> dict[str, Any]:
+            assert single is not None
+            if self._others is None:
+                self._others = OtherOperators(device)
+            return {"context": time_among_others(single, workload.inputs, self._others, pass_s, device)}
+
+        for phase, applies, figures, missing in (
+            ("burst", limited, bursts, None),
+            ("eager", self.cuda and whole and workload.replayed and single is not None, eager, "eager_time_missing"),
+            ("places", in_context and whole and order is not None, places, "places_missing"),
+            ("context", in_context and not whole and single is not None, context, "context_missing"),
+        ):
+            with ledger.charged(phase):
+                if not applies:
+                    continue
+                on_phase(phase, {})
+                try:
+                    reading = reading.noting(**figures())
+                except Exception as error:
+                    if missing is None:
+                        raise
+                    torch.cuda.synchronize(device)
+                    reading = reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})
         return reading
 
     # ------------------------------------------------------------------------------------------ steady window
 
     def _steady_until_good(
-        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: Ledger
+        self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase, ledger: CostLedger
     ) -> Reading:
         for attempt in itertools.count():
             reading = self._steady(workload, stopping, gate, on_phase)
@@ -252,7 +282,7 @@ class Bench:
             if not poor or attempt == self._repeats:
                 break
             if "throttled_thermal" in poor:
-                time.sleep(1.0)  # let it cool a little
+                time.sleep(1.0)  # let the card cool
         return reading.noting(attempts=attempt + 1 if attempt else None)
 
     def _steady(self, workload: Workload, stopping: Stopping, gate: Gate, on_phase: OnPhase) -> Reading:
@@ -297,14 +327,14 @@ class Bench:
         return self._reading(steady, sampler)
 
     def _lacking(self) -> tuple[str, ...]:
-        """What the card does not tell of `SENSORS`; of a CPU nobody asks for them."""
+        """The `SENSORS` that a GPU lacks; () for other cards."""
         if self.device.card.kind != "cuda":
             return ()
-        told = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
-        return tuple(sorted(SENSORS - told))
+        known = self.device.capabilities - (frozenset() if self._knows_processes else {"compute_processes"})
+        return tuple(sorted(SENSORS - known))
 
     def _settle(self, clock: Clock, sampler: Sampler, gate: Gate, start_s: float, until_s: float) -> float | None:
-        """Go on with the work until the temperature holds still; its slope (C/s) when the wait ended, None if unknown."""
+        """Run rounds until the temperature is stable. Returns its slope at the end (C/s), None if unknown."""
         if "temperature_c" not in self.device.capabilities:
             return None
         next_check_s = 0.0
@@ -317,12 +347,12 @@ class Bench:
                     slope = sampler.temperature_slope_c_per_s(now_s - gate.span_s, now_s)
                 if slope is not None and abs(slope) <= gate.slope_c_per_s:
                     return slope
-                if now_s >= until_s:  # a wait that is shorter than the span: by what there is
+                if now_s >= until_s:  # a wait that is shorter than the span has fewer samples
                     return sampler.temperature_slope_c_per_s(start_s, now_s) if slope is None else slope
             clock.step()
 
     def _window_begin(self, clock: Clock, sampler: Sampler, gate: Gate) -> float:
-        """Now, or when the energy counter next moves: work goes on until then."""
+        """Run rounds until the energy counter changes and return that moment; the present moment without a counter."""
         now_s = time.perf_counter()
         if not sampler.counts_energy or not gate.energy:
             return now_s
@@ -331,11 +361,11 @@ class Bench:
             times, _ = sampler.ticks(now_s)
             if times:
                 return times[0]
-        sampler.do_without_counter()  # it does not move: a window need not wait for it
+        sampler.do_without_counter()  # it does not change: windows need not wait for it
         return now_s
 
     def _run_window(self, clock: Clock, sampler: Sampler, begin_s: float, stopping: Stopping, gate: Gate) -> bool:
-        """Launch rounds until the stopping rule is met (True) or the time is up (False)."""
+        """Run rounds until the stopping rule is met (True) or the time is up (False)."""
         next_check_s = begin_s
         minimum_s = stopping.minimum_s if gate.energy else min(TIMED_WINDOW_S, stopping.minimum_s)
         while True:
@@ -347,7 +377,7 @@ class Bench:
             elapsed_s = now_s - begin_s
             if elapsed_s >= minimum_s and self._good_enough(clock, sampler, begin_s, now_s, stopping, gate):
                 return True
-            # Passes longer than a window still get three of them, so that there is an interval, within reason.
+            # An interval needs three rounds: passes longer than a window get them, up to five times its length.
             if elapsed_s >= stopping.maximum_s and (
                 len(clock.between(begin_s, now_s)) >= 3 or elapsed_s >= 5 * stopping.maximum_s
             ):
@@ -405,52 +435,19 @@ class Bench:
             trace=sampler.trace((power.begin_s, power.end_s)),
         )
 
-    def _with_opinion(self, reading: Reading, name: str, read: Callable[[], Reading]) -> Reading:
-        """The reading with something more in its details; good without it, unless the context is beyond use."""
-        try:
-            return read()
-        except Exception as error:
-            torch.cuda.synchronize(self.torch_device)
-            return reading.noting(**{f"{name}_missing": f"{type(error).__name__}: {error}".split("\n")[0][:200]})
-
-    def _context(self, reading: Reading, workload: Workload) -> Reading:
-        """With what other operators around it change."""
-        if workload.single is None:
-            return reading
-        if self._others is None:
-            self._others = OtherOperators(self.torch_device)
-        pass_s = reading.time_us / 1e6
-        found = time_among_others(workload.single, workload.inputs, self._others, pass_s, self.torch_device)
-        return reading.noting(context=found)
-
-    def _places(self, reading: Reading, workload: Workload) -> Reading:
-        """What the model's own order of calls adds to each of its tuples."""
-        if workload.order is None:
-            return reading
-        return reading.noting(places=time_in_order(workload.order(), reading.time_us / 1e6, self.torch_device))
-
     def _foreign_processes(self) -> frozenset[int]:
         return (self.device.compute_processes() or frozenset()) - self.own_processes
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
-    """The ids under which NVML knows this process, by what appeared while it made its context; and whether that is sure.
+    """The ids by which NVML may know this process: those that appeared while it created its context; and if that is certain.
 
-    In a container NVML names processes by their ids on the host. Nobody there although there is a context, or several
-    at once: then who is on the card is not known.
+    In a container NVML uses the ids of the host. It is not certain if no id or several ids have appeared.
     """
     appeared = after - before
     if pid in appeared:
         return frozenset({pid}), True
     return appeared | {pid}, len(appeared) == 1
-
-
-def _eager_time(reading: Reading, workload: Workload) -> Reading:
-    """With the time of one eager pass of a replayed whole: what launching adds is in no other figure."""
-    if workload.single is None:
-        return reading
-    eager_us, half_width_us = eager_time_us(workload.single, workload.device)
-    return reading.noting(eager_time_us=eager_us, eager_time_half_width_us=half_width_us)
 
 
 def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
@@ -460,7 +457,7 @@ def _for_kind(stopping: Stopping, subject: Subject) -> Stopping:
 
 
 def _moved(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether an operator that writes its input ran on other values at the end than at the beginning."""
+    """True if an operator that writes its inputs ran on values of another size at the end than at the beginning."""
     return any(
         not math.isfinite(late) or not early / MOVED <= late <= max(early * MOVED, NOTHING)
         for early, late in zip(before, after, strict=True)

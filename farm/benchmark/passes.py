@@ -1,6 +1,6 @@
-"""What one pass of a subject is: a rebuilt operator, a chain of equal layers, a whole model, with their data.
+"""One pass of a subject: a rebuilt operator, a chain of equal layers, a whole model or a training step, with its data.
 
-A *pass* is one run of the subject. How passes become rounds that are launched and timed is `farm.benchmark.workload`.
+A *pass* is one run of the subject. `farm.benchmark.workload` makes rounds of passes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pass = Callable[[], object]
 Seen = TypeVar("Seen")  # a capture
 
 CHAIN_LAYERS = 8
-MEMORY_SHARE = 0.8  # of what is free, for all copies together
+MEMORY_SHARE = 0.8  # of the free memory, for all copies together
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,18 @@ Offload = Callable[["Rebuilt", Placement], Offloaded]
 
 @dataclass
 class Passes:
-    """A subject as passes: the first, and how to make a further one that walks through other memory."""
+    """A subject as passes: the first, and a function that makes another on copies of its tensors (None: nothing to copy)."""
 
     first: Pass
-    copy: Callable[[int], Pass] | None  # None: nothing to copy
+    copy: Callable[[int], Pass] | None
     weight_bytes: int
     activation_bytes: int
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
-    written: list[torch.Tensor] = field(default_factory=list)  # inputs that the operator itself writes
-    order: Callable[[], Capture] | None = None  # of a whole model: its calls, as they are launched
-    pool: Any = None  # that graphs are to allocate from; None: one that they share
-    keep: Any = None  # what owns memory that the passes point to
+    written: list[torch.Tensor] = field(default_factory=list)  # inputs that the subject itself writes
+    order: Callable[[], Capture] | None = None  # captures the calls of a whole model, as launched
+    pool: Any = None  # that graphs must allocate from; None: they share a new one
+    keep: Any = None  # owns memory that the passes use
 
 
 def operator_passes(
@@ -122,7 +122,7 @@ def operator_passes(
 
 
 def _chain(rebuilt: Rebuilt) -> Passes:
-    """Equal layers, each with weights of its own, that feed each other; after the last, the first again."""
+    """Equal layers, each with weights of its own, each on the output of the one before; the first follows the last."""
     first_argument = rebuilt.spec.arguments[0] if rebuilt.spec.arguments else None
     start = (
         rebuilt.tensors[first_argument["tensor"]]
@@ -135,7 +135,7 @@ def _chain(rebuilt: Rebuilt) -> Passes:
         or not isinstance(output, torch.Tensor)
         or (output.shape, output.dtype, output.stride()) != (start.shape, start.dtype, start.stride())
     ):
-        why = "it writes its input" if rebuilt.in_place else "what it returns is not what it takes"
+        why = "it writes its input" if rebuilt.in_place else "its output differs in form from its input"
         raise Unmeasurable("not_available", f"This operator cannot be chained: {why}.", "Use --residency resident.")
     passed_on = [start]
 
@@ -154,7 +154,7 @@ def _chain(rebuilt: Rebuilt) -> Passes:
 
 
 def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -> Passes:
-    """A whole model; `details` say what it holds and, for a sum that wants to know, what of it the cache keeps."""
+    """A whole model. `details` have its size and, if the protocol measures context, the share that the cache keeps."""
     from farm.operators.capture import capture
 
     variant = Variant.from_json(subject.spec)
@@ -173,7 +173,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
     return Passes(
         first=lambda: model(*arguments),
         copy=copy if protocol.residency == "stream" else None,
-        # The weights of a whole model are as cold as the model leaves them: there is nothing to copy.
+        # The weights of a whole model are as cold as the model itself leaves them: there is nothing to copy.
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors),
         details=_working_set(lambda: model(*arguments), parameter_bytes, device)
@@ -186,7 +186,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
 
 
 def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> Passes:
-    """A training step of a model, from zero_grad to the optimizer, whose weights stay where they are."""
+    """A training step of a model, from zero_grad to the optimizer; its weights are not copied."""
     from farm.operators.encoding import tensors_in
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
@@ -225,7 +225,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
 
 
 def _allocated_without_workspaces(device: torch.device) -> int:
-    """Bytes, of the whole process. cuBLAS takes its workspaces from PyTorch's allocator and keeps them from call to call."""
+    """Allocated bytes of the process, without cuBLAS's workspaces, which PyTorch's allocator holds between calls."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -234,30 +234,30 @@ def _allocated_without_workspaces(device: torch.device) -> int:
 
 
 def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
-    """What PyTorch's allocator says of an eager step, libraries' workspaces included, which no operator's tensors show.
+    """Memory of an eager step by PyTorch's allocator, including workspaces of libraries, which are in no operator's tensors.
 
     Args:
-        elsewhere_bytes: allocated before the step was built.
+        elsewhere_bytes: bytes that were allocated before the step was built.
     """
     if device.type != "cuda":
         return {}
-    run()  # libraries take their workspaces the first time
+    run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     run()
     torch.cuda.synchronize(device)
-    behind_bytes = torch.cuda.memory_allocated(device)
+    after_bytes = torch.cuda.memory_allocated(device)
     peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return {
         "allocated_peak_bytes": peaks[0] - elsewhere_bytes,
         "reserved_peak_bytes": peaks[1],
-        "workspace_bytes": behind_bytes - _allocated_without_workspaces(device),
+        "workspace_bytes": after_bytes - _allocated_without_workspaces(device),
     }
 
 
 def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.device) -> Seen:
-    """What is observed in the run that is measured: with graph launch, the calls that are made while a graph is captured.
+    """Observe the run that is measured: with graph launch, the calls during graph capture.
 
     A model may ask whether it is being captured, and run something else.
     """
@@ -274,10 +274,10 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
 
 
 def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Details:
-    """What one pass of a model goes through, and how much of that the cache still holds when the next pass comes."""
+    """The bytes that one pass of a model touches, and the share that the cache still holds at the next pass."""
     if device.type != "cuda":
         return Details(parameter_bytes=parameter_bytes)
-    run()  # libraries take their workspaces the first time
+    run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
@@ -292,17 +292,17 @@ def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Detai
     )
 
 
-# One built variant on its way to the measurement that follows: from the verification, where one process does both, or from
-# whoever has a model in hand that no name stands for.
+# One built variant for the measurement that follows: from the verification, if one process does both, or from a caller that
+# has a model without a name.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
 def build_variant(
     variant: Variant, device: torch.device, *, hand_over: bool = False
 ) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """A model variant and its inputs on a device, with seeded random weights.
+    """Build a model variant and its inputs on a device, with seeded random weights.
 
-    With `hand_over` the next call for the same variant gets the same objects, once.
+    With `hand_over` the next call for the same variant returns the same objects, once.
     """
     from farm.models import catalog
 
@@ -318,12 +318,12 @@ def build_variant(
 
 
 def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-    """What the next `build_variant` of this variant on this device returns, once; `model` takes them by position."""
+    """Let the next `build_variant` of this variant on this device return this model and its positional arguments, once."""
     _handed_over[variant.id, str(device)] = (model, arguments)
 
 
 def grad_mode(protocol: Protocol) -> contextlib.AbstractContextManager[Any]:
-    """The grad mode a subject runs under: the same that it is captured under."""
+    """The grad mode of a subject: the same as during its capture."""
     return torch.enable_grad() if protocol.grad else torch.no_grad()
 
 
@@ -336,7 +336,7 @@ def applied(protocol: Protocol) -> Iterator[None]:
 
 @contextlib.contextmanager
 def numeric_flags(protocol: Protocol) -> Iterator[None]:
-    """TF32 and cuDNN's flags as the protocol says, put back afterwards."""
+    """Set TF32 and cuDNN's flags as in the protocol, and restore them at the end."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     try:
@@ -354,7 +354,7 @@ def _zero(tensors: Any) -> None:
 
 
 def set_values(rebuilt: Rebuilt, data: str) -> None:
-    """Bring the activations of a rebuilt operator into a class of data, where it may choose them freely."""
+    """Fill the activations of a rebuilt operator with values of a data class, if the operator accepts any values."""
     if data == "normal":
         return
     from farm.operators.input_values import impose, may_be_zero, values_for
@@ -380,13 +380,13 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
     for index, filling in zip(indices, wanted, strict=True):
         storage = spec.tensors[index].storage
         values = _values(rebuilt, index)
-        # What an operator writes, divides by or looks up stays as it was filled.
+        # Values that the operator writes, divides by or uses as indices stay as they are.
         how = values_for(spec, index, written)
         free = index not in written and how.form == "normal"
         if free and storage not in done and values.is_floating_point():
             done.add(storage)
             with torch.no_grad():
-                if how.scale != 1:  # a class is one of values of spread one
+                if how.scale != 1:  # a data class has a standard deviation of one
                     values.normal_(generator=generator)
                 impose(values, filling.zeros, filling.positive, filling.channels, generator)
                 if how.scale != 1:
@@ -400,7 +400,7 @@ def set_values(rebuilt: Rebuilt, data: str) -> None:
 
 
 def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -> None:
-    """Bring a buffer or parameter into a class of data."""
+    """Fill a buffer or parameter with values of a data class."""
     if held.same:
         values.fill_(1)
     elif held.zeros >= 1:
@@ -413,7 +413,7 @@ def _hold(values: torch.Tensor, held: HeldFilling, generator: torch.Generator) -
 
 
 def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
-    """What holds a tensor's values: its memory, or, where that is flat and its own alone, the tensor, which has channels."""
+    """The values of a tensor: its memory, or the tensor, which has channels, if its memory is flat and not shared."""
     memory, tensor, spec = rebuilt.memory(index), rebuilt.tensors[index], rebuilt.spec
     shared = sum(one.storage == spec.tensors[index].storage for one in spec.tensors) > 1
     overlaps = tensor.numel() > memory.numel() or 0 in tensor.stride()
@@ -421,7 +421,7 @@ def _values(rebuilt: Rebuilt, index: int) -> torch.Tensor:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that may still be allocated, counting what PyTorch's allocator holds unused."""
+    """Bytes that can still be allocated, including those that PyTorch's allocator holds unused."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -439,7 +439,7 @@ def _tuple_bytes(spec: OperatorTuple) -> int:
 
 
 def _guard(needed_bytes: int, device: torch.device) -> None:
-    # Before anything is allocated: on a CPU the kernel would rather end a process than refuse it memory.
+    # Before allocating: on a CPU the kernel would kill the process instead of refusing memory.
     if needed_bytes > MEMORY_SHARE * free_bytes(device):
         raise Unmeasurable(
             "out_of_memory",

@@ -49,7 +49,12 @@ _log = logging.getLogger(__name__)
 
 KEPT_DIFFERENCES = 50
 KEPT_KERNELS = 400
-NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # which kernels run depends on these
+NUMERICS = ("tf32", "cudnn_benchmark", "cudnn_deterministic")  # they decide which kernels run
+PASSES = 3  # for the times of calls
+LAUNCHES = ("cuda", "cu", "hip")  # prefixes of the driver's functions that launch work on a card
+
+#: One pass of the observed run; its argument makes a context around each slot of the capture, by the slot's number.
+ObservedRun = Callable[[Callable[[int], contextlib.AbstractContextManager[Any]]], object]
 
 
 def verify(
@@ -59,33 +64,32 @@ def verify(
     predicted: Mapping[str, int] | None,
     record: Record | None = None,
 ) -> tuple[dict[str, Any] | None, Verification]:
-    """Capture a variant on the card as it is launched when it is measured, and compare.
+    """Capture a variant on the card, launched as it is measured, and compare it with the prediction.
 
     Args:
-        record: how the run that is measured is made; without it, a CUDA graph where the protocol launches one.
+        predicted: tuple id -> calls; None: there is no prediction.
+        record: makes the run that is measured; the default is a CUDA graph if the protocol launches graphs.
 
     Returns:
-        The observed capture as JSON where it differs from the prediction (or there is none), else None; and the
-        findings.
+        The observed capture as JSON if it differs from the prediction or there is none, else None; and the findings.
 
     Raises:
         Unmeasurable: the model does not fit on the card, or raised there.
     """
-    if device.type == "cuda":
-        one_stream(device)
+    one_stream(device)
     if record is None and device.type == "cuda" and protocol.launch == "graph":
         record = functools.partial(_as_graph, device=device)
     variant, not_captured, timed = Variant.from_json(subject.spec), "", None
     try:
         with numeric_flags(protocol):
-            look = _look_at_step if variant.step else _look_at_pass
-            held, time = look(variant, protocol, device)
+            observe = _observe_step if variant.step else _observe_pass
+            compare, time_calls = observe(variant, protocol, device)
             try:
-                found = held(record)
+                found = compare(record)
             except NotCaptured as error:
-                record, not_captured = None, str(error)  # what it runs eagerly is told all the same
-                found = held(None)
-            timed = time(found.capture, record)
+                record, not_captured = None, str(error)  # verify the eager pass instead
+                found = compare(None)
+            timed = time_calls(found.capture, record)
             tuple_kernels = _tuple_kernels(found.capture, protocol, device, record or (lambda run: run))
     except CaptureError as error:
         raise Unmeasurable("raised", error.message, error.next_step) from error
@@ -130,11 +134,13 @@ def verify(
     return None if matches else capture_json(found.capture), findings
 
 
-#: Holds an observed run against one that nobody observes, and times the calls of what was seen.
-_Look = tuple[Callable[["Record | None"], "WatchedPass"], Callable[["Capture", "Record | None"], "InModel | None"]]
+#: Compares an observed run with an unobserved one; times the calls of the observed capture.
+_Observation = tuple[
+    Callable[["Record | None"], "WatchedPass"], Callable[["Capture", "Record | None"], "InModel | None"]
+]
 
 
-def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
+def _observe_pass(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
     from farm.operators.capture import run_with_owners
     from farm.operators.profiler import verify_on_device
 
@@ -149,7 +155,7 @@ def _look_at_pass(variant: Variant, protocol: Protocol, device: torch.device) ->
     )
 
 
-def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Look:
+def _observe_step(variant: Variant, protocol: Protocol, device: torch.device) -> _Observation:
     from farm.operators.profiler import compare_with_unwatched
     from farm.training.capture import capture_step
     from farm.training.extract import build_step
@@ -175,7 +181,7 @@ def _look_at_step(variant: Variant, protocol: Protocol, device: torch.device) ->
 
 
 class NotCaptured(Exception):
-    """No CUDA graph can be made of a run."""
+    """A run cannot be captured as a CUDA graph."""
 
 
 def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -188,7 +194,7 @@ def _as_graph(run: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def _eagerly(found: WatchedPass) -> Eagerly | None:
-    """What an eager pass runs otherwise than the one that is measured; None where it runs the same."""
+    """How an eager pass differs from the measured one; None if it does not."""
     if found.eager is None:
         return None
     launched, eager = found.capture.counts, found.eager.capture.counts
@@ -210,32 +216,31 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
 def _tuple_kernels(
     capture: Capture, protocol: Protocol, device: torch.device, record: Record
 ) -> dict[str, dict[str, int]]:
-    """The kernels that one pass of each rebuilt tuple launches, where the device has any. What fails is left out.
+    """The kernels that one pass of each rebuilt tuple launches, on a GPU: tuple id -> kernel -> launches. Failures are left out.
 
-    All tuples run in one profile, between marks: to begin a profile and to end it takes longer than a tuple.
+    All tuples run in one profile, between marks: starting and ending a profile takes longer than a tuple.
     """
-    from farm.operators.profiler import kernels_between_marks, mark
     from farm.operators.rebuild import rebuild
 
     if device.type != "cuda":
         return {}
-    for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
+    for _ in range(2):  # the first profile after one of another kind is empty
         marked: list[str | None] = []
         with grad_mode(protocol), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for tuple_id, spec in capture.tuples.items():
                 try:
                     rebuilt = rebuild(spec, device)
-                    rebuilt.run()  # what libraries do once does not count
+                    rebuilt.run()  # libraries initialize in the first run
                     launched = record(rebuilt.run)
                     torch.cuda.synchronize(device)
-                except Exception:  # its own item will say why
-                    _log.debug("The kernels of %s were not seen", label_of(spec), exc_info=True)
+                except Exception:  # the tuple's own item reports the error
+                    _log.debug("The kernels of %s are unknown", label_of(spec), exc_info=True)
                     continue
                 mark(device)
                 launched()
                 mark(device)
                 torch.cuda.synchronize(device)
-                marked += [tuple_id, None]  # what runs behind the second mark belongs to none
+                marked += [tuple_id, None]  # work after the second mark belongs to no tuple
         between = kernels_between_marks(profile.events() or [])
         if len(between) == len(marked):
             return {
@@ -247,8 +252,8 @@ def _tuple_kernels(
 
 
 def capture_json(capture: Capture) -> dict[str, Any]:
-    """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
-    tuple_id, reads, writes; of a step part and owner) in order, `storages` (size_bytes, role), and what it was captured under."""
+    """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path, tuple_id, reads,
+    writes; for a step, part and owner) in order, `storages` (size_bytes, role), and the modes during the capture."""
     from farm.operators.captured import role_in_tuple
     from farm.operators.cost import cost
 
@@ -276,22 +281,17 @@ def capture_json(capture: Capture) -> dict[str, Any]:
     }
 
 
-PASSES = 3
-LAUNCHES = ("cuda", "cu", "hip")  # how the driver's functions begin that put work on a card
-
-
-#: One pass of what is timed, with something around each of its owners, by number.
-Run = Callable[[Callable[[int], contextlib.AbstractContextManager[Any]]], object]
+# ------------------------------------------------------------------------------------------ times of calls in the model
 
 
 @dataclass(frozen=True)
 class InModel:
-    """What the calls of one capture took in the running model.
+    """Times of the calls of one capture in the running model.
 
     Attributes:
-        times_us: per call, in the capture's order; None where its kernels could not be told.
+        times_us: for each call, in the capture's order; None if its kernels are unknown.
         source: ``kernels`` or ``ranges``.
-        attributed_share: of the kernels' time, what lies in some call; 1.0 for ranges.
+        attributed_share: the share of the kernels' time that belongs to a call; 1.0 for ranges.
     """
 
     times_us: tuple[float | None, ...]
@@ -300,7 +300,7 @@ class InModel:
     attributed_share: float
 
     def by_tuple(self, capture: Capture) -> InModelTimes:
-        """By tuple, as it is kept."""
+        """The times by tuple, as they are stored."""
         calls_us: dict[str, list[float | None]] = defaultdict(list)
         for call, value in zip(capture.calls, self.times_us, strict=True):
             calls_us[call.tuple_id].append(None if value is None else round(value, 3))
@@ -314,26 +314,21 @@ class InModel:
 
 
 def time_in_model(
-    run: Run, capture: Capture, device: torch.device, *, passes: int = PASSES, record: Record | None = None
+    run: ObservedRun, capture: Capture, device: torch.device, *, passes: int = PASSES, record: Record | None = None
 ) -> InModel:
-    """Time the calls of a capture in passes of what it was taken from.
-
-    What is run must be warm, and run the same calls each time.
+    """Time the calls of a capture in passes of its model or step, which must be warm and run the same calls each time.
 
     Args:
-        run: one pass, with what is given around whatever has an entry in ``capture.slots``, by its number there.
-        record: how the run that is measured is made, as in `farm.operators.capture.verify_on_device`.
+        run: one pass, with a context around each of ``capture.slots``.
+        record: makes the run that is measured, as in `farm.operators.profiler.verify_on_device`.
     """
-    if device.type == "cuda" and record is not None:
-        seen, attributed = _by_marks(run, capture, device, passes, record)
-        source = "kernels"
-    elif device.type == "cuda":
-        seen, attributed = attribute(_profiled(run, device, passes))
-        source = "kernels"
+    source = "kernels" if device.type == "cuda" else "ranges"
+    if device.type != "cuda":
+        seen, attributed = _by_clock(run, passes, record or (lambda run: run)), 1.0
     elif record is not None:
-        seen, attributed, source = _by_clock(run, passes, record), 1.0, "ranges"
+        seen, attributed = _by_marks(run, capture, device, passes, record)
     else:
-        seen, attributed, source = _by_clock(run, passes), 1.0, "ranges"
+        seen, attributed = attribute(_profiled(run, device, passes))
     times: list[float | None] = [None] * len(capture.calls)
     for number, index in enumerate(capture.slots):
         if index is not None and number in seen:
@@ -341,7 +336,7 @@ def time_in_model(
     return InModel(tuple(times), source, passes, attributed)
 
 
-def _by_clock(run: Run, passes: int, record: Record = lambda run: run) -> dict[int, list[float]]:
+def _by_clock(run: ObservedRun, passes: int, record: Record) -> dict[int, list[float]]:
     seen: dict[int, list[float]] = defaultdict(list)
 
     @contextlib.contextmanager
@@ -357,9 +352,9 @@ def _by_clock(run: Run, passes: int, record: Record = lambda run: run) -> dict[i
 
 
 def _by_marks(
-    run: Run, capture: Capture, device: torch.device, passes: int, record: Record
+    run: ObservedRun, capture: Capture, device: torch.device, passes: int, record: Record
 ) -> tuple[dict[int, list[float]], float]:
-    """Of a replayed graph, with a mark before and behind each call: one that only the order of the kernels tells of."""
+    """Times in a replayed graph, with a mark before and after each call: only the order of the kernels assigns them."""
 
     @contextlib.contextmanager
     def around(number: int) -> Iterator[None]:
@@ -370,34 +365,34 @@ def _by_marks(
     one_pass = record(lambda: run(around))
     torch.cuda.synchronize(device)
     owners = len(capture.slots)
-    for _ in range(2):  # the first profile of this kind after one of another kind sees nothing
+    for _ in range(2):  # the first profile after one of another kind is empty
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(passes):
                 one_pass()
             torch.cuda.synchronize(device)
         between = kernels_between_marks(profile.events() or [])
         if len(between) == 2 * owners * passes:
-            return told_apart(between, owners)
+            return attribute_marked(between, owners)
     return {}, 0.0
 
 
-def told_apart(between: Sequence[Sequence[Any]], owners: int) -> tuple[dict[int, list[float]], float]:
-    """Kernels between marks to calls: per call its time in each pass (us), and the share of all that found a call."""
+def attribute_marked(between: Sequence[Sequence[Any]], owners: int) -> tuple[dict[int, list[float]], float]:
+    """Assign kernels between marks to calls: the time of each call in each pass (us), and the share of time that has a call."""
     seen: dict[int, list[float]] = defaultdict(list)
-    whole_us = 0.0
+    total_us = 0.0
     for position, kernels in enumerate(between):
         time_us = _covered_us((kernel.time_range.start, kernel.time_range.end) for kernel in kernels)
-        whole_us += time_us
-        if kernels and position % 2 == 0:  # else it lies behind a call, and before the next
+        total_us += time_us
+        if kernels and position % 2 == 0:  # odd positions are between two calls
             seen[position // 2 % owners].append(time_us)
-    return seen, sum(map(sum, seen.values())) / whole_us if whole_us else 0.0
+    return seen, sum(map(sum, seen.values())) / total_us if total_us else 0.0
 
 
-def kernels_of_calls(run: Run, capture: Capture, device: torch.device) -> dict[str, Counter[str]]:
-    """The kernels that the first call of each tuple launches in the running model, by tuple id. Needs a GPU."""
+def kernels_of_calls(run: ObservedRun, capture: Capture, device: torch.device) -> dict[str, Counter[str]]:
+    """The kernels that the first call of each tuple launches in the running model, by tuple id; on a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
-    for placed in _placed(_profiled(run, device, passes=1)):
-        found[placed.number].update(name for name, *_ in placed.kernels)
+    for one in _kernels_by_call(_profiled(run, device, passes=1)):
+        found[one.number].update(name for name, *_ in one.kernels)
     named: dict[str, Counter[str]] = {}
     for number, index in enumerate(capture.slots):
         if index is not None:
@@ -405,7 +400,7 @@ def kernels_of_calls(run: Run, capture: Capture, device: torch.device) -> dict[s
     return named
 
 
-def _profiled(run: Run, device: torch.device, passes: int) -> list[Any]:
+def _profiled(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
     def around(number: int) -> contextlib.AbstractContextManager[Any]:
         return torch.profiler.record_function(f"{RANGE}{number}")
 
@@ -419,19 +414,19 @@ def _profiled(run: Run, device: torch.device, passes: int) -> list[Any]:
 
 
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
-    """Kernels to the calls that launched them: per call its time in each pass (us), and the share that found a call."""
+    """Assign kernels to the calls that launched them: the time of each call in each pass (us), and the share that has a call."""
     seen: dict[int, list[float]] = defaultdict(list)
-    for placed in _placed(events):
-        if placed.kernels:  # a view has none; of another call nothing is known
-            seen[placed.number].append(placed.time_us)
-    whole_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
-    # At their edges calls may overlap: a kernel starts while the one before it ends.
-    return seen, min(1.0, sum(map(sum, seen.values())) / whole_us) if whole_us else 0.0
+    for one in _kernels_by_call(events):
+        if one.kernels:  # a view has none; the time of any other call is unknown
+            seen[one.number].append(one.time_us)
+    total_us = _covered_us((event.time_range.start, event.time_range.end) for event in events if is_kernel(event))
+    # Calls may overlap at their edges: a kernel starts while the one before it ends.
+    return seen, min(1.0, sum(map(sum, seen.values())) / total_us) if total_us else 0.0
 
 
 @dataclass
-class _Placed:
-    """One call's range on the host, and the kernels that were launched in it: name, begin and end in us."""
+class _CallKernels:
+    """One call's range on the host, and the kernels launched in it: name, begin and end in us."""
 
     number: int
     begin_us: float
@@ -440,12 +435,12 @@ class _Placed:
 
     @property
     def time_us(self) -> float:
-        """What the card was busy with them: kernels may overlap (cuDNN runs groups of a convolution side by side)."""
+        """Time in which at least one of them ran: kernels may overlap (cuDNN runs groups of a convolution in parallel)."""
         return _covered_us((begin_us, end_us) for _, begin_us, end_us in self.kernels)
 
 
 def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of some spans of time."""
+    """Length of the union of time spans."""
     covered, until = 0.0, -math.inf
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, until))
@@ -453,23 +448,22 @@ def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def _placed(events: Sequence[Any]) -> list[_Placed]:
-    """Every call's range in order, with its kernels, placed in that of two ways which finds more of them.
+def _kernels_by_call(events: Sequence[Any]) -> list[_CallKernels]:
+    """The ranges of all calls in order, with their kernels, by the one of two ways that finds more kernel time.
 
-    By the launch: a kernel bears the number of the driver's function that launched it, which ran within the range.
-    By the link: the profiler ties a kernel to the operator around its launch, which lies below the range. The first
-    compares the driver's clock with the host's, the second needs an operator of PyTorch's own around the launch.
+    By launch: a kernel has the number of the driver's function that launched it, which ran within the range. That compares the
+    driver's clock with the host's. By link: the profiler links a kernel to the operator around its launch, which is
+    below the range. That needs an operator of PyTorch around the launch.
     """
-    by_launch, by_link = _by_launch(events), _by_link(events)
-    return max(by_launch, by_link, key=lambda placed: sum(one.time_us for one in placed))
+    return max(_by_launch(events), _by_link(events), key=lambda calls: sum(one.time_us for one in calls))
 
 
-def _ranges(events: Sequence[Any]) -> dict[int, _Placed]:
-    """The ranges by the identity of their event, in order."""
+def _ranges(events: Sequence[Any]) -> dict[int, _CallKernels]:
+    """The ranges by the id of their event, in order."""
     found = [event for event in events if _is_range(event)]
     found.sort(key=lambda event: event.time_range.start)
     return {
-        id(event): _Placed(int(event.name[len(RANGE) :]), event.time_range.start, event.time_range.end)
+        id(event): _CallKernels(int(event.name[len(RANGE) :]), event.time_range.start, event.time_range.end)
         for event in found
     }
 
@@ -478,8 +472,8 @@ def _is_range(event: Any) -> bool:
     return event.name.startswith(RANGE) and event.device_type == torch.autograd.DeviceType.CPU
 
 
-def _by_launch(events: Sequence[Any]) -> list[_Placed]:
-    ranges = list(_ranges(events).values())  # only one call owns the slot at a time: they do not overlap
+def _by_launch(events: Sequence[Any]) -> list[_CallKernels]:
+    ranges = list(_ranges(events).values())  # they do not overlap: one call at a time owns the slot
     starts = [one.begin_us for one in ranges]
     launched = {
         event.id: event.time_range.start
@@ -495,7 +489,7 @@ def _by_launch(events: Sequence[Any]) -> list[_Placed]:
     return ranges
 
 
-def _by_link(events: Sequence[Any]) -> list[_Placed]:
+def _by_link(events: Sequence[Any]) -> list[_CallKernels]:
     ranges = _ranges(events)
     for event in events:
         above = event
@@ -505,7 +499,7 @@ def _by_link(events: Sequence[Any]) -> list[_Placed]:
             continue
         for kernel in event.kernels:
             if not kernel.name.startswith(("Mem", RANGE)):
-                # Only its duration is linked: one behind the other.
+                # The link has only durations: line the kernels up.
                 kernels = ranges[id(above)].kernels
                 begin_us = kernels[-1][2] if kernels else 0.0
                 kernels.append((kernel.name, begin_us, begin_us + float(kernel.duration)))

@@ -1,11 +1,11 @@
-"""The thing that is timed: a subject made into rounds of many passes, so that the CPU is never what is measured.
+"""A subject as rounds of many passes, so that the launch on the CPU is not what is measured.
 
-One class for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is what is launched
-at once and timed as one: a replay of a CUDA graph that holds many passes, or a loop of them. A round lasts a few
-milliseconds, long against the clock and the launch, short against a window.
+The class is the same for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is launched at
+once and timed as one: a replay of a CUDA graph with many passes, or a loop of passes. It takes a few milliseconds: long compared
+with the clock and the launch, short compared with a window.
 
-What lies in the cache when a pass begins is the residency policy (docs/method.md). It decides how many copies of a
-tuple's tensors the passes walk through.
+The residency policy (docs/method.md) says what is in the cache when a pass begins. It decides how many copies of a tuple's
+tensors the passes use in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from farm.benchmark.cache import cache_bytes
-from farm.benchmark.cuda_graph import capture_graph
+from farm.benchmark.cuda_graph import capture_graph, synchronize
 from farm.benchmark.passes import (
     CHAIN_LAYERS,
     MEMORY_SHARE,
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
-LAUNCHED_S = 0.1  # eager passes shorter than this may be launching more than computing
+LAUNCHED_S = 0.1  # shorter eager passes may launch for longer than they compute
 MAX_PASSES = 2000  # nodes of a graph cost time to capture
 MAX_COPIES = 512
-CACHE_TIMES = 2  # copies of the weights exceed the cache so many times
+CACHE_TIMES = 2  # so many cache sizes are touched between two uses of the same weights
 STREAM_TIMES = 4
-_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # the sum of many would not fit
+_ADDED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # their own type overflows in a sum of many
 _ADDED_IN |= {dtype: dtype for dtype in (torch.float32, torch.float64)}
 
 
 @dataclass(frozen=True)
 class WorkloadRound:
-    """What is launched and timed at once."""
+    """Passes that are launched and timed at once."""
 
     launch: Callable[[], None]
     passes: int
@@ -60,19 +60,19 @@ class WorkloadRound:
 
 @dataclass
 class Workload:
-    """Rounds to be launched in rotation. `details` go into the reading."""
+    """Rounds that are launched in rotation. `details` go into the reading."""
 
     rounds: list[WorkloadRound]
     device: torch.device
     round_s: float  # first estimate of one round's duration
-    single: Pass | None = None  # one pass, launched eagerly: for looking at it outside the window
+    single: Pass | None = None  # one eager pass, for timing outside of the window
     inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
     written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
     details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
-    order: Callable[[], Capture] | None = None  # of a whole model: its calls, as they are launched
-    replayed: bool = False  # rounds are replays of graphs, in which the host has no part
-    not_cold: bool = False  # everything was to be cold, and there are too few copies for that
+    order: Callable[[], Capture] | None = None  # captures the calls of a whole model, as launched
+    replayed: bool = False  # rounds are replays of graphs
+    not_cold: bool = False  # the policy is `stream`, and there are too few copies
     _next: int = 0
 
     def next_round(self) -> WorkloadRound:
@@ -81,9 +81,9 @@ class Workload:
         return chosen
 
     def written_sizes(self) -> list[float]:
-        """The mean size of the values in what the subject writes: pass after pass it should stay where it is.
+        """The mean absolute value of each tensor that the subject writes; passes should not change it.
 
-        Not of a single value: that is a count, and no time depends on it.
+        Tensors of a single value are left out: they are counters, and no time depends on them.
         """
         return [
             float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
@@ -92,17 +92,14 @@ class Workload:
         ]
 
     def close(self) -> None:
-        """Let go of graphs first, then of the tensors that they point to, when nothing runs that writes to them."""
-        if self.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # what failed on the card told so before
-                torch.cuda.synchronize(self.device)
+        """Free the graphs first, then the tensors that they use, after all work on the card has ended."""
+        with contextlib.suppress(RuntimeError):  # an error on the card was reported before
+            synchronize(self.device)
         self.rounds.clear()
         self.single = self.order = None
         self.inputs.clear()
         self.written.clear()
-        while (
-            self.keep
-        ):  # from the first: a list that is cleared begins with its last, and that is what graphs point to
+        while self.keep:  # from the front: `list.clear` begins at the back, with the tensors that graphs use
             self.keep.pop(0)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -113,11 +110,11 @@ class Workload:
 def copies_wanted(
     residency: str, weight_bytes: int, activation_bytes: int, output_bytes: int, cache: int
 ) -> tuple[int, bool]:
-    """How many copies of the tensors the passes walk through, and whether that reaches the policy's aim.
+    """The number of copies of the tensors that the passes use in turn, and if it is enough for the policy.
 
-    `resident`: between two uses of one copy of the weights at least twice the cache has been touched: by the other
-    copies, or by the pass itself where its activations are large. `stream`: everything is copied until it exceeds
-    the cache four times. `chain`: so many layers. `reuse`: one.
+    `resident`: between two uses of one copy of the weights at least twice the cache size is touched, by the other copies or by
+    the pass itself if its activations are large. `stream`: all copies together exceed the cache four times. `chain`: the
+    number of layers. `reuse`: one.
     """
     if residency == "resident":
         if weight_bytes <= 0:
@@ -125,7 +122,7 @@ def copies_wanted(
         missing = max(0, CACHE_TIMES * cache - activation_bytes - output_bytes)
         wanted = 1 + math.ceil(missing / weight_bytes)
         if MAX_COPIES * weight_bytes + activation_bytes + output_bytes < cache:
-            return 1, False  # all copies together would stay in the cache: they would cost time and change nothing
+            return 1, False  # all copies together stay in the cache: they would change nothing
     elif residency == "chain":
         return CHAIN_LAYERS, True
     elif residency == "stream":
@@ -136,17 +133,22 @@ def copies_wanted(
 
 
 def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload: Offload | None = None) -> Workload:
-    """Make a subject ready to be timed: built, copied as the residency asks, warmed up, captured.
+    """Build a subject, copy it as the residency policy says, warm it up and capture its graphs.
 
-    Call it, and launch what it returns, under `numeric_flags` and `grad_mode`, and on a GPU on one stream that is not
-    the default one.
+    Call it, and launch its result, under `farm.benchmark.passes.applied`, and on a GPU on one stream that is not the
+    default stream.
+
+    Args:
+        offload: puts the tensors of the protocol's placement in slow memory.
 
     Raises:
         Unmeasurable: out_of_memory, raised, rejected, not_capturable or not_available.
     """
     if protocol.data == "seen":
-        # A job resolves it to classes of data; whoever measures a subject by itself has no model to look into.
-        raise Unmeasurable("not_available", "'seen' names no data of its own.", "Use --data normal, or a class.")
+        # A job resolves it to data classes; a subject that is measured alone has no model to observe.
+        raise Unmeasurable(
+            "not_available", "'seen' needs a model whose data is observed.", "Use --data normal, or a data class."
+        )
     try:
         passes = (
             operator_passes(subject, protocol, device, offload)
@@ -154,16 +156,14 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
             else variant_passes(subject, protocol, device)
         )
         return _arrange(passes, subject, protocol, device)
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(error) from error
-    except MemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise out_of_memory(error) from error
     except TupleRejected as error:
         raise Unmeasurable("rejected", error.message, error.next_step) from error
 
 
 def prepare_canary(size: int, device: torch.device) -> Workload:
-    """A product of two square matrices in single precision as a workload: the reference that is read again and again."""
+    """The workload of the canary: a product of two square matrices in single precision."""
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator) for _ in range(2))
     out = torch.empty(size, size, device=device)
@@ -178,7 +178,7 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
-    """What PyTorch raised as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of memory."""
+    """An exception of PyTorch as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of memory."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _MEMORY_SIGNS):
         return out_of_memory(error)
@@ -203,11 +203,11 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     output_bytes = _output_bytes(passes.first())  # also loads kernels and picks algorithms
     pass_s = _time_pass(passes.first, device)
     graph = cuda and protocol.launch == "graph"
-    pool = torch.cuda.graph_pool_handle() if graph else None  # replayed one after the other, so they may share memory
+    pool = torch.cuda.graph_pool_handle() if graph else None  # graphs run one after the other, so they can share memory
     pool = passes.pool.id if graph and passes.pool is not None else pool
     keep: list[Any] = [] if passes.keep is None else [passes.keep]
     if graph and pass_s < LAUNCHED_S:
-        # Launched one by one, short kernels measure the launch, in a tuple and in a whole model alike.
+        # The time of short kernels that are launched one by one is that of the launch.
         few = max(1, min(20, round(2e-3 / pass_s)))
         with _captured(subject):
             small = capture_graph([passes.first] * few, device, pool)
@@ -217,7 +217,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     count = max(1, min(MAX_PASSES, math.ceil(target_s / max(pass_s, 1e-7))))
     copies, reached = _copies(passes, protocol, output_bytes, device)
     if copies > 1 and count < copies:
-        copies = math.ceil(copies / count) * count  # several rounds of one size share the copies
+        copies = math.ceil(copies / count) * count  # several rounds of the same size share the copies
         calls = _make_copies(passes, copies, device)
         groups = [calls[start : start + count] for start in range(0, len(calls), count)]
     else:
@@ -274,8 +274,7 @@ def _make_copies(passes: Passes, copies: int, device: torch.device) -> list[Pass
     calls = [passes.first]
     if passes.copy is not None:
         calls += [passes.copy(index) for index in range(1, copies)]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return calls
 
 
@@ -292,12 +291,10 @@ def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float
     best = math.inf
     begin_s = time.perf_counter()
     for repeat in range(50):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         start_s = time.perf_counter()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         now_s = time.perf_counter()
         best = min(best, now_s - start_s)
         if repeat + 1 >= least and now_s - begin_s > budget_s:
