@@ -1,10 +1,10 @@
 """Caches: the size of the last one, the share of a footprint that it keeps, and what cold caches add to an operator.
 
-In a loop the code of a kernel stays in the instruction caches, and its inputs were only read, never written, since the last
-pass. In a model another kernel has just run and written the inputs. On an H200 the difference is 0.2 us to some us a kernel, 3
-to 7 % of a whole model (docs/method.md). So an operator is also timed in a second state: each pass follows a dozen
-kernels of other operators, and a kernel that writes the inputs anew. Events inside the CUDA graph surround the operator
-directly. An event adds the same time in both states, so the difference between them is the effect.
+In a loop the code of a kernel stays in the instruction caches, and its inputs were only read, never written, since the
+last pass. In a model another kernel has just run and written the inputs. On an H200 the difference is 0.2 us to some us
+a kernel, 3 to 7 % of a whole model (docs/method.md). So an operator is also timed in a second state: each pass follows
+a dozen kernels of other operators, and a kernel that writes the inputs anew. Events inside the CUDA graph surround the
+operator directly. An event adds the same time in both states, so the difference between them is the effect.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def found_again(footprint_bytes: int, device: torch.device) -> float | None:
-    """The share of a footprint that a GPU's cache still holds when the footprint is read again, 0 to 1; None if unknown.
+    """The share of a footprint that a GPU's cache still holds at the next read, 0 to 1; None if unknown.
 
-    It is measured, with kernels that read about a megabyte each, one after the other. The size of the cache does not tell
-    it: an H200 with 60 MB of L2 holds all of 38 MB and nothing of 52 MB.
+    It is measured, with kernels that read about a megabyte each, one after the other. The size of the cache does not
+    tell it: an H200 with 60 MB of L2 holds all of 38 MB and nothing of 52 MB.
     """
     cache = cache_bytes(device)
     if footprint_bytes >= COLD_TIMES * cache:

@@ -1,14 +1,14 @@
 """Time each tuple of a model in the context of its calls: between the calls that surround it in the model.
 
-How much of an operator's code and data is still cached when it is called depends on the calls since its last run: a model of few
-kernels finds most of their code again, a model of many finds nothing. So, beside the window of a whole model, its calls are
-replayed from the tuples in one graph: in the model's order, with weights of their own wherever the model has, and on
-the memory that earlier calls wrote, which lives as long as in the model. Each call runs twice, between events of the graph.
-The first run finds the caches as its neighbours left them, the second as the first left them. The difference is what the
-context adds to a tuple that is looped with warm caches; events add the same to both.
+How much of an operator's code and data is still cached when it is called depends on the calls since its last run: a
+model of few kernels finds most of their code again, a model of many finds nothing. So, beside the window of a whole
+model, its calls are replayed from the tuples in one graph: in the model's order, with weights of their own wherever the
+model has, and on the memory that earlier calls wrote, which lives as long as in the model. Each call runs twice,
+between events of the graph. The first run finds the caches as its neighbours left them, the second as the first left
+them. The difference is what the context adds to a tuple that is looped with warm caches; events add the same to both.
 
-The replay uses the order of the model's calls, the lifetimes of its storages and its own integers (token ids, positions, masks:
-values computed from them are addresses of other reads), and nothing else of the model.
+The replay uses the order of the model's calls, the lifetimes of its storages and its own integers (token ids,
+positions, masks: values computed from them are addresses of other reads), and nothing else of the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ REPLAYS = (6, 24)  # least and most, each after one that is not counted
 
 #: Runs a call's operator once or more, and returns the result of the first run.
 Step = Callable[["CapturedCall", "Rebuilt"], object]
-#: Called before each call with its index, and after the last with their number; and with the memory of each live storage.
+#: Called before each call with its index, and after the last with their number; and with the memory of each live
+#: storage.
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
@@ -86,7 +87,7 @@ def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict
 
 
 class Player:
-    """Replays the calls of a capture from its tuples: later calls are given what earlier calls returned, as in the model.
+    """Replays the calls of a capture from its tuples. Later calls get the results of earlier calls, as in the model.
 
     Attributes:
         given: the memory of storages that no call makes (weights, inputs), by storage number.

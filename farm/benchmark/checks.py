@@ -1,12 +1,12 @@
 """Checks of the card: is it healthy, and does it still measure what it measured before?
 
-The health check is a product of integers: its result is exact in every precision that a card may choose, and a CPU computes
-it in double precision for comparison. Without it, a card that computes wrong results, or very slowly, would give readings
-that look like any other. The process runs it at its start and again before an item now and then; it takes about a
-millisecond. A card that fails is quarantined until a person releases it.
+The health check is a product of integers: its result is exact in every precision that a card may choose, and a CPU
+computes it in double precision for comparison. Without it, a card that computes wrong results, or very slowly, would
+give readings that look like any other. The process runs it at its start and again before an item now and then; it takes
+about a millisecond. A card that fails is quarantined until a person releases it.
 
-The canary is a reference operator that is measured again every few tuples: a product of two square matrices, the same on
-every card. A difference between two of its readings comes from the card, not from the tuples.
+The canary is a reference operator that is measured again every few tuples: a product of two square matrices, the same
+on every card. A difference between two of its readings comes from the card, not from the tuples.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 HEALTH_SIZE = 512  # of the square matrices of integers
 #: The shortest of so many counts: another process, or an idle clock, may delay one.
 HEALTH_ROUNDS = 5
-#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any, even at its idle clock, and some ms on one
-#: CPU core. Outside of these bounds the device did not compute it, or something is badly wrong. Unit: s.
+#: The product takes about 10 us on a data-centre GPU, well below 1 ms on any, even at its idle clock, and some ms on
+#: one CPU core. Outside of these bounds the device did not compute it, or something is badly wrong. Unit: s.
 PLAUSIBLE_S = {"cuda": (5e-7, 5e-3), "cpu": (5e-7, 5.0)}
 
 EVERY = 25  # tuples between two readings of the canary

@@ -41,8 +41,8 @@ class TimedRound(NamedTuple):
 class Clock:
     """Launches rounds and times them: by events on a GPU with a few rounds in flight, by the host's clock on a CPU.
 
-    On a GPU there is one event between two rounds: the durations add up to the total time. A gap between rounds counts, and
-    energy (power times time) is complete.
+    On a GPU there is one event between two rounds: the durations add up to the total time. A gap between rounds counts,
+    and energy (power times time) is complete.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -132,11 +132,11 @@ def eager_time_us(run: Pass, device: torch.device) -> tuple[float, float]:
 
 
 def measure_bursts(workload: Workload, device: Device) -> Burst | None:
-    """Time, power and energy of a pass in bursts between pauses, for a subject at the power limit; None without a power.
+    """Time, power and energy of a pass in bursts, for a subject at the power limit; None without a power.
 
-    In a loop a heavy operator keeps the card at its power limit and the clock falls; in a model its neighbours let the card
-    cool (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in the duty f,
-    P = P_pause + f (P_op - P_pause): two duties give P_op without the pauses.
+    In a loop a heavy operator keeps the card at its power limit and the clock falls; in a model its neighbours let the
+    card cool (docs/method.md, "At the power limit"). Bursts run at full clocks. Power is linear in the duty f, P =
+    P_pause + f (P_op - P_pause): two duties give P_op without the pauses.
     """
     points: list[tuple[float, float, float]] = []  # duty, power, half-width
     times_us: list[float] = []

@@ -18,8 +18,8 @@ def synchronize(device: torch.device) -> None:
 def one_stream(device: torch.device) -> torch.cuda.Stream | None:
     """Make one stream current for all later work of this process, health checks and copies included; None on a CPU.
 
-    Once a second stream has work, memory operations inside a graph may take 14 us longer (docs/method.md, "One stream"). It
-    is not the default stream, on which no graph can be captured.
+    Once a second stream has work, memory operations inside a graph may take 14 us longer (docs/method.md, "One
+    stream"). It is not the default stream, on which no graph can be captured.
     """
     if device.type != "cuda":
         return None
@@ -33,9 +33,9 @@ def capture_graph(
 ) -> torch.cuda.CUDAGraph:
     """Capture one graph of all calls, one after the other.
 
-    Not `torch.cuda.graph`: at each capture it collects garbage and empties the allocator's cache, which costs more than the
-    whole window of a short tuple. Outputs are freed at once: the calls of a graph write to the same memory, as in a running
-    model.
+    Not `torch.cuda.graph`: at each capture it collects garbage and empties the allocator's cache, which costs more than
+    the whole window of a short tuple. Outputs are freed at once: the calls of a graph write to the same memory, as in a
+    running model.
     """
     with capturing(device, pool) as captured:
         for call in calls:

@@ -1,8 +1,8 @@
-"""The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, and how its power sensors follow the load.
+"""The fingerprint of a card: bandwidth, arithmetic rates, idle and base power, delays of its power sensors.
 
 A worker takes it when it first sees the card with a driver. The roofline (`farm.operators.roofline`) uses the measured
-rates, not those of a data sheet. The sensors' delays show what a window can resolve. It takes about twelve seconds on a GPU and
-one on a CPU. torch is imported late: the farm reads fingerprints without it.
+rates, not those of a data sheet. The sensors' delays show what a window can resolve. It takes about twelve seconds on a
+GPU and one on a CPU. torch is imported late: the farm reads fingerprints without it.
 """
 
 from __future__ import annotations
@@ -179,10 +179,10 @@ def _sensors(bench: Bench) -> dict[str, Any]:
 
 
 def step_answer(points: list[tuple[float, float]]) -> dict[str, float] | None:
-    """How a sensor follows a step of the load at 0 s: `lag_s` to half of the step, `rise_s` from 10 to 90 %; None if unknown.
+    """How a sensor follows a load step at 0 s: `lag_s` to half of it, `rise_s` from 10 to 90 %; None if unknown.
 
     Args:
-        points: (s since the step, W). Points before 0 give the level before the step; without any, the first point does.
+        points: (s since the step, W). Points before 0 give the level before the step, or else the first point.
     """
     after = [(when, value) for when, value in points if when >= 0]
     if len(after) < 10:
@@ -223,8 +223,8 @@ def _w_per_c(
 def w_per_c(fingerprint: Mapping[str, Any], power_w: float) -> float | None:
     """Additional watts per degree (C) of an operator of this power at constant work; None if unknown.
 
-    Linear between the two levels of the fingerprint: under load, and at full clocks without work. Unknown if one of the two
-    is missing or not significant.
+    Linear between the two levels of the fingerprint: under load, and at full clocks without work. Unknown if one of the
+    two is missing or not significant.
     """
     low, high = (fingerprint.get(name) or {} for name in ("base_w_per_c", "w_per_c"))
     if not all(one.get("at_w") and one["half_width"] < abs(one["value"]) for one in (low, high)):
@@ -257,8 +257,8 @@ def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 class PowerLevels:
     """Idle power and base power (full clocks, almost no work) of a process's card. Unit: W; None if unknown.
 
-    Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the card
-    is idle.
+    Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the
+    card is idle.
 
     Args:
         idle_power_w: the idle power, if it is known.

@@ -1,10 +1,10 @@
-"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. No torch, no numpy: a window has at most a
-few thousand values, and reports use these functions too.
+"""Figures and 95 % intervals from timed passes and from ticks of an energy counter. No torch, no numpy: a window has at
+most a few thousand values, and reports use these functions too.
 
 Passes within a window are not independent: clocks, temperature and the memory controller drift slowly. An interval from
-their standard deviation is too narrow by far. Intervals come from batch means instead: the window is cut into consecutive
-batches, longer than the correlation, and the spread between the batches decides. (C. Alexopoulos and A. F. Seila, "Output
-data analysis", in: Handbook of Simulation, 1998.)
+their standard deviation is too narrow by far. Intervals come from batch means instead: the window is cut into
+consecutive batches, longer than the correlation, and the spread between the batches decides. (C. Alexopoulos and A. F.
+Seila, "Output data analysis", in: Handbook of Simulation, 1998.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Between two entries the one with fewer degrees is used.
+#: Two-sided 95 % quantiles of Student's t by degrees of freedom. Between two entries the one with fewer degrees is
+#: used.
 _T_95 = dict(enumerate((12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228), start=1))
 _T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 25: 2.060, 30: 2.042, 40: 2.021, 60: 2.000, 120: 1.980}
 
@@ -45,7 +46,8 @@ def midmean(values: Sequence[float]) -> float:
 def batch_half_width(
     values: Sequence[float], figure: Callable[[Sequence[float]], float] = fmean, batches: int = 10
 ) -> float:
-    """95 % half-width of a figure over a window of correlated values, in the values' unit; infinite for fewer than three.
+    """95 % half-width of a figure over a window of correlated values, in the values' unit; infinite for fewer than
+    three.
 
     The values are cut into up to `batches` consecutive batches.
     """
@@ -67,7 +69,8 @@ class Slope:
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Least-squares rate of y over x. The half-width of its 95 % interval assumes that the points scatter independently.
+    """Least-squares rate of y over x. The half-width of its 95 % interval assumes that the points scatter
+    independently.
 
     Raises:
         ValueError: there are fewer than two points, or all have the same x.
@@ -87,8 +90,8 @@ def line(x: Sequence[float], y: Sequence[float]) -> Slope:
 def slope(x: Sequence[float], y: Sequence[float]) -> Slope:
     """The rate of a counter y over a rising x, with the half-width of its 95 % interval.
 
-    A counter that sums up a fluctuating power has residuals that are a random walk: their standard error is too narrow. The
-    interval is the wider one of two: from the residuals, and from the rates of the single steps.
+    A counter that sums up a fluctuating power has residuals that are a random walk: their standard error is too narrow.
+    The interval is the wider one of two: from the residuals, and from the rates of the single steps.
 
     Raises:
         ValueError: there are fewer than two points, or all have the same x.
@@ -144,7 +147,8 @@ def power_of_ticks(times_s: Sequence[float], energies_mj: Sequence[float]) -> Sl
 
 
 def power_by_step(times_s: Sequence[float], energies_mj: Sequence[float]) -> list[tuple[float, float, float]]:
-    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step that took time."""
+    """Power between consecutive ticks of an energy counter: (begin in s, end in s, power in W) of each step that took
+    time."""
     ticks = itertools.pairwise(zip(times_s, energies_mj, strict=True))
     return [
         (begin_s, end_s, (end_mj - begin_mj) / (end_s - begin_s) / 1e3)

@@ -1,8 +1,8 @@
 """Measure one subject under one protocol on one card.
 
 `Bench` is a card that is ready for measuring: the device, its idle and base power, the process ids of the benchmark.
-`Bench.measure` is a complete measurement, the same for a tuple and for a whole model. docs/method.md describes where a window
-begins, how long it is and what the intervals mean.
+`Bench.measure` is a complete measurement, the same for a tuple and for a whole model. docs/method.md describes where a
+window begins, how long it is and what the intervals mean.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ NOTHING = 1e-6  # values that began at zero may grow to this: weights do, by a t
 class Gate:
     """The condition for opening a window: the chip's temperature changes no faster than this.
 
-    Leakage grows with temperature: a window that opens too early has another power than a long run. A whole model waits longer
-    than a tuple: every sum is compared with it, and there are hundreds of tuples.
+    Leakage grows with temperature: a window that opens too early has another power than a long run. A whole model waits
+    longer than a tuple: every sum is compared with it, and there are hundreds of tuples.
 
     Attributes:
         span_s: the slope is taken over this time: cards report whole degrees, ten times a second.
@@ -118,9 +118,9 @@ class CostLedger:
 class Bench:
     """A card that is ready for measuring in this process.
 
-    Create it before the process uses CUDA: the process ids that appear on the card while the context is created are this
-    process's (in a container NVML knows it by its id on the host). On a GPU the creating thread stays on one stream from
-    then on.
+    Create it before the process uses CUDA: the process ids that appear on the card while the context is created are
+    this process's (in a container NVML knows it by its id on the host). On a GPU the creating thread stays on one
+    stream from then on.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Bench:
             idle_power_w: the idle power, if it is known.
             threads: of a CPU; 0 for one per physical core that the process may use.
             canary_every: tuples between two canaries, see `Canary`.
-            repeats: of a reading that was taken hot, shared, drifting or starved. The default is two on a GPU and none on a
-                CPU, which other processes use as well.
+            repeats: of a reading that was taken hot, shared, drifting or starved. The default is two on a GPU and none
+                on a CPU, which other processes use as well.
             offload: puts the tensors of a placement in slow memory; without it, protocols with a placement are refused.
         """
         self.device = device
@@ -222,10 +222,11 @@ class Bench:
         on_phase: OnPhase,
         ledger: CostLedger,
     ) -> Reading:
-        """Add the subject's figures in other states: in bursts, launched eagerly, in the order of its model, among others.
+        """Add the subject's figures in other states: in bursts, launched eagerly, in the order of its model, among
+        others.
 
-        A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such a
-        figure: if one fails, the details say why, unless the context can no longer be used.
+        A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such
+        a figure: if one fails, the details say why, unless the context can no longer be used.
         """
         device, single, order = self.torch_device, workload.single, workload.order
         whole, pass_s = subject.kind == "variant", reading.time_us / 1e6
@@ -440,7 +441,8 @@ class Bench:
 
 
 def own_processes(before: frozenset[int], after: frozenset[int], pid: int) -> tuple[frozenset[int], bool]:
-    """The ids by which NVML may know this process: those that appeared while it created its context; and if that is certain.
+    """The ids by which NVML may know this process: those that appeared while it created its context; and if that is
+    certain.
 
     In a container NVML uses the ids of the host. It is not certain if no id or several ids have appeared.
     """

@@ -58,7 +58,8 @@ Offload = Callable[["Rebuilt", Placement], Offloaded]
 
 @dataclass
 class Passes:
-    """A subject as passes: the first, and a function that makes another on copies of its tensors (None: nothing to copy)."""
+    """A subject as passes: the first, and a function that makes another on copies of its tensors (None: nothing to
+    copy)."""
 
     first: Pass
     copy: Callable[[int], Pass] | None
@@ -234,7 +235,8 @@ def _allocated_without_workspaces(device: torch.device) -> int:
 
 
 def _memory_of_step(run: Pass, elsewhere_bytes: int, device: torch.device) -> dict[str, Any]:
-    """Memory of an eager step by PyTorch's allocator, including workspaces of libraries, which are in no operator's tensors.
+    """Memory of an eager step by PyTorch's allocator, including workspaces of libraries, which are in no operator's
+    tensors.
 
     Args:
         elsewhere_bytes: bytes that were allocated before the step was built.
@@ -292,8 +294,8 @@ def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Detai
     )
 
 
-# One built variant for the measurement that follows: from the verification, if one process does both, or from a caller that
-# has a model without a name.
+# One built variant for the measurement that follows: from the verification, if one process does both, or from a caller
+# that has a model without a name.
 _handed_over: dict[tuple[str, str], tuple[torch.nn.Module, tuple[Any, ...]]] = {}
 
 
@@ -318,7 +320,8 @@ def build_variant(
 
 
 def give_variant(variant: Variant, device: torch.device, model: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Let the next `build_variant` of this variant on this device return this model and its positional arguments, once."""
+    """Let the next `build_variant` of this variant on this device return this model and its positional arguments,
+    once."""
     _handed_over[variant.id, str(device)] = (model, arguments)
 
 

@@ -1,9 +1,9 @@
 """A thread that samples a card's sensors during a measurement. Each value has its own time.
 
-The thread must not slow down the benchmark: NVML's calls release the GIL, the thread sleeps between them, and it queries the
-slow fields (clocks, temperature, throttle reasons) ten times a second only. The energy counter of an H200 ticks every
-100 ms: the thread queries it often only when the next tick is due. That gives a tick's time to about a millisecond, for a few
-dozen calls a second.
+The thread must not slow down the benchmark: NVML's calls release the GIL, the thread sleeps between them, and it
+queries the slow fields (clocks, temperature, throttle reasons) ten times a second only. The energy counter of an H200
+ticks every 100 ms: the thread queries it often only when the next tick is due. That gives a tick's time to about a
+millisecond, for a few dozen calls a second.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class Sampler:
         return slope(times, values).rate if len(times) >= 2 else None
 
     def average_power_w(self, begin_s: float, end_s: float = math.inf, least_ticks: int = 3) -> float | None:
-        """Average power since a moment: from the counter's ticks, or from the sensor's samples if there are too few ticks."""
+        """Average power since a moment: from the counter's ticks, or from the sensor's samples if there are too few
+        ticks."""
         times_s, energies_mj = self.ticks(begin_s)
         if len(times_s) >= least_ticks:
             return power_of_ticks(times_s, energies_mj).rate

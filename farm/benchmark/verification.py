@@ -1,17 +1,19 @@
-"""Verification of a variant on a card: which tuples does it have there, which kernels, and how long does each call take?
+"""Verification of a variant on a card: which tuples does it have there, which kernels, and how long does each call
+take?
 
-The list made at submit time is a prediction: it comes from fake tensors on a CPU. On the card the model is captured once more
-and compared with an unobserved pass. The farm measures the tuples that differ in a further round. The findings include the
-kernels of the unobserved pass, the kernels of each rebuilt tuple, and the time of each call in the running model.
+The list made at submit time is a prediction: it comes from fake tensors on a CPU. On the card the model is captured
+once more and compared with an unobserved pass. The farm measures the tuples that differ in a further round. The
+findings include the kernels of the unobserved pass, the kernels of each rebuilt tuple, and the time of each call in the
+running model.
 
 All of this comes from the run that is measured. If that is the replay of a CUDA graph, the operators are those called
 during graph capture, and the kernels are those of a replay: a model may ask whether it is being captured, and run
 something else. The findings name what an eager pass runs differently.
 
-Time of a call in the model, on a GPU: the time that its kernels take, without the gaps between kernels. For an eager pass,
-PyTorch's profiler knows the range of each call, and a kernel belongs to the call in whose range it was launched. A replayed
-graph has no ranges: a marking kernel stands before and after each call. On a CPU the time of a call is that of its range. In
-all cases it is the median over a few passes; there is no energy per call.
+Time of a call in the model, on a GPU: the time that its kernels take, without the gaps between kernels. For an eager
+pass, PyTorch's profiler knows the range of each call, and a kernel belongs to the call in whose range it was launched.
+A replayed graph has no ranges: a marking kernel stands before and after each call. On a CPU the time of a call is that
+of its range. In all cases it is the median over a few passes; there is no energy per call.
 
 The profiler slows down the process that has used it: see `farm.benchmark_process.client`.
 """
@@ -216,7 +218,8 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
 def _tuple_kernels(
     capture: Capture, protocol: Protocol, device: torch.device, record: Record
 ) -> dict[str, dict[str, int]]:
-    """The kernels that one pass of each rebuilt tuple launches, on a GPU: tuple id -> kernel -> launches. Failures are left out.
+    """The kernels that one pass of each rebuilt tuple launches, on a GPU: tuple id -> kernel -> launches. Failures are
+    left out.
 
     All tuples run in one profile, between marks: starting and ending a profile takes longer than a tuple.
     """
@@ -252,8 +255,9 @@ def _tuple_kernels(
 
 
 def capture_json(capture: Capture) -> dict[str, Any]:
-    """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path, tuple_id, reads,
-    writes; for a step, part and owner) in order, `storages` (size_bytes, role), and the modes during the capture."""
+    """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
+    tuple_id, reads, writes; for a step, part and owner) in order, `storages` (size_bytes, role), and the modes during
+    the capture."""
     from farm.operators.captured import role_in_tuple
     from farm.operators.cost import cost
 
@@ -377,7 +381,8 @@ def _by_marks(
 
 
 def attribute_marked(between: Sequence[Sequence[Any]], owners: int) -> tuple[dict[int, list[float]], float]:
-    """Assign kernels between marks to calls: the time of each call in each pass (us), and the share of time that has a call."""
+    """Assign kernels between marks to calls: the time of each call in each pass (us), and the share of time that has a
+    call."""
     seen: dict[int, list[float]] = defaultdict(list)
     total_us = 0.0
     for position, kernels in enumerate(between):
@@ -414,7 +419,8 @@ def _profiled(run: ObservedRun, device: torch.device, passes: int) -> list[Any]:
 
 
 def attribute(events: Sequence[Any]) -> tuple[dict[int, list[float]], float]:
-    """Assign kernels to the calls that launched them: the time of each call in each pass (us), and the share that has a call."""
+    """Assign kernels to the calls that launched them: the time of each call in each pass (us), and the share that has a
+    call."""
     seen: dict[int, list[float]] = defaultdict(list)
     for one in _kernels_by_call(events):
         if one.kernels:  # a view has none; the time of any other call is unknown
@@ -435,7 +441,8 @@ class _CallKernels:
 
     @property
     def time_us(self) -> float:
-        """Time in which at least one of them ran: kernels may overlap (cuDNN runs groups of a convolution in parallel)."""
+        """Time in which at least one of them ran: kernels may overlap (cuDNN runs groups of a convolution in
+        parallel)."""
         return _covered_us((begin_us, end_us) for _, begin_us, end_us in self.kernels)
 
 
@@ -451,9 +458,9 @@ def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
 def _kernels_by_call(events: Sequence[Any]) -> list[_CallKernels]:
     """The ranges of all calls in order, with their kernels, by the one of two ways that finds more kernel time.
 
-    By launch: a kernel has the number of the driver's function that launched it, which ran within the range. That compares the
-    driver's clock with the host's. By link: the profiler links a kernel to the operator around its launch, which is
-    below the range. That needs an operator of PyTorch around the launch.
+    By launch: a kernel has the number of the driver's function that launched it, which ran within the range. That
+    compares the driver's clock with the host's. By link: the profiler links a kernel to the operator around its launch,
+    which is below the range. That needs an operator of PyTorch around the launch.
     """
     return max(_by_launch(events), _by_link(events), key=lambda calls: sum(one.time_us for one in calls))
 

@@ -1,11 +1,11 @@
 """A subject as rounds of many passes, so that the launch on the CPU is not what is measured.
 
-The class is the same for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is launched at
-once and timed as one: a replay of a CUDA graph with many passes, or a loop of passes. It takes a few milliseconds: long compared
-with the clock and the launch, short compared with a window.
+The class is the same for a tuple and for a whole model variant. A *pass* is one run of the subject. A *round* is
+launched at once and timed as one: a replay of a CUDA graph with many passes, or a loop of passes. It takes a few
+milliseconds: long compared with the clock and the launch, short compared with a window.
 
-The residency policy (docs/method.md) says what is in the cache when a pass begins. It decides how many copies of a tuple's
-tensors the passes use in turn.
+The residency policy (docs/method.md) says what is in the cache when a pass begins. It decides how many copies of a
+tuple's tensors the passes use in turn.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def copies_wanted(
 ) -> tuple[int, bool]:
     """The number of copies of the tensors that the passes use in turn, and if it is enough for the policy.
 
-    `resident`: between two uses of one copy of the weights at least twice the cache size is touched, by the other copies or by
-    the pass itself if its activations are large. `stream`: all copies together exceed the cache four times. `chain`: the
-    number of layers. `reuse`: one.
+    `resident`: between two uses of one copy of the weights at least twice the cache size is touched, by the other
+    copies or by the pass itself if its activations are large. `stream`: all copies together exceed the cache four
+    times. `chain`: the number of layers. `reuse`: one.
     """
     if residency == "resident":
         if weight_bytes <= 0:
@@ -178,7 +178,8 @@ def out_of_memory(error: BaseException) -> Unmeasurable:
 
 
 def why_it_raised(error: Exception) -> Unmeasurable:
-    """An exception of PyTorch as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of memory."""
+    """An exception of PyTorch as the item's reason. Its CPU allocator, cuBLAS and cuDNN have no class for a lack of
+    memory."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in _MEMORY_SIGNS):
         return out_of_memory(error)

@@ -1,6 +1,7 @@
 """The client of a benchmark process: it starts the process, sends requests, waits for answers and cleans up. No torch.
 
-A process that crashes, hangs or poisons its CUDA context is ended with its process group; the next request starts a new one.
+A process that crashes, hangs or poisons its CUDA context is ended with its process group; the next request starts a new
+one.
 """
 
 from __future__ import annotations
@@ -211,7 +212,8 @@ class BenchmarkProcess:
 
         Args:
             timeout_s: for the request, without the start of the process. Unit: s.
-            on_phase: called with each phase as it begins. An exception that it raises ends the process and is passed on.
+            on_phase: called with each phase as it begins. An exception that it raises ends the process and is passed
+                on.
 
         Raises:
             Unmeasurable: with the process's own reason, or crashed or hung; then the process has ended.
@@ -287,9 +289,9 @@ class BenchmarkProcess:
     def _verify(self, request: VerifyRequest, timeout_s: float, on_phase: OnPhase | None) -> Verified:
         """Verify a variant on the card.
 
-        On a GPU, a process of its own verifies and then ends. Verifying needs PyTorch's profiler; after that, each kernel
-        that the process launches takes 0.1 to 0.2 us longer. Beside the measuring process the verifier has less memory,
-        and a card that admits one process only refuses it.
+        On a GPU, a process of its own verifies and then ends. Verifying needs PyTorch's profiler; after that, each
+        kernel that the process launches takes 0.1 to 0.2 us longer. Beside the measuring process the verifier has less
+        memory, and a card that admits one process only refuses it.
 
         Raises:
             _Unverified: the variant cannot be verified in a process of its own; it can be measured nevertheless.
@@ -360,8 +362,8 @@ class _Unverified(Exception):
 
 @contextlib.contextmanager
 def _only_user_of_slow_memory(timeout_s: float) -> Iterator[None]:
-    """Hold the host-wide lock of slow memory. The cards of a host share it: on two H200s, readings beside each other took up
-    to 16 % longer.
+    """Hold the host-wide lock of slow memory. The cards of a host share it: on two H200s, readings beside each other
+    took up to 16 % longer.
 
     Raises:
         Unmeasurable: not_available: the lock was taken all the time, or cannot be used.

@@ -60,7 +60,8 @@ class FingerprintRequest(ProcessRequest[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class VerifyRequest(ProcessRequest[Verified]):
-    """Compare a variant's tuples on the card with its predicted ones: tuple id -> calls (`farm.benchmark.verification`)."""
+    """Compare a variant's tuples on the card with its predicted ones: tuple id -> calls
+    (`farm.benchmark.verification`)."""
 
     name, answer, doing = "verify", Verified, "verify"
     subject: Subject
@@ -97,7 +98,8 @@ class SlowMemoryRequest(ProcessRequest[A]):
 
 @dataclass(frozen=True)
 class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
-    """Time calls of a variant with tensors in slow memory, in at most `most` configurations (`farm.slow_memory.in_situ`)."""
+    """Time calls of a variant with tensors in slow memory, in at most `most` configurations
+    (`farm.slow_memory.in_situ`)."""
 
     name, answer, doing = "in_situ", dict[str, Any], "time calls in their model"
     most: int | None = None
@@ -105,7 +107,8 @@ class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class StepCaptureRequest(ProcessRequest[dict[str, Any]]):
-    """Capture a training step as the card runs it: a `Capture` as JSON (`farm.slow_memory.planned_step.extract_step`)."""
+    """Capture a training step as the card runs it: a `Capture` as JSON
+    (`farm.slow_memory.planned_step.extract_step`)."""
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"
     subject: Subject

@@ -2,17 +2,18 @@
 
     python -m farm.benchmark_process.server --card ID
 
-With --verifier it stands by beside the measuring process, creates no CUDA context before a request to verify a variant, and
-is ended afterwards (`farm.benchmark_process.client`). With --peer it sees a second GPU, whose memory is the slow memory.
+With --verifier it stands by beside the measuring process, creates no CUDA context before a request to verify a variant,
+and is ended afterwards (`farm.benchmark_process.client`). With --peer it sees a second GPU, whose memory is the slow
+memory.
 
 It reads one JSON object a line from standard input and writes one a line to what was standard output at its start.
-After that, standard output is redirected to standard error: nothing that a model prints can pass for an answer. The process
-ends when its input ends, even during a measurement, and when its parent dies.
+After that, standard output is redirected to standard error: nothing that a model prints can pass for an answer. The
+process ends when its input ends, even during a measurement, and when its parent dies.
 
     in   {"request": name, "id", and the fields of the request}     `farm.benchmark_process.requests`
     out  {"event": "ready", "pid", "card", "software", "capabilities", "unhealthy"}
-         {"event": "failed", "message", "next_step"}                it cannot get ready
-         {"event": "phase", "id", "phase", "details"}               phase: verify | canary | rebuild | warm-up | window |
+         {"event": "failed", "message", "next_step"}                it cannot get ready {"event": "phase", "id",
+         "phase", "details"}               phase: verify | canary | rebuild | warm-up | window |
                                                                     burst | eager | places | context
          {"event": "answer", "id", "answer"}
          {"event": "unmeasurable", "id", "reason", "message", "next_step", "poisoned"}
@@ -243,8 +244,8 @@ class SimulatedRunner(Runner):
 
 
 class TorchVerifier(Runner):
-    """Verifies with torch, on "cuda:0" or on the CPU. The parent has set CUDA_VISIBLE_DEVICES to this card, and at most a peer
-    after it."""
+    """Verifies with torch, on "cuda:0" or on the CPU. The parent has set CUDA_VISIBLE_DEVICES to this card, and at most
+    a peer after it."""
 
     def __init__(self, device: Device) -> None:
         import torch

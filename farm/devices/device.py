@@ -1,8 +1,8 @@
 """The interface to a card: its description (`Card`) and its sensors (`Device`).
 
-The farm uses cards through this interface alone: the same code measures a GPU without an energy counter, a CPU and a simulated
-card. A value that a card does not provide is None and is missing from `Device.capabilities`; it is never zero. No torch:
-workers and the command line list cards without it.
+The farm uses cards through this interface alone: the same code measures a GPU without an energy counter, a CPU and a
+simulated card. A value that a card does not provide is None and is missing from `Device.capabilities`; it is never
+zero. No torch: workers and the command line list cards without it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Card:
     """One physical card.
 
     Attributes:
-        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Only cards with a refusal
-            have other ids: "MIG-..." is an instance of a GPU, "NVIDIA-<host>-<n>" a GPU whose UUID is unknown,
+        id: the GPU's UUID ("GPU-..."), `Settings.cpu_card_id` ("CPU-...") or "SIM-<host>-<n>". Only cards with a
+            refusal have other ids: "MIG-..." is an instance of a GPU, "NVIDIA-<host>-<n>" a GPU whose UUID is unknown,
             "NVIDIA-<host>" all GPUs of a driver that does not count them.
         refusal: why the card cannot be measured, and what to do; "" if it can.
     """
@@ -100,11 +100,13 @@ class Device(ABC):
         return None
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the card, as the driver knows them: ids of the host, even inside a container."""
+        """Ids of the processes that compute on the card, as the driver knows them: ids of the host, even inside a
+        container."""
         return None
 
     def foreign_cpu_s(self) -> float | None:
-        """For a CPU: the CPU time per core that other processes had, on the cores that this process may use. Unit: s."""
+        """For a CPU: the CPU time per core that other processes had, on the cores that this process may use. Unit:
+        s."""
         return None
 
     def close(self) -> None:

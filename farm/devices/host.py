@@ -27,8 +27,8 @@ from farm.types.protocol import Software
 def discover(settings: Settings) -> list[Card]:
     """The cards of this host: simulated ones if the settings ask for them, else its GPUs, else its CPU.
 
-    GPUs that CUDA_VISIBLE_DEVICES hides (Slurm sets it) are left out. A GPU that cannot be measured (it is in MIG mode or does
-    not answer) is listed with its `refusal`; the CPU does not replace it.
+    GPUs that CUDA_VISIBLE_DEVICES hides (Slurm sets it) are left out. A GPU that cannot be measured (it is in MIG mode
+    or does not answer) is listed with its `refusal`; the CPU does not replace it.
     """
     if settings.simulated_cards:
         return simulated.simulated_cards(settings)
@@ -143,7 +143,8 @@ def _installed_cudnn(cuda: str) -> str | None:
 
 
 def is_installed(software: Software, card: Card) -> bool:
-    """True if the software that a worker of this host's card registered is still installed; False if that is unknown."""
+    """True if the software that a worker of this host's card registered is still installed; False if that is
+    unknown."""
     torch = installed_torch()
     if torch is None or software.torch != torch.version:
         return False

@@ -1,8 +1,8 @@
 """Host-wide locks: one process per card, and one process at a time for resources that the cards of a host share.
 
-A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder dies, however it dies. The file
-names the holder for the next process. The directory must be mounted into containers; it is world-writable and sticky, because
-workers of different users must share it.
+A lock is `flock` on a file in a host-wide directory: the kernel releases it when the holder dies, however it dies. The
+file names the holder for the next process. The directory must be mounted into containers; it is world-writable and
+sticky, because workers of different users must share it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CardLock:
     A child made by `fork` shares the lock until both have closed it; a child made by `exec` does not.
 
     Args:
-        started_by: the id of the process that a person started and that started this one; other processes are given it as
-            the holder.
+        started_by: the id of the process that a person started and that started this one; other processes are given it
+            as the holder.
     """
 
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:

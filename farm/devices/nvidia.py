@@ -1,9 +1,9 @@
 """NVIDIA cards through NVML (`pynvml`), without torch and without a CUDA context.
 
-Cards differ in their sensors: there is no energy counter before Volta, no instant power on consumer cards, and no process
-list in some containers. A missing sensor is None, is not among the capabilities, and is not queried again. A card
-that does not answer at all is listed with a refusal that quotes the driver: the other cards work, and the host is not
-taken for one without a GPU.
+Cards differ in their sensors: there is no energy counter before Volta, no instant power on consumer cards, and no
+process list in some containers. A missing sensor is None, is not among the capabilities, and is not queried again. A
+card that does not answer at all is listed with a refusal that quotes the driver: the other cards work, and the host is
+not taken for one without a GPU.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ WITHOUT_UUID = "NVIDIA-"
 # Energy, power and clocks are those of the whole chip: the share of one instance is unknown.
 MIG_REFUSAL = "power and clocks cannot be read per instance; `nvidia-smi -mig 0` ends that mode"
 
-# Our names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person) have names of
-# their own, so that flags can ignore them.
+# Our names of NVML's throttle reasons. Reasons that do not slow the card down (idle, a clock set by a person) have
+# names of their own, so that flags can ignore them.
 THROTTLE_REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "clocks_set",
@@ -71,7 +71,8 @@ THROTTLE_REASONS = {
 def nvidia_cards(settings: Settings) -> list[Card]:
     """The NVIDIA cards of this host in NVML's order; [] if there is no driver.
 
-    A card that does not answer is listed with its refusal. If the driver cannot count the cards, one entry stands for all.
+    A card that does not answer is listed with its refusal. If the driver cannot count the cards, one entry stands for
+    all.
     """
     try:
         pynvml.nvmlInit()
@@ -98,8 +99,8 @@ def nvidia_cards(settings: Settings) -> list[Card]:
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES names; all if it is not set.
 
-    Cards that it may name and that cannot be measured are included, with their refusal: MIG instances, and the cards without
-    a UUID if it names a UUID that no other card has.
+    Cards that it may name and that cannot be measured are included, with their refusal: MIG instances, and the cards
+    without a UUID if it names a UUID that no other card has.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not cards:
@@ -251,7 +252,8 @@ def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
-#: Getter of `Device` -> its query. A card without the sensor returns 0 for energy, power and memory temperature: None here.
+#: Getter of `Device` -> its query. A card without the sensor returns 0 for energy, power and memory temperature: None
+#: here.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     # Ticks every 100 ms on the H200.
     "energy_counter_mj": lambda handle: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) or None,

@@ -1,8 +1,8 @@
 """Simulated cards, for tests of the farm: their device, and a measurement on them without torch.
 
 All figures are functions of the subject's id: two cards agree, and a repeated run gives the same verdict. Readings of
-simulated cards are flagged and never reused. A subject whose parameters contain ``"simulate"`` misbehaves as the value says;
-real cards ignore it.
+simulated cards are flagged and never reused. A subject whose parameters contain ``"simulate"`` misbehaves as the value
+says; real cards ignore it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def measure(
 
 
 def unhealthy(card_id: str) -> str:
-    """The result of the health check: a fault while the file named by FARM_SIMULATED_UNHEALTHY contains the card's id."""
+    """The result of the health check: a fault while the file named by FARM_SIMULATED_UNHEALTHY contains the card's
+    id."""
     try:
         with open(os.environ.get(UNHEALTHY_VARIABLE, "")) as file:
             return "Simulated: a product came out wrong." if card_id in file.read().split() else ""

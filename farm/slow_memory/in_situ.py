@@ -1,8 +1,8 @@
 """Time calls in their model with some of their tensors in slow memory.
 
-The calls of a model are replayed from its tuples (`farm.benchmark.call_context`). A changed call runs twice: first on copies of
-its tensors in the requested memory, between two events; then as usual, so that later calls find what they find in the model.
-One run can change many calls if they share no tensor and none directly follows another.
+The calls of a model are replayed from its tuples (`farm.benchmark.call_context`). A changed call runs twice: first on
+copies of its tensors in the requested memory, between two events; then as usual, so that later calls find what they
+find in the model. One run can change many calls if they share no tensor and none directly follows another.
 """
 
 from __future__ import annotations
@@ -126,11 +126,12 @@ def time_changes(
 
 
 def compare(subject: Subject, protocol: Protocol, device: torch.device, most: int | None) -> dict[str, Any]:
-    """Compare many changed calls in a run with one in a run: each tensor of a variant's tuples slow alone, and all together.
+    """Compare many changed calls in a run with one in a run: each tensor of a variant's tuples slow alone, and all
+    together.
 
     Returns:
-        ``changes`` (tuple_id, label, placement, and time_us and half_width_us of both ways), ``left_out`` (label, placement,
-        why), and for both ways ``runs`` and ``took_s``.
+        ``changes`` (tuple_id, label, placement, and time_us and half_width_us of both ways), ``left_out`` (label,
+        placement, why), and for both ways ``runs`` and ``took_s``.
 
     Raises:
         Unmeasurable: the card has no slow memory, or the model does not fit.

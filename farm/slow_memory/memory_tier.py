@@ -1,12 +1,12 @@
 """Slow memory: memory that a card reaches over a wire. One interface for all kinds, and copies to and from it.
 
-- A GPU has pinned host memory, mapped into its address space: kernels and graphs access it in place. It is not managed memory,
-  whose pages migrate to the device that touches them. In a process with a second GPU it is that GPU's memory.
+- A GPU has pinned host memory, mapped into its address space: kernels and graphs access it in place. It is not managed
+  memory, whose pages migrate to the device that touches them. In a process with a second GPU it is that GPU's memory.
 - A CPU has the memory of the farthest NUMA node.
 
-On a GPU, copy engines run the copies, to and from pinned memory, on one stream for each way, in order; Python only enqueues them.
-They cannot be part of a graph: work that is forked inside a graph must be joined before the graph ends. A CPU copies between
-its calls.
+On a GPU, copy engines run the copies, to and from pinned memory, on one stream for each way, in order; Python only
+enqueues them. They cannot be part of a graph: work that is forked inside a graph must be joined before the graph ends.
+A CPU copies between its calls.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class PeerMemory(SlowMemory):
             )
         self._device, self._peer = torch.device("cuda", 0), torch.device("cuda", 1)
         self._held: list[torch.Tensor] = []
-        # This copy makes PyTorch enable peer access for the first GPU's kernels, once for the process, also to memory that
-        # its allocator takes later.
+        # This copy makes PyTorch enable peer access for the first GPU's kernels, once for the process, also to memory
+        # that its allocator takes later.
         torch.zeros(1, device=self._peer).copy_(torch.zeros(1, device=self._device))
 
     def storage(self, size_bytes: int) -> torch.UntypedStorage:
@@ -188,8 +188,8 @@ def cannot_pin(size_bytes: int) -> Unmeasurable:
     limit_text = "unlimited" if limit == resource.RLIM_INFINITY else count_of(limit, "B")
     return Unmeasurable(
         "out_of_memory",
-        f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(_available_bytes(), 'B')} are available, "
-        f"and the limit of locked memory (`ulimit -l`) is {limit_text}.",
+        f"{count_of(size_bytes, 'B')} of host memory cannot be pinned: {count_of(_available_bytes(), 'B')} are "
+        f"available, and the limit of locked memory (`ulimit -l`) is {limit_text}.",
         "Raise the limit, free memory on the host, or choose a smaller batch.",
     )
 
@@ -265,10 +265,11 @@ def side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.St
 
 
 class Mover:
-    """Moves a tensor to slow memory and back, in one period of a step that is run repeatedly. Its room in fast memory is kept.
+    """Moves a tensor to slow memory and back, in one period of a step that is run repeatedly. Its room in fast memory
+    is kept.
 
-    A tensor comes back only after it went out: if a period crosses the end of the step, the first run finds the tensor in fast
-    memory.
+    A tensor comes back only after it went out: if a period crosses the end of the step, the first run finds the tensor
+    in fast memory.
 
     Attributes:
         room: the tensor's bytes in fast memory; None if it is not in fast memory and is not moved.
@@ -296,7 +297,8 @@ class Mover:
         self.room = _bytes_of(storage)[: self._host.nbytes]
 
     def actions(self) -> list[tuple[int, Callable[[], None]]]:
-        """Actions and the calls before which they run. If several run before one call, copies begin before anything is waited for."""
+        """Actions and the calls before which they run. If several run before one call, copies begin before anything is
+        waited for."""
         move = self.move
         return [(move.out, self.go), (move.back, self.come), (move.gone, self.wait_gone), (move.used, self.wait_back)]
 

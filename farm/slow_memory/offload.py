@@ -2,11 +2,13 @@
 
 Inputs are copied there once. Outputs are written there in one of three ways, the first that is possible:
 
-- The out-variant of each aten operator that makes an output, if it is the kernel itself. Many out-variants in PyTorch are
-  generated: they compute as usual and copy, so they do not count (`torch.Tag.generated`, or no kernel for the device).
-- For a few operators without an out-variant, an equivalent one (`_RULES`): a convolution is cuDNN's kernel and its bias.
-- On a GPU, a memory pool for all allocations of a pass. A first pass shows in which of its requests an output is; in a second
-  pool that request is slow memory and all others are fast.
+- The out-variant of each aten operator that makes an output, if it is the kernel itself. Many out-variants in PyTorch
+  are generated: they compute as usual and copy, so they do not count (`torch.Tag.generated`, or no kernel for the
+  device).
+- For a few operators without an out-variant, an equivalent one (`_RULES`): a convolution is cuDNN's kernel and its
+  bias.
+- On a GPU, a memory pool for all allocations of a pass. A first pass shows in which of its requests an output is; in a
+  second pool that request is slow memory and all others are fast.
 
 Workspaces stay fast with the first two ways; with a pool they do if each has a request of its own.
 """

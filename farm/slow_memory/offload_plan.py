@@ -1,8 +1,8 @@
-"""Plan which tensors of a step are in slow memory, so that the step is fastest within a limit of fast memory: an integer program.
+"""Plan which tensors of a step are in slow memory: the fastest step within fast memory, by an integer program.
 
-A tensor is fast or slow for its whole life. The cost of a slow tensor is the sum over its calls, one tensor at a time: the cost
-of several slow tensors of one call is taken as the sum of their costs. With moves, a fast tensor may also be elsewhere during an
-inactive period that is long enough for both copies while the wire is free.
+A tensor is fast or slow for its whole life. The cost of a slow tensor is the sum over its calls, one tensor at a time:
+the cost of several slow tensors of one call is taken as the sum of their costs. With moves, a fast tensor may also be
+elsewhere during an inactive period that is long enough for both copies while the wire is free.
 
     minimize    Σ slow_us[t] x[t]
     subject to  Σ size[t] (1 - x[t]) - Σ size[t] y[p] <= fast, over the tensors held and the periods away at each call
@@ -47,8 +47,8 @@ class SlowCosts:
         read_us: the part that comes from readings; the rest is size over ``bytes_per_s``.
         bytes_per_s: bandwidth of the wire.
         told: the source of the costs, as text.
-        together: median over the tuples with a reading of all tensors slow: sum of one tensor at a time, divided by that
-            reading. None: no such reading.
+        together: median over the tuples with a reading of all tensors slow: sum of one tensor at a time, divided by
+            that reading. None: no such reading.
     """
 
     slow_us: Mapping[int, float]
@@ -140,7 +140,8 @@ def plan_offload(
         moves_bytes_per_s: bandwidth of moves, each way; None: no tensor is moved.
 
     Raises:
-        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or no plan was found in time.
+        UsageError: an amount is less than the largest operator needs, SciPy is not installed, or no plan was found in
+            time.
     """
     program = _Program(life, costs, moves_bytes_per_s)
     if (fast_bytes := min(amounts_bytes)) < program.least_bytes:
@@ -148,7 +149,8 @@ def plan_offload(
         spec = life.capture.tuples.get(call.tuple_id)
         raise UsageError(
             f"{count_of(fast_bytes, 'B')} of fast memory are less than the largest operator needs: "
-            f"{spec.operator if spec else 'call'} at call {call.index} reads and writes {count_of(program.least_bytes, 'B')}.",
+            f"{spec.operator if spec else 'call'} at call {call.index} reads and writes "
+            f"{count_of(program.least_bytes, 'B')}.",
             f"Give --fast {-(-program.least_bytes // 10**6)}MB or more.",
         )
     plans = []
@@ -236,7 +238,8 @@ class _Program:
         return slow + [_TINY_US] * len(self.periods)
 
     def _memory_rows(self, fast: int) -> list[Constraint]:
-        """A row for each call that holds more than fast memory; calls whose tensors are a subset of another call's are left out."""
+        """A row for each call that holds more than fast memory; calls whose tensors are a subset of another call's are
+        left out."""
         ends = {self.life.capture.last_held(tensor) for tensor in self.tensors}
         away = self._away()
         rows = []

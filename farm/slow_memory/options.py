@@ -1,6 +1,4 @@
-"""What could be done about a step's memory: the largest batch that fits, what can lie elsewhere meanwhile, what may be
-computed anew. Each answer is worked out from captures; nothing is run on a card.
-"""
+"""Ways to fit a step into memory, from captures alone: the largest batch that fits, and recomputation."""
 
 from __future__ import annotations
 
@@ -16,21 +14,26 @@ _MOST_CAPTURES = 16
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch whose peak is within ``limit_bytes``. ``peaks_bytes`` are those that were captured, by batch."""
+    """The largest batch whose peak is at most ``limit_bytes``.
+
+    Attributes:
+        exact: True if the next batch was captured and does not fit.
+        peaks_bytes: the peaks of all captured batches, by batch.
+    """
 
     limit_bytes: int
     batch: int
     peak_bytes: int
-    exact: bool  # whether one more was captured, and does not fit
+    exact: bool
     peaks_bytes: dict[int, int]
 
 
 def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -> Fit:
-    """Where the next batch to be looked at is guessed from two that are known, as bytes grow nearly evenly with the batch.
+    """Find the largest batch that fits. Memory is almost linear in the batch: two known peaks give the next guess.
 
     Args:
-        peak_of: the peak of a batch; it may raise `CaptureError` for a batch of 1, which some models do not train with.
-        start: the batch to begin with.
+        peak_of: the peak of a batch. It may raise `CaptureError` for a batch of 1, which some models cannot train with.
+        start: the first batch to try.
 
     Raises:
         UsageError: not even the smallest batch fits.
@@ -50,7 +53,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
             fits = max(fits, guess)
         else:
             beyond = min(beyond, guess)
-        guess = _next(peaks, limit_bytes, fits, beyond)
+        guess = _next_guess(peaks, limit_bytes, fits, beyond)
     if not fits:
         smallest = min(peaks)
         raise UsageError(
@@ -61,7 +64,7 @@ def largest_batch(peak_of: Callable[[int], int], limit_bytes: int, start: int) -
     return Fit(limit_bytes, fits, peaks[fits], beyond - fits == 1 or refused > 0, peaks)
 
 
-def _next(peaks: dict[int, int], limit_bytes: int, fits: int, beyond: int) -> int:
+def _next_guess(peaks: dict[int, int], limit_bytes: int, fits: int, beyond: int) -> int:
     nearest = sorted(peaks, key=lambda batch: abs(peaks[batch] - limit_bytes))[:2]
     guess = 2 * fits if fits else beyond // 2
     if len(nearest) == 2:
@@ -74,7 +77,7 @@ def _next(peaks: dict[int, int], limit_bytes: int, fits: int, beyond: int) -> in
 
 @dataclass(frozen=True)
 class Recomputed:
-    """One module, or all of several, run anew in the backward instead of keeping what it computed."""
+    """The effect of recomputing one module, or several, in the backward instead of keeping its activations."""
 
     what: str
     peak_bytes: int
@@ -84,10 +87,11 @@ class Recomputed:
 
 
 def recomputed(plain: Life, again: Callable[[str], Life], paths: Sequence[str]) -> list[Recomputed]:
-    """
+    """Compare recomputation of each module, and of all of them, with the plain step.
+
     Args:
-        again: the step with these modules (paths with commas between) run anew.
-        paths: of the modules; each is looked at alone, and then all of them.
+        again: the step with recomputation of these modules: paths separated by commas.
+        paths: the modules.
     """
     rows = []
     most = max(plain.held_bytes)

@@ -1,12 +1,12 @@
 """A training step with chosen tensors in slow memory for their whole lives, compared with the step all fast.
 
-The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Parameters, states and inputs, which no call
-makes, are copied to slow memory. Calls write their outputs there (`farm.slow_memory.offload`), each to memory of its own.
-A tensor whose call cannot write there stays fast, and the result names it.
+The calls of the step are replayed from its tuples (`farm.benchmark.call_context`). Parameters, states and inputs, which
+no call makes, are copied to slow memory. Calls write their outputs there (`farm.slow_memory.offload`), each to memory
+of its own. A tensor whose call cannot write there stays fast, and the result names it.
 
-A GPU replays the step from graphs: if Python launched the calls, the GPU would wait for Python. A call whose outputs need a
-memory pool of their own cannot share a graph with others, since a graph is captured into one pool. So the step is a sequence of
-graphs: each such call is one, and the graphs between them share a pool. All fast, it is one graph.
+A GPU replays the step from graphs: if Python launched the calls, the GPU would wait for Python. A call whose outputs
+need a memory pool of their own cannot share a graph with others, since a graph is captured into one pool. So the step
+is a sequence of graphs: each such call is one, and the graphs between them share a pool. All fast, it is one graph.
 
 Tensors that are moved while they wait are copied between graphs: the sequence is also cut at the calls before which a
 copy begins or must be done. Their room in fast memory is kept, as graphs contain addresses: a run shows the time that

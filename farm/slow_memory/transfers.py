@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Move:
-    """One tensor in slow memory for one period. Each moment is the index of the call before which something happens; the
-    number of calls stands for the end of the step.
+    """One tensor in slow memory for one period. Each moment is the index of the call before which something happens;
+    the number of calls stands for the end of the step.
 
     Attributes:
         out: the copy to slow memory begins.
@@ -31,7 +31,8 @@ class Move:
 
 
 def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -> list[Move]:
-    """The moves of a plan (`OffloadPlan.moved`). A copy out begins at once; a copy back ends just before the tensor is used."""
+    """The moves of a plan (`OffloadPlan.moved`). A copy out begins at once; a copy back ends just before the tensor is
+    used."""
     moves = []
     for tensor, index in moved:
         period = life.periods[tensor][index]
@@ -41,8 +42,8 @@ def moves_of(life: Life, moved: Iterable[tuple[int, int]], bytes_per_s: float) -
 
 
 def away_while(life: Life, period: Inactive, copy_us: float) -> list[tuple[int, int]]:
-    """The calls, as ranges [first, behind), during which a tensor is in slow memory; two ranges if the period crosses the
-    end of the step.
+    """The calls, as ranges [first, behind), during which a tensor is in slow memory; two ranges if the period crosses
+    the end of the step.
 
     Args:
         copy_us: the time of one copy.
@@ -86,8 +87,8 @@ class Offload:
 def offload(life: Life, bytes_per_s: float) -> Offload:
     """Estimate the memory that copies to slow memory save.
 
-    Copies of both ways run beside the calls and beside each other, each at full bandwidth. All copies of one way together
-    take no longer than the step.
+    Copies of both ways run beside the calls and beside each other, each at full bandwidth. All copies of one way
+    together take no longer than the step.
     """
     sizes = {tensor.number: tensor.size_bytes for tensor in life.tensors}
     periods = [period for found in life.periods.values() for period in found if sizes[period.tensor]]

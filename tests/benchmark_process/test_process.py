@@ -315,5 +315,6 @@ def test_the_parent_and_a_simulated_card_never_import_torch(process: BenchmarkPr
     process.measure(subject(), PROTOCOL, STOPPING)
     with open(f"/proc/{process.pid}/maps") as maps:
         assert "libtorch" not in maps.read()
-    program = "import sys, farm.benchmark_process.client, farm.devices.host, farm.benchmark.intervals; sys.exit('torch' in sys.modules)"
+    modules = "farm.benchmark_process.client, farm.devices.host, farm.benchmark.intervals"
+    program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -59,7 +59,7 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: Capture) -> 
     found = gradients_of(step, planned)
     sizes = {one.number: one.size_bytes for one in step.tensors}
     stayed = sum(sizes[number] for number in planned.stayed_fast)
-    print(len(planned.graphs), "graphs;", len(slow), "slow, of these", len(planned.stayed_fast), "stayed fast:", stayed)  # noqa: T201 - for who runs it with -s
+    print(len(planned.graphs), "graphs;", len(slow), "slow;", len(planned.stayed_fast), "stayed fast:", stayed)  # noqa: T201 - for -s
     assert len(planned.graphs) > 2
     assert len(planned.stayed_fast) < len(slow) / 2
     assert any(float(one.abs().max()) > 0 for one in wanted)

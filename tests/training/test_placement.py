@@ -80,13 +80,13 @@ def test_each_amount_has_a_plan():
 
 
 def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monkeypatch):
-    solve, asked = offload_plan._solved, []
+    solve, asked = offload_plan._solve, []
 
     def solved(*about):
         asked.append(about)
         return solve(*about) if len(asked) != 2 else SimpleNamespace(x=None)
 
-    monkeypatch.setattr(offload_plan, "_solved", solved)
+    monkeypatch.setattr(offload_plan, "_solve", solved)
     found = planned([WEIGHT, FIRST, SECOND], COSTS, 8)
     assert found.unsolved == (7 * KB,)
     assert found.curve[0].fast_bytes > 7 * KB
@@ -95,13 +95,13 @@ def test_an_amount_of_the_curve_without_a_plan_in_time_is_left_out_and_told(monk
 
 def test_a_gap_is_that_of_the_plan_as_it_was_repaired(monkeypatch):
     """Rounded to a plan with too much fast memory; the cheapest tensor there leaves first."""
-    solve = offload_plan._solved
+    solve = offload_plan._solve
 
     def solved(*about):
         found = solve(*about)
         return SimpleNamespace(x=[0.4] * len(found.x), mip_dual_bound=found.mip_dual_bound, status=0)
 
-    monkeypatch.setattr(offload_plan, "_solved", solved)
+    monkeypatch.setattr(offload_plan, "_solve", solved)
     small, large = tensor(0, KB, 0, 1, (0, 1)), tensor(1, 2 * KB, 0, 1, (0, 1))
     kept = tensor(2, 2 * KB, -1, None, (2,), "parameter")
     found = planned([small, large, kept], {0: 5.0, 1: 6.0, 2: 50.0}, 3).plan
