@@ -1,86 +1,126 @@
-"""Measurement files: what to measure, written down in YAML, with every mistake named by file, line and key.
+"""Measurement files: what to measure, in YAML. Every mistake is reported with file, line and key.
 
-The YAML is walked as nodes rather than as loaded objects, because only nodes know their line. Anchors, aliases and
-merge keys (``<<``) work; keys twice in one mapping, which YAML loaders silently accept, are an error here.
+A file is composed into YAML nodes, which know their line. From these `_Tree` makes plain values and remembers the line of each.
+Pydantic models, made from the declarations of the fields (`farm.types.fields`), validate the values. Anchors, aliases and merge
+keys (``<<``) work. A key that is twice in one mapping is an error, which YAML loaders accept silently.
 ``docs/measurement-files.md`` describes the format.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from farm.errors import FarmError, MeasurementFileError, did_you_mean
-from farm.requests.partial_request import Wish, operator_names
-from farm.types.memory_tiers import PLACEMENTS
-from farm.types.protocol import LARGEST_NUMBER, Protocol, Stopping, Variant
-from farm.types.request import REUSE_CHOICES, Sweep
+from farm.requests.partial_request import JOB, PROTOCOL, STOPPING, VARIANT, PartialRequest, operator_names
+from farm.types import fields
+from farm.types.request import Sweep
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_ENTRIES = 10_000
 STANDARD_INPUT = "standard input"
 MAX_COMBINATIONS = 100_000
-LARGEST_SIZE = 2**63 - 1  # that PyTorch takes
+MAX_VALUES = 500_000  # with what aliases repeat
+LARGEST_SIZE = 2**63 - 1  # the largest integer that PyTorch takes
+_MERGE = "tag:yaml.org,2002:merge"
 
-# What a key takes: the type it must have, or the words it chooses from.
-_WHOLE, _NUMBER, _TEXT, _FLAG = "a whole number", "a number", "text", "true or false"
-Kind = str | tuple[str, ...]
-_VARIANT_KEYS: dict[str, Kind] = {
-    f.name: tuple(filter(None, Variant.CHOICES[f.name])) if f.name in Variant.CHOICES else _WHOLE
-    for f in dataclasses.fields(Variant)
-    if f.name not in ("model", "text")
-} | {"padded": _FLAG, "recompute": _TEXT}
-_SIZE_KEYS = ("batch", "input_size", "length", "cache", "layers", "accumulate")
-_PATH_KEYS = ("text", "tokenizer")
-_ENTRY_KEYS: dict[str, Kind] = {
-    **dict.fromkeys(_PATH_KEYS, _TEXT),
-    "target": _NUMBER,
-    "reuse": REUSE_CHOICES,
-    "placements": PLACEMENTS,
-}
-_PROTOCOL_KEYS: dict[str, Kind] = {
-    f.name: Protocol.CHOICES.get(f.name, _FLAG) for f in dataclasses.fields(Protocol) if f.name != "placement"
-}
-_STOPPING_KEYS: dict[str, Kind] = {f.name: _NUMBER for f in dataclasses.fields(Stopping)}
-_COMMON = ("reuse", "placements", "protocol", "stopping")
-_MODEL_ENTRY = ("model", *_VARIANT_KEYS, *_PATH_KEYS, "operators", "target", *_COMMON)
-_SWEEP_ENTRY = ("sweep", "name", "grid", *_COMMON)
-_TOP_LEVEL = ("defaults", "measurements")
+Place = tuple[str | int, ...]  # keys and indices from the top of the file to a value
 
 
-def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None) -> list[Wish]:
-    """All wishes of some measurement files, lists multiplied out, in the order written, equal ones once.
+# ----- validation, from the declarations
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _list_of(kind: Any) -> Any:
+    """One value or a list of values, as a list."""
+    return Annotated[list[kind], BeforeValidator(_listed), Field(min_length=1)]
+
+
+def _type_of(field: fields.Field) -> Any:
+    """The type that a key takes."""
+    if choices := tuple(filter(None, field.choices)):
+        return Literal[choices]
+    if field.type is int:
+        return Annotated[int, Field(ge=max(1, field.minimum or 0), le=fields.LARGEST_NUMBER)]
+    if field.type is float:
+        return float
+    return bool if field.type is bool else Annotated[str, Field(min_length=1)]
+
+
+def _grid_value(value: Any) -> Any:
+    """A size, a text, or a list of these, such as a kernel of 3 x 5."""
+    if isinstance(value, dict):
+        raise ValueError("it must be a single value")
+    if isinstance(value, list):
+        return [_grid_value(one) for one in value]
+    if isinstance(value, int) and not -LARGEST_SIZE - 1 <= value <= LARGEST_SIZE:
+        raise ValueError(f"it must be from {-LARGEST_SIZE - 1} to {LARGEST_SIZE}")
+    return value
+
+
+def _model_of(declared: Mapping[str, fields.Field], *, many: bool = False, **more: Any) -> type[BaseModel]:
+    types = {name: _type_of(field) for name, field in declared.items()}
+    keys: dict[str, Any] = {
+        name: (_list_of(kind) if many and declared[name].type is not Path else kind, None)
+        for name, kind in types.items()
+    }
+    return create_model("Entry", __config__=ConfigDict(extra="forbid", strict=True), **keys, **more)
+
+
+@functools.cache
+def _entry_models() -> dict[str, type[BaseModel]]:
+    """The keys of an entry with a model, of one with a sweep, and of the defaults."""
+    text = Annotated[str, Field(min_length=1)]
+    share = Annotated[float, Field(gt=0, le=1)]
+    common: dict[str, Any] = {
+        **{name: (_type_of(JOB[name]), None) for name in ("reuse", "placements")},
+        "protocol": (_model_of(PROTOCOL), None),
+        "stopping": (_model_of(STOPPING), None),
+    }
+    of_a_model: dict[str, Any] = {**common, "operators": (_list_of(text), None), "target": (share, None)}
+    grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc]
+    return {
+        "model": _model_of(VARIANT, many=True, model=(_list_of(text), ...), **of_a_model),
+        "sweep": _model_of({}, sweep=(text, ...), name=(text, ""), grid=(grid, ...), **common),
+        "defaults": _model_of(VARIANT, **of_a_model),
+    }
+
+
+# ----- files
+
+
+def load(paths: Iterable[Path | str], *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
+    """The requests of some measurement files in order, lists multiplied out, without repetitions.
 
     Args:
-        paths: of the files; "-" is standard input.
-        check_model: called with each model's name; a `FarmError` it raises is shown with file and line.
+        paths: the files; "-" is standard input.
+        check_model: called with each model's name; its `FarmError` is shown with file and line.
 
     Raises:
         MeasurementFileError: a file cannot be read or is malformed; the message starts with ``file:line: key``.
     """
-    wishes: dict[Wish, Wish] = {}
+    found: dict[str, PartialRequest] = {}
     for path in dict.fromkeys(map(str, paths)):
-        for wish in parse(_read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model):
-            wishes.setdefault(_without_place(wish), wish)
-    return list(wishes.values())
+        for request in parse(_read(path), STANDARD_INPUT if path == "-" else path, check_model=check_model):
+            found.setdefault(repr(sorted(request.given.items())), request)
+    return list(found.values())
 
 
-def parse(text: str, name: str, *, check_model: Callable[[str], object] | None = None) -> list[Wish]:
-    """The wishes of one measurement file's text; ``name`` is the file's name in messages."""
-    return _File(name, check_model).wishes(text)
-
-
-def _without_place(wish: Wish) -> Wish:
-    # A sweep's grid is a dictionary and cannot be hashed; its id stands for it here.
-    sweep = wish.sweep.id if wish.sweep else None
-    return dataclasses.replace(wish, where="", sweep=sweep)  # type: ignore[arg-type]
+def parse(text: str, name: str, *, check_model: Callable[[str], object] | None = None) -> list[PartialRequest]:
+    """The requests of one measurement file's text; ``name`` is the file's name in messages."""
+    return _File(name, text, check_model).requests()
 
 
 def _read(path: str) -> str:
@@ -98,144 +138,37 @@ def _read(path: str) -> str:
         raise MeasurementFileError(f"{name}: the file is not UTF-8 text.", step) from error
 
 
-class _File:
-    """One file being read: knows its name and how to say where something is wrong."""
+class _Tree:
+    """The plain values of a YAML text, with the line of each.
 
-    def __init__(self, name: str, check_model: Callable[[str], object] | None) -> None:
+    Attributes:
+        value: dicts, lists, None, booleans, numbers and texts.
+        nodes: place -> its YAML node.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
         self.name = name
-        self.check_model = check_model
+        self.nodes: dict[Place, yaml.Node] = {}
+        self.loader = yaml.SafeLoader("")  # knows the types of scalars
+        self.value = self._value(self._compose(text), ())
 
-    def wishes(self, text: str) -> list[Wish]:
-        entries = self._compose(text)
-        defaults, at = Wish(), ""
-        if not isinstance(entries, yaml.SequenceNode):
-            what = "a list of measurements, or a mapping with 'measurements'"
-            top = self._mapping(entries, "", _TOP_LEVEL, what)
-            if "measurements" not in top:
-                raise self._error(entries, "", "there is no 'measurements' in this file", "List the entries under it.")
-            if "defaults" in top:
-                defaults = self._defaults(top["defaults"])
-            entries, at = top["measurements"], "measurements"
-            if not isinstance(entries, yaml.SequenceNode):
-                raise self._error(entries, at, "must be a list", "Begin each entry with '- model: ...'.")
-        if not entries.value:
-            raise self._error(entries, at, "there is no entry in the list", "Add one, e.g. '- model: resnet50'.")
-        found: list[Wish] = []
-        for index, node in enumerate(entries.value):
-            for wish in self._entry(node, f"{at or 'entries'}[{index}]"):
-                found.append(wish.over(defaults if wish.model else _for_sweeps(defaults)))
-                if len(found) > MAX_ENTRIES:
-                    raise self._error(node, at, f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists.")
-        return found
+    def error(self, place: Place, problem: str, step: str = "") -> MeasurementFileError:
+        """The error for a place, or for the nearest one above it that is in the file."""
+        node = next(self.nodes[place[:end]] for end in range(len(place), -1, -1) if place[:end] in self.nodes)
+        return self._error(node, place, problem, step)
 
-    # -- entries
+    def line(self, place: Place) -> int:
+        return int(self.nodes[place].start_mark.line) + 1
 
-    def _defaults(self, node: yaml.Node) -> Wish:
-        keys = self._mapping(node, "defaults", tuple(key for key in _MODEL_ENTRY if key != "model"), "a mapping")
-        values = {}
-        for key, child in keys.items():
-            if isinstance(child, yaml.SequenceNode) and key != "operators":
-                raise self._error(child, f"defaults.{key}", "takes one value", "Write lists in the entries.")
-            values.update(self._values(key, child, f"defaults.{key}")[0])
-        return Wish(**values)
-
-    def _entry(self, node: yaml.Node, at: str) -> Iterator[Wish]:
-        what = "a mapping with 'model' or 'sweep'"
-        keys = self._mapping(node, at, None, what)
-        if ("model" in keys) == ("sweep" in keys):
-            raise self._error(node, at, "needs exactly one of 'model' and 'sweep'", "Write '- model: resnet50', say.")
-        if "sweep" in keys:
-            yield self._sweep(node, at)
-            return
-        keys = self._mapping(node, at, _MODEL_ENTRY, what)
-        where = f"{self.name}:{_line(node)}"
-        lists = [self._values(key, child, f"{at}.{key}") for key, child in keys.items()]
-        for combination in itertools.product(*lists):
-            yield Wish(where=where, **{name: value for part in combination for name, value in part.items()})
-
-    def _sweep(self, node: yaml.Node, at: str) -> Wish:
-        keys = self._mapping(node, at, _SWEEP_ENTRY, "a mapping")
-        if "grid" not in keys:
-            raise self._error(node, at, "has no 'grid'", "Give the values to go through, e.g. grid: {batch: [1, 32]}.")
-        operator = self._scalar(keys["sweep"], f"{at}.sweep", _TEXT)
-        grid_at = f"{at}.grid"
-        grid = {
-            key: tuple(self._grid_values(child, f"{grid_at}.{key}"))
-            for key, child in self._mapping(keys["grid"], grid_at, None, "a mapping of names to lists").items()
-        }
-        name = self._scalar(keys["name"], f"{at}.name", _TEXT) if "name" in keys else ""
-        sweep = Sweep(operator, grid, name)
-        if sweep.size > MAX_COMBINATIONS:
-            raise self._error(
-                keys["grid"], grid_at, f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}", "Split it."
-            )
-        from farm.operators.sweep import check_names
-
-        self._checked(check_names, sweep, keys["grid"], grid_at)
-        values: dict[str, Any] = {}
-        for key in _COMMON:
-            if key in keys:
-                values.update(self._values(key, keys[key], f"{at}.{key}")[0])
-        return Wish(sweep=sweep, where=f"{self.name}:{_line(node)}", **values)
-
-    def _grid_values(self, node: yaml.Node, at: str) -> list[Any]:
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        if not nodes:
-            raise self._error(node, at, "is an empty list", "Give at least one value, or leave the name out.")
-        return [self._grid_value(child, at) for child in nodes]
-
-    def _grid_value(self, node: yaml.Node, at: str) -> Any:
-        if isinstance(node, yaml.SequenceNode):  # a pair such as a kernel of 3 x 5
-            return [self._size(child, at) for child in node.value]
-        return self._size(node, at)
-
-    def _size(self, node: yaml.Node, at: str) -> Any:
-        value = self._plain(node, at)
-        if isinstance(value, int) and not -LARGEST_SIZE - 1 <= value <= LARGEST_SIZE:
-            raise self._error(node, at, f"is {value}; it must be from {-LARGEST_SIZE - 1} to {LARGEST_SIZE}", "")
-        return value
-
-    # -- one key
-
-    def _values(self, key: str, node: yaml.Node, at: str) -> list[dict[str, Any]]:
-        """Each value the key takes, as fields of a `Wish`: several where it is a list to be multiplied out."""
-        if key == "operators":
-            return [{"operators": self._operators(node, at)}]
-        if key in ("protocol", "stopping"):
-            kinds = _PROTOCOL_KEYS if key == "protocol" else _STOPPING_KEYS
-            children = self._mapping(node, at, tuple(kinds), "a mapping")
-            return [{name: self._scalar(child, f"{at}.{name}", kinds[name]) for name, child in children.items()}]
-        if key == "model":
-            kind: Kind = _TEXT
-        else:
-            kind = _VARIANT_KEYS[key] if key in _VARIANT_KEYS else _ENTRY_KEYS[key]
-        listed = isinstance(node, yaml.SequenceNode) and key not in _ENTRY_KEYS
-        nodes = node.value if listed else [node]
-        if not nodes:
-            raise self._error(node, at, "is an empty list", "Give at least one value, or leave the key out.")
-        return [{key: self._value(key, child, at, kind)} for child in nodes]
-
-    def _value(self, key: str, node: yaml.Node, at: str, kind: Kind) -> Any:
-        value = self._scalar(node, at, kind)
-        if key in _SIZE_KEYS and not 1 <= value <= LARGEST_NUMBER:
-            raise self._error(node, at, f"is {value}; it must be from 1 to {LARGEST_NUMBER}", "")
-        if key == "target" and not 0 < value <= 1:
-            raise self._error(node, at, f"is {value}; it must be above 0 and at most 1", "Write target: 0.95, say.")
-        if key == "model" and self.check_model is not None:
-            self._checked(self.check_model, value, node, at)
-        return Path(self.name).parent / value if key in _PATH_KEYS else value
-
-    def _operators(self, node: yaml.Node, at: str) -> tuple[str, ...]:
-        if isinstance(node, yaml.SequenceNode):
-            text = ",".join(self._scalar(child, at, _TEXT) for child in node.value)
-        else:
-            text = self._scalar(node, at, _TEXT)
-        names: tuple[str, ...] = self._checked(operator_names, text, node, at)
-        if not names:
-            raise self._error(node, at, "names no operator", "Write all, auto, or names such as [Conv2d, Linear].")
-        return names
-
-    # -- YAML
+    def _error(self, node: yaml.Node, place: Place, problem: str, step: str = "") -> MeasurementFileError:
+        key = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).lstrip(".")
+        if key.startswith("["):
+            key = f"entries{key}"
+        where = f"{self.name}:{int(node.start_mark.line) + 1}: {key}".rstrip(": ")
+        return MeasurementFileError(
+            f"{where}{' ' if key and problem[0] != ':' else '' if key else ': '}{problem.rstrip('.')}.",
+            step or "docs/measurement-files.md describes the format.",
+        )
 
     def _compose(self, text: str) -> yaml.Node:
         loader = yaml.SafeLoader(text)
@@ -243,10 +176,9 @@ class _File:
             root = loader.get_single_node()
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            line = mark.line + 1 if mark else 1
-            problem = error.problem or error.context or "it is malformed"
             raise MeasurementFileError(
-                f"{self.name}:{line}: this is not YAML: {problem}.", "Mind the indentation and the quotes."
+                f"{self.name}:{mark.line + 1 if mark else 1}: this is not YAML: {error.problem or error.context}.",
+                "Check the indentation and the quotes.",
             ) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise MeasurementFileError(
@@ -258,96 +190,196 @@ class _File:
             raise MeasurementFileError(f"{self.name}:1: the file is empty.", "Add an entry, e.g. '- model: resnet50'.")
         return root
 
-    def _mapping(self, node: yaml.Node, at: str, known: tuple[str, ...] | None, what: str) -> dict[str, yaml.Node]:
-        """Key -> node; keys outside ``known`` (where given) are an error, except ``x-...`` at the top."""
-        if not isinstance(node, yaml.MappingNode):
-            raise self._error(node, at, f"must be {what}", "")
-        found: dict[str, yaml.Node] = {}
-        for key, child in self._merged(node, at, 0):
-            if key in found:
-                continue  # an own key wins over a merged one; own ones come first
-            if known is not None and key not in known:
-                if not at and key.startswith("x-"):
-                    continue
-                near = did_you_mean(key, known)
-                place = f"{at}.{key}" if at else key
-                raise self._error(child, place, "is unknown", near or f"Known here: {', '.join(known)}.")
-            found[key] = child
-        return found
-
-    def _merged(self, node: yaml.MappingNode, at: str, depth: int) -> Iterator[tuple[str, yaml.Node]]:
-        if depth > 10:
-            raise self._error(node, at, "merges itself", "Remove the circle of '<<'.")
-        merges: list[yaml.Node] = []
-        own: set[str] = set()
-        for key_node, child in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                merges += child.value if isinstance(child, yaml.SequenceNode) else [child]
-                continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise self._error(key_node, at, "has a key that is not a word", "")
-            if key_node.value in own:
-                raise self._error(key_node, f"{at}.{key_node.value}".lstrip("."), "is there twice", "Keep one of them.")
-            own.add(key_node.value)
-            yield key_node.value, child
-        for merge in merges:
-            if not isinstance(merge, yaml.MappingNode):
-                raise self._error(merge, at, "merges something that is not a mapping", "Anchor a mapping with &name.")
-            yield from self._merged(merge, at, depth + 1)
-
-    def _plain(self, node: yaml.Node, at: str) -> Any:
-        """The value of a scalar: None, bool, int, float or text."""
-        if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, at, "must be a single value", "")
+    def _value(self, node: yaml.Node, place: Place) -> Any:
+        if any(self.nodes[place[:end]] is node for end in range(len(place))):
+            raise self._error(node, place, "contains itself", "Remove the circle of aliases.")
+        if len(self.nodes) > MAX_VALUES:
+            raise self._error(node, place[:2], f"makes more than {MAX_VALUES} values", "Shorten the lists.")
+        self.nodes[place] = node
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(child, (*place, index)) for index, child in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            found: dict[str, Any] = {}
+            for key, child in self._items(node, place, 0):
+                if key not in found:  # a mapping's own keys come first, and win over merged ones
+                    found[key] = self._value(child, (*place, key))
+            return found
         try:
-            value = yaml.SafeLoader("").construct_object(node)
+            value = self.loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise self._error(node, at, f"cannot be read: {str(error).splitlines()[0]}", "") from error
+            raise self._error(node, place, f"cannot be read: {str(error).splitlines()[0]}") from error
         if value is not None and not isinstance(value, bool | int | float | str):
-            raise self._error(node, at, f"is '{node.value}', which YAML reads as {type(value).__name__}", "Quote it.")
+            raise self._error(
+                node, place, f"is '{node.value}', which YAML reads as {type(value).__name__}", "Quote it."
+            )
         if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
-            raise self._error(node, at, f"is {node.value[:24]}; it must be finite", "")
+            raise self._error(node, place, f"is {node.value[:24]}; it must be finite")
         return value
 
-    def _scalar(self, node: yaml.Node, at: str, kind: Kind) -> Any:
-        value = self._plain(node, at)
-        if isinstance(kind, tuple):
-            if value not in kind:
-                near = did_you_mean(str(value), kind)
-                raise self._error(node, at, f"is '{node.value}'", near or f"Choose one of {', '.join(kind)}.")
-            return value
-        fits = {
-            _WHOLE: isinstance(value, int) and not isinstance(value, bool),
-            _NUMBER: isinstance(value, int | float) and not isinstance(value, bool),
-            _TEXT: isinstance(value, str) and bool(value),
-            _FLAG: isinstance(value, bool),
-        }[kind]
-        if not fits:
-            raise self._error(node, at, f"is '{node.value}'; it must be {kind}", "")
-        return float(value) if kind == _NUMBER else value
+    def _items(self, node: yaml.MappingNode, place: Place, depth: int) -> Iterator[tuple[str, yaml.Node]]:
+        """The own keys of a mapping, then those that it merges."""
+        if depth > 10:
+            raise self._error(node, place, "merges itself", "Remove the circle of '<<'.")
+        merges: list[yaml.Node] = []
+        own: set[str] = set()
+        for key, child in node.value:
+            if key.tag == _MERGE:
+                merges += child.value if isinstance(child, yaml.SequenceNode) else [child]
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, place, "has a key that is not a word")
+            if key.value in own:
+                raise self._error(key, (*place, key.value), "is there twice", "Keep one of them.")
+            own.add(key.value)
+            yield key.value, child
+        for merge in merges:
+            if not isinstance(merge, yaml.MappingNode):
+                raise self._error(
+                    merge, place, "merges something that is not a mapping", "Anchor a mapping with &name."
+                )
+            yield from self._items(merge, place, depth + 1)
 
-    def _checked(self, check: Callable[[Any], Any], value: Any, node: yaml.Node, at: str) -> Any:
+
+class _File:
+    """One measurement file."""
+
+    def __init__(self, name: str, text: str, check_model: Callable[[str], object] | None) -> None:
+        self.tree = _Tree(name, text)
+        self.folder = Path(name).parent
+        self.check_model = check_model
+
+    def requests(self) -> list[PartialRequest]:
+        top, error = self.tree.value, self.tree.error
+        entries, at, defaults = top, (), PartialRequest()
+        if isinstance(top, dict):
+            if wrong := [key for key in top if key not in ("defaults", "measurements") and not key.startswith("x-")]:
+                near = did_you_mean(wrong[0], ("defaults", "measurements"))
+                raise error((wrong[0],), "is unknown", near or "Known here: defaults, measurements.")
+            if "measurements" not in top:
+                raise error((), "there is no 'measurements' in this file", "List the entries under it.")
+            if "defaults" in top:
+                given = self._validated("defaults", top["defaults"], ("defaults",))
+                defaults = PartialRequest(**next(self._combinations(given, ("defaults",))))
+            entries, at = top["measurements"], ("measurements",)
+        if not isinstance(entries, list):
+            what = "must be a list" if at else "must be a list of measurements, or a mapping with 'measurements'"
+            raise error(at, what, "Begin each entry with '- model: ...'.")
+        if not entries:
+            raise error(at, "there is no entry in the list", "Add one, e.g. '- model: resnet50'.")
+        found: list[PartialRequest] = []
+        for index, entry in enumerate(entries):
+            for request in self._entry(entry, (*at, index)):
+                found.append(request.over(defaults if request.model else _for_sweeps(defaults)))
+                if len(found) > MAX_ENTRIES:
+                    raise error((*at, index), f"makes more than {MAX_ENTRIES} jobs", "Shorten the lists.")
+        return found
+
+    def _entry(self, entry: Any, place: Place) -> Iterator[PartialRequest]:
+        if not isinstance(entry, dict):
+            raise self.tree.error(place, "must be a mapping with 'model' or 'sweep'")
+        if ("model" in entry) == ("sweep" in entry):
+            raise self.tree.error(
+                place, "needs exactly one of 'model' and 'sweep'", "Write '- model: resnet50', for example."
+            )
+        kind = "model" if "model" in entry else "sweep"
+        given = self._validated(kind, entry, place)
+        if kind == "sweep":
+            given["sweep"] = self._sweep(given, place)
+        for index, name in enumerate(given.get("model", ())):
+            with self._placed((*place, "model", index)):
+                if self.check_model is not None:
+                    self.check_model(name)
+        for values in self._combinations(given, place):
+            yield PartialRequest(where=f"{self.tree.name}:{self.tree.line(place)}", **values)
+
+    def _sweep(self, given: dict[str, Any], place: Place) -> Sweep:
+        from farm.operators.sweep import check_names
+
+        grid = {name: tuple(values) for name, values in given.pop("grid").items()}
+        sweep = Sweep(given["sweep"], grid, given.pop("name", ""))
+        if sweep.size > MAX_COMBINATIONS:
+            raise self.tree.error(
+                (*place, "grid"), f"has {sweep.size} combinations, more than {MAX_COMBINATIONS}", "Split it."
+            )
+        with self._placed((*place, "grid")):
+            check_names(sweep)
+        return sweep
+
+    def _combinations(self, given: dict[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+        """The fields of a request, for each combination of the values in lists."""
+        with self._placed((*place, "operators")):
+            if "operators" in given:
+                given["operators"] = operator_names(",".join(given["operators"]))
+        fixed = {**given.pop("protocol", {}), **given.pop("stopping", {})}
+        for name, value in given.items():
+            if name in VARIANT and VARIANT[name].type is Path:
+                given[name] = self.folder / value
+        lists = [
+            [(name, one) for one in (value if isinstance(value, list) else [value])] for name, value in given.items()
+        ]
+        for combination in itertools.product(*lists):
+            yield {**dict(combination), **fixed}
+
+    def _validated(self, kind: str, entry: Any, place: Place) -> dict[str, Any]:
+        """The keys that an entry has, validated.
+
+        Raises:
+            MeasurementFileError: names the first wrong key with its line.
+        """
+        model = _entry_models()[kind]
         try:
-            return check(value)
+            found = model.model_validate(entry).model_dump(exclude_unset=True)
+            return {key: found[key] for key in entry}
+        except ValidationError as error:
+            raise self._explained(error.errors(include_url=False)[0], kind, model, place) from None
+
+    def _explained(self, problem: Any, kind: str, model: type[BaseModel], place: Place) -> MeasurementFileError:
+        """The error for a problem that Pydantic found."""
+        at, value = self._known_place((*place, *problem["loc"])), problem["input"]
+        if problem["type"] == "extra_forbidden":
+            siblings = _keys_of(model, problem["loc"][:-1])
+            near = did_you_mean(str(at[-1]), siblings)
+            return self.tree.error(at, "is unknown", near or f"Known here: {', '.join(siblings)}.")
+        if problem["type"] == "missing":
+            name = problem["loc"][-1]
+            return self.tree.error(place, f"has no '{name}'", f"Add '{name}:' to the entry.")
+        if problem["type"] == "too_short":
+            return self.tree.error(at, "is an empty list", "Give at least one value, or leave the key out.")
+        if isinstance(value, list) and kind == "defaults":
+            return self.tree.error(at, "takes one value", "Write lists in the entries.")
+        needed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        needed = needed.replace("valid ", "").replace("an integer", "a whole number").replace("a integer", "a whole number")
+        node = self.tree.nodes[at]
+        if not isinstance(node, yaml.ScalarNode):
+            return self.tree.error(at, "must be a mapping" if "dictionary" in needed else "must be a single value")
+        shown = node.value[:24] if isinstance(value, int | float) and value not in (True, False) else f"'{node.value}'"
+        choices = [word.strip(" '") for word in re.split(",| or ", problem.get("ctx", {}).get("expected", ""))]
+        return self.tree.error(at, f"is {shown}; {needed}", did_you_mean(str(value), choices))
+
+    def _known_place(self, place: Place) -> Place:
+        """The longest beginning of a place that is in the file."""
+        return next(place[:end] for end in range(len(place), -1, -1) if place[:end] in self.tree.nodes)
+
+    @contextlib.contextmanager
+    def _placed(self, place: Place) -> Iterator[None]:
+        """Add file, line and key to a `FarmError`."""
+        try:
+            yield
         except MeasurementFileError:
             raise
         except FarmError as error:
-            raise MeasurementFileError(f"{self.name}:{_line(node)}: {at}: {error.message}", error.next_step) from error
-
-    def _error(self, node: yaml.Node, at: str, problem: str, step: str) -> MeasurementFileError:
-        place = f"{at} {problem}" if at else problem
-        return MeasurementFileError(
-            f"{self.name}:{_line(node)}: {place}.", step or "docs/measurement-files.md describes the format."
-        )
+            at = self._known_place(place)
+            raise self.tree.error(at, f": {error.message}", error.next_step) from error
 
 
-def _for_sweeps(defaults: Wish) -> Wish:
-    """The defaults that mean something for a sweep; its sizes and dtype are in its grid."""
-    kept: Mapping[str, Any] = {
-        name: getattr(defaults, name) for name in ("reuse", "placements", *_PROTOCOL_KEYS, *_STOPPING_KEYS)
-    }
-    return Wish(**kept)
+def _keys_of(model: type[BaseModel], inside: Place) -> list[str]:
+    for key in inside:
+        annotation = model.model_fields[str(key)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            model = annotation
+    return list(model.model_fields)
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+def _for_sweeps(defaults: PartialRequest) -> PartialRequest:
+    """The defaults that apply to a sweep; its sizes and dtype are in its grid."""
+    return PartialRequest(**defaults.among(["reuse", "placements", *PROTOCOL, *STOPPING]))

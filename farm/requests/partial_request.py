@@ -1,29 +1,28 @@
-"""What a job gets where a person said nothing: batch, launch and windows that suit the card.
+"""From what a user gave to a complete request, and back to the command line that repeats it.
 
-A `Wish` holds what *was* said, on the command line or in a measurement file; everything else is None. It becomes
-a `Request` only when the kind of card is known, because a sensible batch and launch depend on it.
+A `PartialRequest` holds the fields given on the command line or in a measurement file. `complete` adds the defaults. They depend
+on the kind of card, so a request is complete only when the card is known.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from farm.errors import CaptureError, UnknownOperator, UsageError
+from farm.types.fields import Field, Record, declared, fields_of
 from farm.types.protocol import Protocol, Stopping, Variant
-from farm.types.protocol import Protocol as Method
 from farm.types.request import Request, Sweep, named
 from farm.types.tuple import short_name_of
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What suits one kind of card."""
+    """The defaults of one kind of card."""
 
     batch: int
     launch: str
@@ -33,12 +32,12 @@ class Defaults:
 
 _DEFAULTS = {
     "cuda": Defaults(batch=32, launch="graph", stopping=Stopping(), data="seen"),  # values move an H200's power by 5 %
-    # A CPU has no graphs and seldom an energy counter, so short windows do: resnet18 ends in about two minutes.
+    # A CPU has no graphs and rarely an energy counter, so short windows suffice: resnet18 takes about two minutes.
     "cpu": Defaults(batch=4, launch="eager", stopping=Stopping(warm_up_s=0.2, minimum_s=0.3, maximum_s=1.5)),
     "simulated": Defaults(batch=32, launch="graph", stopping=Stopping(warm_up_s=0.0, minimum_s=0.0, maximum_s=0.1)),
 }
 
-#: `--quick`: figures to look at, not to publish.
+#: `--quick`: a first look, not for publication.
 QUICK: dict[str, Any] = {
     "warm_up_s": 0.1,
     "minimum_s": 0.1,
@@ -54,13 +53,12 @@ def defaults_for(card_kind: str) -> Defaults:
 
 
 def default_data(card_kind: str, step: str = "") -> str:
-    """What stands in tensors. Of a training step's tuples nothing was seen: a forward pass alone does not run them."""
+    """The default input values. A training step has no recorded values: only a forward pass is run for them."""
     return "normal" if step else defaults_for(card_kind).data
 
 
 def default_dtype(model: str, card_kind: str) -> str:
-    """What a model is read in on a kind of card: models that generate text are served in bfloat16, which few CPUs have
-    arithmetic for.
+    """The default dtype: bfloat16 for models that generate text, except on CPUs, which rarely have bfloat16 arithmetic.
 
     Raises:
         UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
@@ -71,102 +69,99 @@ def default_dtype(model: str, card_kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person said about one job; None is "not said". Exactly one of model and sweep is set when it is complete.
+class TextFiles(Record):
+    """The files of a user's own text. `farm.models.catalog.variant` makes the field `Variant.text` from them."""
 
-    ``where`` says where it was said ("jobs.yml:12", or "" for the command line), for messages.
-    """
-
-    model: str | None = None
-    sweep: Sweep | None = None
-    batch: int | None = None
-    input_size: int | None = None
-    length: int | None = None
-    padded: bool | None = None
-    phase: str | None = None
-    cache: int | None = None
-    layers: int | None = None
-    text: Path | None = None
-    tokenizer: Path | None = None
-    step: str | None = None
-    optimizer: str | None = None
-    amp: str | None = None
-    accumulate: int | None = None
-    recompute: str | None = None
-    dtype: str | None = None
-    memory_format: str | None = None
-    mode: str | None = None
-    weights: str | None = None
-    operators: tuple[str, ...] | None = None
-    target: float | None = None
-    reuse: str | None = None
-    placements: str | None = None
-    launch: str | None = None
-    residency: str | None = None
-    data: str | None = None
-    grad: bool | None = None
-    tf32: bool | None = None
-    cudnn_benchmark: bool | None = None
-    cudnn_deterministic: bool | None = None
-    warm_up_s: float | None = None
-    minimum_s: float | None = None
-    maximum_s: float | None = None
-    time_half_width: float | None = None
-    energy_half_width: float | None = None
-    where: str = ""
-
-    def over(self, other: Wish) -> Self:
-        """This wish where it says something, the other where it does not."""
-        said = {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) not in (None, "")}
-        return dataclasses.replace(other, **said)  # type: ignore[return-value]
-
-    @property
-    def title(self) -> str:
-        return self.model or str(self.sweep)
-
-    def _said(self, names: Iterable[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-_VARIANT, _METHOD, _STOPPING = ([f.name for f in dataclasses.fields(part)] for part in (Variant, Method, Stopping))
-_METHOD.remove("placement")  # jobs enumerate placements: which there are is a matter of the tuple
-
-
-def complete(wish: Wish, card_kind: str, *, target: float) -> Request:
-    """The request that a wish becomes on a kind of card.
-
-    Raises:
-        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
-        UsageError: a value is none of its choices or out of range; the message names it.
-    """
-    defaults = defaults_for(card_kind)
-    data = default_data(card_kind, wish.step or "") if wish.sweep is None else "normal"
-    method = Method(**{"launch": defaults.launch, "data": data, **wish._said(_METHOD)})
-    if card_kind == "cpu" and method.launch == "graph":
-        raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")
-    variant = None
-    if wish.sweep is None:
-        if wish.model is None:
-            raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
-        from farm.models import catalog
-
-        usual = {"batch": defaults.batch, "dtype": default_dtype(wish.model, card_kind)}
-        said = {**usual, **wish._said([*_VARIANT, "tokenizer"])}
-        variant = catalog.variant(said.pop("model"), **said)
-    return Request(
-        variant=variant,
-        sweep=wish.sweep,
-        protocol=method,
-        stopping=_stopping(defaults.stopping, wish),
-        operators=wish.operators or ("all",),
-        target=target if wish.target is None else wish.target,
-        reuse=wish.reuse or "model",  # type: ignore[arg-type]  # Request checks it
-        placements=wish.placements or "none",  # type: ignore[arg-type]
+    text: Path | None = declared(
+        None, "a text that language models read", "--text", usual="the farm's own", metavar="FILE"
+    )
+    tokenizer: Path | None = declared(
+        None,
+        "with --text: the folder with the tokenizer.json that turns the text into token ids",
+        "--tokenizer",
+        metavar="FOLDER",
     )
 
 
-def _stopping(default: Stopping, wish: Wish) -> Stopping:
-    values = {**default.to_json(), **wish._said(_STOPPING)}
+#: The fields of a request that a user gives one by one, by the record that they become part of.
+VARIANT = {one.name: one for kind in (Variant, TextFiles) for one in fields_of(kind) if one.name != "model"}
+PROTOCOL = {one.name: one for one in fields_of(Protocol) if one.name != "placement"}  # jobs enumerate placements
+STOPPING = {one.name: one for one in fields_of(Stopping)}
+JOB = {one.name: one for one in fields_of(Request) if one.name in ("operators", "target", "reuse", "placements")}
+GIVEN: Mapping[str, Field] = {**VARIANT, **PROTOCOL, **STOPPING, **JOB}
+
+
+@dataclass(frozen=True, init=False)
+class PartialRequest:
+    """The fields that a user gave for one job; others read as None. A complete one has either ``model`` or ``sweep``.
+
+    Attributes:
+        given: field name -> value, see `GIVEN`; beside these ``model`` and ``sweep``.
+        where: file and line that it is from ("jobs.yml:12"), for messages; "" for the command line.
+    """
+
+    given: Mapping[str, Any]
+    where: str
+
+    def __init__(self, *, where: str = "", **given: Any) -> None:
+        if unknown := given.keys() - GIVEN.keys() - {"model", "sweep"}:
+            raise TypeError(f"not fields of a request: {', '.join(sorted(unknown))}")
+        object.__setattr__(self, "given", {name: given[name] for name in given if given[name] not in (None, "")})
+        object.__setattr__(self, "where", where)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in GIVEN or name in ("model", "sweep"):
+            return self.given.get(name)
+        raise AttributeError(name)
+
+    def over(self, other: PartialRequest) -> PartialRequest:
+        """Both together; the fields of this one win."""
+        return PartialRequest(where=self.where or other.where, **{**other.given, **self.given})
+
+    @property
+    def title(self) -> str:
+        return self.given.get("model") or str(self.given.get("sweep"))
+
+    def among(self, names: Iterable[str]) -> dict[str, Any]:
+        """The given fields of these names."""
+        return {name: self.given[name] for name in names if name in self.given}
+
+
+def complete(partial: PartialRequest, card_kind: str, *, target: float) -> Request:
+    """The request for a kind of card.
+
+    Args:
+        target: of the verdict, if none was given.
+
+    Raises:
+        UnknownModel, UnsupportedModel: the catalog does not have it, or refuses it.
+        UsageError: a value is not one of its choices, or out of range; the message names it.
+    """
+    sweep: Sweep | None = partial.sweep
+    defaults = defaults_for(card_kind)
+    data = default_data(card_kind, partial.step or "") if sweep is None else "normal"
+    protocol = Protocol(**{"launch": defaults.launch, "data": data, **partial.among(PROTOCOL)})
+    if card_kind == "cpu" and protocol.launch == "graph":
+        raise UsageError("A CPU has no CUDA graphs to launch.", "Leave --launch out, or give --launch eager.")
+    variant = None
+    if sweep is None:
+        if partial.model is None:
+            raise UsageError("No model was named.", "Name one, e.g. `farm run resnet18`; `farm models` lists them.")
+        from farm.models import catalog
+
+        usual = {"batch": defaults.batch, "dtype": default_dtype(partial.model, card_kind)}
+        variant = catalog.variant(partial.model, **{**usual, **partial.among(VARIANT)})
+    return Request(
+        variant=variant,
+        sweep=sweep,
+        protocol=protocol,
+        stopping=_stopping(defaults.stopping, partial),
+        **{"target": target, **partial.among(JOB)},
+    )
+
+
+def _stopping(default: Stopping, partial: PartialRequest) -> Stopping:
+    values = {**default.to_json(), **partial.among(STOPPING)}
     for name, value in values.items():
         above = name in ("maximum_s", "time_half_width", "energy_half_width")
         if not 0 <= value < math.inf or (above and value == 0):
@@ -174,7 +169,7 @@ def _stopping(default: Stopping, wish: Wish) -> Stopping:
                 f"{name} is {value}; it must be {'above 0' if above else 'at least 0'} and finite.",
                 "Give the window in seconds, e.g. --window 3.",
             )
-    if wish.minimum_s is None:
+    if partial.minimum_s is None:
         values["minimum_s"] = min(values["minimum_s"], values["maximum_s"])
     if values["minimum_s"] > values["maximum_s"]:
         raise UsageError(
@@ -185,81 +180,39 @@ def _stopping(default: Stopping, wish: Wish) -> Stopping:
 
 
 def operator_names(text: str) -> tuple[str, ...]:
-    """ "Conv2d, Linear" as names. "all" and "auto" stand alone."""
+    """Split "Conv2d, Linear" into names, without repetitions.
+
+    Raises:
+        UsageError: "all" or "auto" beside names, or no name at all.
+    """
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if len(names) > 1 and (mixed := {"all", "auto"}.intersection(names)):
         raise UsageError(
             f"--operators '{text}' mixes '{mixed.pop()}' with names.", "Give all, auto, or names such as Conv2d,Linear."
         )
+    if not names:
+        raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
     return names
 
 
-# ----- merged from farm.requests.partial_request
-# From a request back to the command line that asks for it: what a report says to repeat it.
+def check_requested_operators(requests: Sequence[Request]) -> None:
+    """Check the operator names of requests.
 
-
-def command_of(request: Request) -> str:
-    """``farm run resnet50 --batch 32 --input-size 224 ... --reuse none``; "" for a sweep, which stands in a measurement file.
-
-    What differs between kinds of cards is named even where it is the default. Readings are taken anew. Where a text of somebody's
-    own was read, which nobody keeps, FILE and FOLDER stand for it and its tokenizer.
-    """
-    if request.variant is None:
-        return ""
-    variant, protocol, usual = request.variant, request.protocol, Protocol()
-    words = ["farm", "run", variant.model, "--batch", str(variant.batch)]
-    words += ["--input-size", str(variant.input_size)] if variant.input_size else []
-    words += ["--length", str(variant.length)] if variant.length and variant.phase != "decode" else []
-    # Of a model that generates text, a CPU's default is another than a card's.
-    words += ["--phase", variant.phase, "--dtype", variant.dtype] if variant.phase else []
-    for option, value, default in (
-        ("--cache", str(variant.cache), "0"),
-        ("--layers", str(variant.layers), "0"),
-        ("--dtype", "" if variant.phase else variant.dtype, "" if variant.phase else Variant.dtype),
-        ("--memory-format", variant.memory_format, Variant.memory_format),
-        ("--mode", "" if variant.step else variant.mode, "" if variant.step else Variant.mode),
-        ("--step", variant.step, ""),
-        ("--optimizer", variant.optimizer, ""),
-        ("--amp", variant.amp, ""),
-        ("--accumulate", str(variant.accumulate), "1"),
-        ("--recompute", variant.recompute, ""),
-        ("--operators", ",".join(request.operators), "all"),
-        ("--residency", protocol.residency, usual.residency),
-        ("--placements", request.placements, "none"),
-    ):
-        if value != default:
-            words += [option, value]
-    words += ["--launch", protocol.launch, "--data", protocol.data]
-    words += ["--padded"] * variant.padded
-    words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
-    words += ["--tf32"] * protocol.tf32 + ["--cudnn-benchmark"] * protocol.cudnn_benchmark
-    if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
-        words.append("--quick")
-    elif request.stopping.maximum_s != Stopping.maximum_s:
-        words += ["--window", f"{request.stopping.maximum_s:g}"]
-    return shlex.join([*words, "--reuse", "none"])
-
-
-# ----- merged from farm.requests.partial_request
-# The names of operators that people ask for: whether PyTorch has them, and which one was meant.
-
-
-def check_asked_operators(requests: Sequence[Request]) -> None:
-    """Raises:
-    UnknownOperator: a name that a request asks for is of no operator that PyTorch has.
+    Raises:
+        UnknownOperator: PyTorch has no operator of a name.
     """
     names = {name for request in requests for name in named(request.operators)}
     check_operator_names(names, [request.variant for request in requests if request.variant])
 
 
 def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ()) -> None:
-    """
+    """Check short operator names such as Conv2d.
+
     Args:
-        names: short names, such as Conv2d.
-        variants: what they are asked of; what these run is suggested before all else.
+        variants: the models whose operators are suggested first.
 
     Raises:
-        UnknownOperator: one of the names is of no operator that PyTorch has.
+        UnknownOperator: PyTorch has no operator of a name.
     """
     names = sorted(names)
     if not names:
@@ -267,16 +220,16 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
     from farm.operators.sweep import RECIPES
 
-    # Module classes last: of Conv2d and conv2d, which are near to the same misspellings, the class is suggested.
+    # Functions before module classes, so that a later class replaces its function: Conv2d is suggested, not conv2d.
     there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}
     known = sorted(there, key=lambda name: (name[0].isupper(), name))
     for name in names:
         if name not in known:
-            raise UnknownOperator.named(name, _run_by(variants), RECIPES, known)
+            raise UnknownOperator.named(name, _operators_of(variants), RECIPES, known)
 
 
-def _run_by(variants: Iterable[Variant]) -> set[str]:
-    """The operators of the models, without those that cannot be taken apart: their own job says so."""
+def _operators_of(variants: Iterable[Variant]) -> set[str]:
+    """The operators of the models. Skips models that cannot be captured: their own job reports that."""
     from farm.training.extract import extract
 
     found: set[str] = set()
@@ -286,3 +239,36 @@ def _run_by(variants: Iterable[Variant]) -> set[str]:
         except CaptureError:
             continue
     return found
+
+
+def command_of(request: Request) -> str:
+    """The command that repeats a request: ``farm run resnet50 --batch 32 ... --reuse none``; "" for a sweep.
+
+    Options whose default depends on the card are always named. FILE and FOLDER stand for a user's own text and its tokenizer,
+    whose paths are not stored.
+    """
+    variant = request.variant
+    if variant is None:
+        return ""
+    named = {"batch", "input_size", "phase", "launch", "data"} | ({"dtype"} if variant.phase else set())
+    skipped = {"text"} | ({"length"} if variant.phase == "decode" else set()) | ({"mode"} if variant.step else set())
+    words = ["farm", "run", variant.model]
+    for record in (variant, request.protocol, request):
+        for one in fields_of(type(record)):
+            value = getattr(record, one.name)
+            if not one.option or one.name in {*skipped, "target", "reuse"}:
+                continue
+            if (value == one.default and one.name not in named) or value in (0, ""):
+                continue
+            words += _option(one, ",".join(value) if isinstance(value, tuple) else value)
+    words += ["--text", "FILE", "--tokenizer", "FOLDER"] if variant.text else []
+    if all(getattr(request.stopping, name) == value for name, value in QUICK.items()):
+        words.append("--quick")
+    elif request.stopping.maximum_s != Stopping.maximum_s:
+        words += ["--window", f"{request.stopping.maximum_s:g}"]
+    return shlex.join([*words, "--reuse", "none"])
+
+
+def _option(field: Field, value: Any) -> list[str]:
+    flag = field.option[-1].partition("/")[0]
+    return [flag] if value is True else [flag, str(value)]

@@ -1,106 +1,103 @@
-"""How a subject is measured (`Protocol`), how long (`Stopping`), of what (`Subject`, `Variant`) and with what (`Software`).
+"""What is measured (`Variant`, `Subject`), how (`Protocol`, `Stopping`) and with what (`Software`).
 
-They travel between the farm and a benchmark process as plain JSON; what comes back is in `farm.types.reading`. No torch
-here: the command line and the store read them too.
+These records travel as JSON between the farm and a benchmark process; the result is a `farm.types.reading.Reading`. Each field is
+declared here, once (`farm.types.fields`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from farm.errors import UsageError
+from farm.types.fields import LARGEST_NUMBER, ContentAddressed, Record, content_id, declared, original
 from farm.types.memory_tiers import Placement
 from farm.types.value_profiles import is_class
 
+__all__ = [
+    "LARGEST_NUMBER",
+    "OPTIMIZERS",
+    "OnPhase",
+    "Protocol",
+    "Software",
+    "Stopping",
+    "Subject",
+    "Variant",
+    "content_id",
+]
+
 Launch = Literal["graph", "eager"]
 Residency = Literal["resident", "reuse", "stream", "chain"]
-# normal, zeros, a class of `farm.types.value_profiles`; or seen, which a job resolves to a class for each call
-DataPolicy = str
-SubjectKind = Literal["operator", "variant"]
-#: What a database's column of whole numbers holds.
-LARGEST_NUMBER = 2**31 - 1
-#: Of a training step. SGD has momentum; without an implementation behind it, PyTorch's own choice on that kind of device.
+#: Of a training step. SGD has momentum. Without a suffix, PyTorch chooses the implementation for the device.
 OPTIMIZERS = tuple(f"{kind}{how}" for kind in ("sgd", "adam", "adamw") for how in ("", "-foreach", "-fused"))
-OnPhase = Callable[[str, dict[str, Any]], None]  # told the name of each phase of a measurement as it begins
-
-
-def content_id(data: Any) -> str:
-    """The content address of plain JSON: 32 hex digits of the SHA-256 of its canonical form."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+#: Called with the name of each phase of a measurement when it starts, and with details of it.
+OnPhase = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """What is plain JSON field by field."""
+class Protocol(ContentAddressed):
+    """The conditions of a measurement. Only readings of one protocol are comparable; its id is part of a reading's identity."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
-
-@dataclass(frozen=True)
-class Protocol(Plain):
-    """What must be equal for two readings to be comparable. Its `id` is part of a reading's identity."""
-
-    launch: Launch = "graph"
-    residency: Residency = "resident"
-    data: DataPolicy = "normal"
-    grad: bool = False
-    tf32: bool = False  # both matmul and cuDNN
-    cudnn_benchmark: bool = False
-    cudnn_deterministic: bool = False
-    placement: str = ""  # of a tuple: what lies in slow memory (`farm.types.memory_tiers`); "" nothing
-
-    CHOICES = {  # noqa: RUF012 - not a field
-        "launch": get_args(Launch),
-        "residency": get_args(Residency),
-        "data": ("normal", "zeros", "seen"),
-    }
+    launch: Launch = original(
+        "graph",
+        "graph (CUDA graphs) or eager",
+        "--launch",
+        usual="graph on a GPU, eager on a CPU",
+        choices=get_args(Launch),
+    )
+    residency: Residency = original(
+        "resident",
+        "which data is in the cache when a pass starts: resident, reuse, stream or chain",
+        "--residency",
+        usual="resident",
+        choices=get_args(Residency),
+    )
+    # `seen`: a job replaces it with a value profile (`farm.types.value_profiles`) for each call.
+    data: str = original(
+        "normal",
+        "values of the inputs: seen (as in the running model), normal, zeros, or a value profile",
+        "--data",
+        usual="seen on a GPU, normal on a CPU",
+        choices=("normal", "zeros", "seen"),
+    )
+    grad: bool = original(False, "whether autograd records")
+    tf32: bool = original(
+        False, "allow TF32 in float32 arithmetic, of matrix products and cuDNN", "--tf32/--no-tf32", usual="no"
+    )
+    cudnn_benchmark: bool = original(
+        False,
+        "let cuDNN try several kernels and take the fastest",
+        "--cudnn-benchmark/--no-cudnn-benchmark",
+        usual="no",
+    )
+    cudnn_deterministic: bool = original(False, "whether cuDNN uses deterministic kernels only")
+    placement: str = declared("", "which of a tuple's tensors are in slow memory (in0+out0)", note="empty: none")
 
     def __post_init__(self) -> None:
-        for name, choices in self.CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices and not (name == "data" and is_class(value)):
-                raise UsageError(f"{name} '{value}' is unknown.", f"Choose one of {', '.join(choices)}.")
+        super().__post_init__()
         Placement.parse(self.placement)
 
-    def to_json(self) -> dict[str, Any]:
-        data = super().to_json()
-        if not self.placement:  # ids of readings from before there were placements stay what they are
-            del data["placement"]
-        return data
-
-    @property
-    def id(self) -> str:
-        return content_id(self.to_json())
+    def _accepts(self, name: str, value: Any) -> bool:
+        return name == "data" and is_class(value)
 
     def with_placement(self, placement: str) -> Self:
         """The same protocol with other tensors of a tuple in slow memory."""
         return dataclasses.replace(self, placement=placement)
 
-    def with_data(self, data: DataPolicy) -> Self:
-        """The same protocol for a class of data: under `seen` each tuple is read under the class of its calls."""
+    def with_data(self, data: str) -> Self:
+        """The same protocol with other input values: a job with `seen` measures each tuple under the profile of its calls."""
         return dataclasses.replace(self, data=data)
 
     @property
     def measures_context(self) -> bool:
-        """Whether tuples are also timed among other operators: where the policy stands for a running model."""
+        """Whether tuples are also timed among other operators: only if the protocol stands for a running model."""
         return self.launch == "graph" and self.residency == "resident" and not self.placement
 
     @property
     def of_whole(self) -> Self:
-        """What a whole model is read under: its own layers make the values, from standard normal inputs."""
+        """The protocol of a whole model: standard normal inputs, from which its layers compute the other values."""
         return self.with_data("normal") if self.data == "seen" else self
 
     def __str__(self) -> str:
@@ -110,92 +107,139 @@ class Protocol(Plain):
 
 
 @dataclass(frozen=True)
-class Stopping(Plain):
-    """When a window may end. Not part of a protocol's identity: a tighter reading satisfies a looser request.
+class Stopping(Record):
+    """When a window ends. Not part of a protocol's identity: a more precise reading satisfies a less strict request.
 
-    Half-widths are of the 95 % interval, relative to the figure.
+    Half-widths are of the 95 % interval, relative to the value.
     """
 
-    warm_up_s: float = 0.3
-    minimum_s: float = 0.5
-    maximum_s: float = 3.0
-    time_half_width: float = 0.01
-    energy_half_width: float = 0.02
+    warm_up_s: float = original(0.3, "length of the warm-up", unit="s")
+    minimum_s: float = original(0.5, "shortest window of one reading", unit="s")
+    maximum_s: float = original(3.0, "longest window of one reading, in seconds", "--window", unit="s")
+    time_half_width: float = original(0.01, "relative half-width of the time's interval at which a window ends")
+    energy_half_width: float = original(0.02, "relative half-width of the energy's interval at which a window ends")
 
 
 @dataclass(frozen=True)
-class Variant(Plain):
-    """A model variant: all that decides what a model computes. Models are built with seeded random weights.
+class Variant(ContentAddressed):
+    """A model variant: everything that decides what a model computes. Models are built with seeded random weights.
 
-    What a model has no use for is at its default, and stands in neither its JSON nor its id: sizes of images for one of
-    tokens, and the other way round.
+    A field that a model does not use has its default: a model of tokens has no image size, an image model no length.
     """
 
-    model: str
-    batch: int
-    input_size: int  # 0: it takes no images
-    dtype: str = "float32"
-    memory_format: str = "contiguous"
-    mode: str = "eval"
-    weights: str = "random"
-    length: int = 0  # of each sequence in the batch: tokens, or a sound's values where there is no phase
-    padded: bool = False  # whether the sequences are shorter than that, filled up and masked
-    phase: str = ""  # encode | prefill | decode, of a model of tokens
-    cache: int = 0  # with decode: tokens that the caches have room for, the new one among them
-    layers: int = 0  # what is left of a deep model; 0 all
-    text: str = ""  # the content id of the tokens; "" of the corpus that the farm brings
-    step: str = ""  # training: one iteration of it, from zero_grad to the optimizer; "" the forward alone
-    optimizer: str = ""  # of a step
-    amp: str = ""  # of a step: what autocast computes in
-    accumulate: int = 1  # of a step: passes before the optimizer
-    recompute: str = ""  # of a step: modules that are run anew in the backward, by path, with commas between; or blocks
-
-    CHOICES = {  # noqa: RUF012 - not a field
-        "phase": ("", "encode", "prefill", "decode"),
-        "dtype": ("float32", "float16", "bfloat16"),
-        "memory_format": ("contiguous", "channels_last"),
-        "mode": ("eval", "train"),
-        "weights": ("random",),
-        "step": ("", "training"),
-        "optimizer": ("", *OPTIMIZERS),
-        "amp": ("", "bfloat16", "float16"),
-    }
+    model: str = original(dataclasses.MISSING, "the model's name")
+    batch: int = original(
+        dataclasses.MISSING,
+        "batch size",
+        "-b --batch",
+        usual="depends on the card",
+        metavar="N,...",
+        minimum=1,
+        several=True,
+    )
+    input_size: int = original(
+        dataclasses.MISSING,
+        "height and width of the input",
+        "--input-size",
+        unit="px",
+        usual="the model's own",
+        minimum=0,
+        note="0: the model takes no images",
+    )
+    dtype: str = original(
+        "float32",
+        "float32, float16 or bfloat16",
+        "--dtype",
+        usual="on a GPU bfloat16 if the model generates text, else float32",
+        choices=("float32", "float16", "bfloat16"),
+    )
+    memory_format: str = original(
+        "contiguous",
+        "contiguous or channels_last",
+        "--memory-format",
+        usual="contiguous",
+        choices=("contiguous", "channels_last"),
+    )
+    mode: str = original("eval", "eval or train", "--mode", usual="eval", choices=("eval", "train"))
+    weights: str = original("random", "where the weights come from", choices=("random",))
+    length: int = declared(
+        0,
+        "length of each sequence: tokens, or samples of a sound",
+        "--length",
+        usual="the model's own",
+        metavar="N,...",
+        minimum=0,
+        several=True,
+        note="0: the model takes no sequences",
+    )
+    padded: bool = declared(False, "sequences of unequal length, padded and masked", "--padded")
+    phase: str = declared(
+        "",
+        "of a model of tokens: encode, prefill (a prompt) or decode (one token beside a cache)",
+        "--phase",
+        usual="the model's first",
+        choices=("", "encode", "prefill", "decode"),
+    )
+    cache: int = declared(
+        0,
+        "of decode: tokens that the cache has room for",
+        "--cache",
+        usual="1024",
+        metavar="N,...",
+        minimum=0,
+        several=True,
+        note="0: not decode",
+    )
+    layers: int = declared(0, "number of the model's layers to keep", "--layers", usual="all", minimum=0, note="0: all")
+    # In a variant the content id of the token ids; a user gives a file (`farm.requests.partial_request.TextFiles`).
+    text: str = declared("", "content id of the tokens", note="empty: of the farm's own text")
+    step: str = declared(
+        "",
+        "training: one iteration with loss, backward and optimizer",
+        "--step",
+        usual="the forward pass only",
+        choices=("", "training"),
+        note="empty: the forward pass only",
+    )
+    optimizer: str = declared(
+        "",
+        "of a training step: sgd, adam or adamw, with the suffix -foreach or -fused if wanted",
+        "--optimizer",
+        usual="sgd",
+        choices=("", *OPTIMIZERS),
+    )
+    amp: str = declared(
+        "",
+        "of a training step: dtype that autocast computes in, bfloat16 or float16",
+        "--amp",
+        usual="none",
+        choices=("", "bfloat16", "float16"),
+    )
+    accumulate: int = declared(
+        1, "of a training step: passes before the optimizer", "--accumulate", usual="1", minimum=1
+    )
+    recompute: str = declared(
+        "",
+        "of a training step: modules to run again in the backward pass instead of keeping their activations",
+        "--recompute",
+        metavar="blocks|PATH,...",
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in self.CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} '{value}' is unknown.",
-                    f"Choose one of {', '.join(filter(None, choices))}.",
-                )
-        least = 0 if self.length or self.phase else 1
-        for what, value, smallest, step in (
-            ("batch", self.batch, 1, "Give -b 1 or more."),
-            ("input size", self.input_size, least, "Give --input-size 224, say."),
-            ("length", self.length, 0, "Give --length 128, say."),
-            ("cache", self.cache, 0, "Give --cache 1024, say."),
-            ("number of layers", self.layers, 0, "Give --layers 4, say, or leave it out for all."),
-            ("number of accumulated passes", self.accumulate, 1, "Give --accumulate 4, say, or leave it out."),
-        ):
-            if not smallest <= value <= LARGEST_NUMBER:
-                raise UsageError(f"The {what} is {value}; it must be from {smallest} to {LARGEST_NUMBER}.", step)
-
-    def to_json(self) -> dict[str, Any]:
-        data = super().to_json()
-        return {name: value for name, value in data.items() if name in _ALWAYS or value != _VARIANT_DEFAULTS[name]}
-
-    @property
-    def id(self) -> str:
-        return content_id(self.to_json())
+        super().__post_init__()
+        if not self.input_size and not (self.length or self.phase):
+            raise UsageError(
+                f"The input size is 0; it must be from 1 to {LARGEST_NUMBER}.", "Give --input-size 224, for example."
+            )
 
     @property
     def computes_in(self) -> str:
-        """The type that most of its arithmetic is in."""
+        """The dtype of most of its arithmetic."""
         return self.amp or self.dtype
 
     @property
     def tokens(self) -> int:
-        """That one pass goes over; 0 of a model that takes none."""
+        """Tokens of one pass; 0 if the model takes none."""
         return self.batch * self.length if self.phase else 0
 
     def __str__(self) -> str:
@@ -208,47 +252,44 @@ class Variant(Plain):
         return self.titled(f"{self.phase} {size}" if self.phase == "prefill" and not self.step else size)
 
     def titled(self, size: str) -> str:
-        """What people call it, by the size of what goes in: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
-        extra = "" if self.memory_format == "contiguous" else f" {self.memory_format}"
-        extra += "" if self.mode == "eval" or self.step else f" {self.mode}"
-        extra += " padded" if self.padded else ""
-        extra += f" of {self.layers} layers" if self.layers else ""
-        extra += f" text {self.text[:8]}" if self.text else ""
-        extra += f" {self.step} {self.optimizer}" if self.step else ""
-        extra += f" amp {self.amp}" if self.amp else ""
-        extra += f" accumulate {self.accumulate}" if self.accumulate > 1 else ""
-        extra += f" recompute {self.recompute}" if self.recompute else ""
-        return f"{self.model} {size} {self.dtype}{extra}"
-
-
-#: What stood in a variant's JSON before there were others.
-_ALWAYS = frozenset({"model", "batch", "input_size", "dtype", "memory_format", "mode", "weights"})
-_VARIANT_DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
+        """The title for people, with the size of the input: 'resnet50 32x224 float32', 'bert 8x128 float32'."""
+        extras = [
+            self.memory_format if self.memory_format != "contiguous" else "",
+            self.mode if self.mode != "eval" and not self.step else "",
+            "padded" if self.padded else "",
+            f"of {self.layers} layers" if self.layers else "",
+            f"text {self.text[:8]}" if self.text else "",
+            f"{self.step} {self.optimizer}" if self.step else "",
+            f"amp {self.amp}" if self.amp else "",
+            f"accumulate {self.accumulate}" if self.accumulate > 1 else "",
+            f"recompute {self.recompute}" if self.recompute else "",
+        ]
+        return " ".join([self.model, size, self.dtype, *filter(None, extras)])
 
 
 @dataclass(frozen=True)
-class Subject(Plain):
-    """What a reading is about: an operator tuple's JSON, or a model variant's."""
+class Subject(Record):
+    """What a reading is of: an operator tuple or a model variant, as JSON."""
 
-    kind: SubjectKind
+    kind: Literal["operator", "variant"]
     id: str
     spec: dict[str, Any]
     tokens: dict[str, Any] | None = None  # of a variant with a text: `farm.types.tokens.Tokens` as JSON
 
 
 @dataclass(frozen=True)
-class Software(Plain):
-    """The software a reading was taken with: part of its identity."""
+class Software(ContentAddressed):
+    """The software of a reading. Part of the reading's identity."""
 
-    torch: str
-    torchvision: str = ""
-    cuda: str = ""
-    cudnn: str = ""
-    driver: str = ""
-    python: str = ""
-    platform: str = ""
+    torch: str = original(dataclasses.MISSING, "version of PyTorch")
+    torchvision: str = original("", "version")
+    cuda: str = original("", "version that torch was built with")
+    cudnn: str = original("", "version")
+    driver: str = original("", "version")
+    python: str = original("", "version", note="not part of the software's identity")
+    platform: str = original("", "the host's system", note="not part of the software's identity")
 
     @property
     def id(self) -> str:
-        # The Python version and the kernel change no kernel on the card: shown, not compared.
+        # The Python version and the operating system's kernel change no kernel on the card.
         return content_id({"torch": self.torch, "cuda": self.cuda, "cudnn": self.cudnn, "driver": self.driver})

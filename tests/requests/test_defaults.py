@@ -3,14 +3,14 @@
 import pytest
 
 from farm.errors import UsageError
-from farm.requests.partial_request import Wish, command_of, complete, operator_names
+from farm.requests.partial_request import PartialRequest, command_of, complete, operator_names
 from farm.types.protocol import Variant
 from farm.types.request import Request
 
 
 def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
-    on_gpu = complete(Wish(model="resnet18", input_size=224), "cuda", target=0.9)
-    on_cpu = complete(Wish(model="resnet18", input_size=224), "cpu", target=0.9)
+    on_gpu = complete(PartialRequest(model="resnet18", input_size=224), "cuda", target=0.9)
+    on_cpu = complete(PartialRequest(model="resnet18", input_size=224), "cpu", target=0.9)
     assert (on_gpu.variant.batch, on_gpu.protocol.launch) == (32, "graph")
     assert (on_cpu.variant.batch, on_cpu.protocol.launch) == (4, "eager")
     assert on_cpu.stopping.maximum_s < on_gpu.stopping.maximum_s
@@ -18,27 +18,27 @@ def test_a_gpu_gets_a_large_batch_in_graphs_and_a_cpu_a_small_one_eagerly():
 
 
 def test_what_was_said_wins_also_when_it_is_false_or_zero():
-    below = Wish(batch=8, tf32=True, warm_up_s=1.0)
-    assert Wish(tf32=False, warm_up_s=0.0).over(below) == Wish(batch=8, tf32=False, warm_up_s=0.0)
+    below = PartialRequest(batch=8, tf32=True, warm_up_s=1.0)
+    assert PartialRequest(tf32=False, warm_up_s=0.0).over(below) == PartialRequest(batch=8, tf32=False, warm_up_s=0.0)
 
 
 @pytest.mark.parametrize(
-    ("wish", "kind", "message"),
+    ("partial", "kind", "message"),
     [
-        (Wish(model="resnet18", batch=0), "cuda", "The batch is 0"),
-        (Wish(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
-        (Wish(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
-        (Wish(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),
-        (Wish(model="resnet18", minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
-        (Wish(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
-        (Wish(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
-        (Wish(model="resnet18", input_size=0), "cpu", "not 0 px"),
-        (Wish(), "cpu", "No model was named"),
+        (PartialRequest(model="resnet18", batch=0), "cuda", "The batch is 0"),
+        (PartialRequest(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
+        (PartialRequest(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
+        (PartialRequest(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),
+        (PartialRequest(model="resnet18", minimum_s=3.0, maximum_s=1.0), "cpu", "longer than the longest"),
+        (PartialRequest(model="resnet18", target=1.5), "cpu", "The target is 1.5"),
+        (PartialRequest(model="vit_b_16", input_size=160), "cpu", "takes images of 224 px only"),
+        (PartialRequest(model="resnet18", input_size=0), "cpu", "not 0 px"),
+        (PartialRequest(), "cpu", "No model was named"),
     ],
 )
-def test_wrong_values_are_named(wish, kind, message):
+def test_wrong_values_are_named(partial, kind, message):
     with pytest.raises(UsageError) as caught:
-        complete(wish, kind, target=0.95)
+        complete(partial, kind, target=0.95)
     assert message in caught.value.message
     assert caught.value.next_step
 

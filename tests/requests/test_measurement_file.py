@@ -12,7 +12,7 @@ from farm.requests.partial_request import complete
 
 
 def test_lists_multiply_out_and_defaults_fill_in():
-    wishes = parse(
+    requests = parse(
         """
 defaults: {dtype: bfloat16, protocol: {tf32: true}}
 measurements:
@@ -25,35 +25,35 @@ measurements:
 """,
         "jobs.yml",
     )
-    assert [(wish.model, wish.batch, wish.dtype) for wish in wishes] == [
+    assert [(request.model, request.batch, request.dtype) for request in requests] == [
         ("resnet18", 1, "bfloat16"),
         ("resnet18", 32, "bfloat16"),
         ("resnet50", 1, "bfloat16"),
         ("resnet50", 32, "bfloat16"),
         ("vit_b_16", None, "float32"),
     ]
-    assert all(wish.tf32 for wish in wishes)
-    assert wishes[-1].operators == ("Conv2d", "Linear")
-    assert wishes[-1].maximum_s == 2.0
-    assert wishes[-1].where == "jobs.yml:6"
+    assert all(request.tf32 for request in requests)
+    assert requests[-1].operators == ("Conv2d", "Linear")
+    assert requests[-1].maximum_s == 2.0
+    assert requests[-1].where == "jobs.yml:6"
 
 
 def test_a_text_and_its_tokenizer_lie_where_the_file_says_seen_from_the_file():
-    (wish,) = parse("- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml")
-    assert (wish.text, wish.tokenizer) == (Path("files/mine/a.txt"), Path("/models/bert"))
+    (request,) = parse("- {model: bert-base, text: mine/a.txt, tokenizer: /models/bert}", "files/jobs.yml")
+    assert (request.text, request.tokenizer) == (Path("files/mine/a.txt"), Path("/models/bert"))
     with pytest.raises(UsageError, match=r"The text files/mine/a\.txt does not exist"):
-        complete(wish, "cuda", target=0.95)
+        complete(request, "cuda", target=0.95)
 
 
 def test_a_bare_list_is_enough():
-    assert [wish.model for wish in parse("- model: resnet18\n- model: resnet34\n", "jobs.yml")] == [
+    assert [request.model for request in parse("- model: resnet18\n- model: resnet34\n", "jobs.yml")] == [
         "resnet18",
         "resnet34",
     ]
 
 
 def test_anchors_and_merges_work_and_own_keys_win():
-    wishes = parse(
+    requests = parse(
         """
 x-big: &big {batch: 128, dtype: float16}
 measurements:
@@ -64,11 +64,11 @@ measurements:
 """,
         "jobs.yml",
     )
-    assert [(wish.batch, wish.dtype) for wish in wishes] == [(128, "float16"), (1, "float16")]
+    assert [(request.batch, request.dtype) for request in requests] == [(128, "float16"), (1, "float16")]
 
 
 def test_a_sweep_takes_only_the_defaults_that_mean_something_for_it():
-    (wish,) = parse(
+    (request,) = parse(
         """
 defaults: {batch: 8, reuse: none, protocol: {launch: eager}}
 measurements:
@@ -78,18 +78,18 @@ measurements:
 """,
         "jobs.yml",
     )
-    assert wish.sweep is not None
-    assert wish.sweep.size == 12
-    assert wish.sweep.grid["kernel_size"] == (1, 3, [3, 5])
-    assert (wish.batch, wish.reuse, wish.launch) == (None, "none", "eager")
-    assert complete(wish, "cpu", target=0.95).title == "kernels"
+    assert request.sweep is not None
+    assert request.sweep.size == 12
+    assert request.sweep.grid["kernel_size"] == (1, 3, [3, 5])
+    assert (request.batch, request.reuse, request.launch) == (None, "none", "eager")
+    assert complete(request, "cpu", target=0.95).title == "kernels"
 
 
 def test_several_files_make_one_list_without_repeats(tmp_path):
     first, second = tmp_path / "a.yml", tmp_path / "b.yml"
     first.write_text("- model: resnet18\n- model: resnet34\n")
     second.write_text("- model: resnet34\n- model: resnet50\n")
-    assert [wish.model for wish in load([first, second])] == ["resnet18", "resnet34", "resnet50"]
+    assert [request.model for request in load([first, second])] == ["resnet18", "resnet34", "resnet50"]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- {batch: 1}", "needs exactly one of 'model' and 'sweep'"),
         ("- {model: a, sweep: Conv2d}", "needs exactly one of"),
         ("- model: a\n  batsh: 1", "jobs.yml:2: entries[0].batsh is unknown"),
-        ("- model: a\n  batch: [1, two]", "jobs.yml:2: entries[0].batch is 'two'; it must be a whole number"),
-        ("- model: a\n  batch: 0", "entries[0].batch is 0; it must be from 1 to 2147483647"),
+        ("- model: a\n  batch: [1, two]", "jobs.yml:2: entries[0].batch[1] is 'two'; it must be a whole number"),
+        ("- model: a\n  batch: 0", "entries[0].batch is 0; it must be greater than or equal to 1"),
         (
             "- model: a\n  batch: 99999999999999999999999",
-            "entries[0].batch is 99999999999999999999999; it must be from 1",
+            "entries[0].batch is 99999999999999999999999; it must be less than or equal to 2147483647",
         ),
         (
             "- model: a\n  input_size: 2147483648",
-            "entries[0].input_size is 2147483648; it must be from 1 to 2147483647",
+            "entries[0].input_size is 2147483648; it must be less than or equal to 2147483647",
         ),
         (
             "- sweep: Linear\n  grid: {in_features: 9223372036854775808, out_features: 1}",
@@ -135,8 +135,9 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- model: a\n  protocol: {lunch: eager}", "entries[0].protocol.lunch is unknown"),
         ("- model: a\n  protocol: {launch: never}", "entries[0].protocol.launch is 'never'"),
         ("- &a {<<: *a, model: b}", "merges itself"),
-        ("- &a [*a]", "must be a mapping"),
-        ("- model: &a [*a]", "must be a single value"),
+        ("- &a [*a]", "contains itself"),
+        ("- model: &a [*a]", "contains itself"),
+        ("- model: {a: b}", "entries[0].model[0] must be a single value"),
         ("- model: a\n  <<: 3", "merges something that is not a mapping"),
         ("- sweep: Conv2d", "has no 'grid'"),
         ("- sweep: Conv2\n  grid: {batch: 1}", "There is no sweep of the operator 'Conv2'"),
@@ -181,8 +182,8 @@ def test_a_dash_is_standard_input_read_once(monkeypatch):
     for text, told in ((b"- model: resnet18\n", ""), (b"- {}\n", "standard input:1: entries"), (b"\xff", "not UTF-8")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
         with pytest.raises(MeasurementFileError, match=told) if told else contextlib.nullcontext():
-            (wish,) = load(["-", "-"])
-            assert (wish.model, wish.where) == ("resnet18", "standard input:1")
+            (request,) = load(["-", "-"])
+            assert (request.model, request.where) == ("resnet18", "standard input:1")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -195,7 +196,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_keys_of_a_training_step_take_what_its_options_take():
     text = "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, accumulate: 2, recompute: blocks}"
-    found = [complete(wish, "cuda", target=0.95).variant for wish in parse(text, "jobs.yml")]
+    found = [complete(request, "cuda", target=0.95).variant for request in parse(text, "jobs.yml")]
     assert [one.optimizer for one in found] == ["sgd-fused", "adamw-fused"]
     assert {(one.mode, one.amp, one.accumulate, one.recompute) for one in found} == {("train", "float16", 2, "blocks")}
     with pytest.raises(MeasurementFileError, match="amp is 'float8'"):

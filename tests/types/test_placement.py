@@ -48,7 +48,7 @@ def test_protocols_and_requests_without_a_placement_keep_their_ids():
 
 
 def test_a_choice_that_there_is_not():
-    with pytest.raises(UsageError, match="--placements 'some' is unknown"):
+    with pytest.raises(UsageError, match="placements 'some' is unknown"):
         Request(sweep=Sweep("Linear", {}), placements="some")
-    with pytest.raises(UsageError, match="A placement is of a tuple's tensors"):
+    with pytest.raises(UsageError, match="A placement names the tensors of one tuple"):
         Request(variant=Variant("resnet18", 1, 64), protocol=Protocol(placement="in0"))

@@ -1,0 +1,189 @@
+"""The declaration of a field: name, type, default, meaning, unit, choices and command-line option, all in one place.
+
+A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in its class.
+Everything else is derived from it: validation, JSON and content id (`Record`), database columns (`farm.store.tables`), export
+columns (`farm.exchange.columns`), command-line options (`cli.options`), keys of measurement files
+(`farm.requests.measurement_file`) and the fields of `farm.requests.partial_request.PartialRequest`.
+
+No torch and no Pydantic: the command line loads these classes before it knows what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Self
+
+from farm.errors import UsageError
+
+#: The largest value of an integer column in the database.
+LARGEST_NUMBER = 2**31 - 1
+_KINDS = {str: "text", int: "integer", float: "number", bool: "boolean", tuple: "texts"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One declared field.
+
+    Attributes:
+        name: of the attribute, the database column, the export column and the measurement-file key.
+        type: ``str``, ``int``, ``float``, ``bool`` or another plain type; without ``None``.
+        default: `dataclasses.MISSING` if the field must be given.
+        description: what it is, for people; begins in lower case.
+        unit: of a number; "" if it has none.
+        note: more for the data dictionary, such as the meaning of 0.
+        usual: what applies if a user does not give it, for the help text.
+        choices: the values that are accepted; () if any. "" stands for "not given".
+        minimum: the smallest integer that is accepted.
+        option: flags of the command-line option; () if there is none.
+        metavar: placeholder for the value in the help text.
+        several: the command line takes several values, separated by commas, and makes a job of each.
+        always: written to JSON also at its default, see `Record.to_json`.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    description: str = ""
+    unit: str = ""
+    note: str = ""
+    usual: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: int | None = None
+    option: tuple[str, ...] = ()
+    metavar: str | None = None
+    several: bool = False
+    always: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The type of its export column: text, integer, number, boolean or texts."""
+        return _KINDS.get(self.type, "json")
+
+    @property
+    def meaning(self) -> str:
+        """The text of the data dictionary."""
+        return f"{self.description}; {self.note}" if self.note else self.description
+
+    @property
+    def help(self) -> str:
+        """The help text of the command-line option."""
+        text = self.description[:1].upper() + self.description[1:]
+        several = " Several: a job each." if self.several else ""
+        return f"{text}.{f' Default: {self.usual}.' if self.usual else ''}{several}"
+
+
+def declared(default: Any, description: str, option: str = "", **more: Any) -> Any:
+    """Declare a field of a frozen dataclass.
+
+    Args:
+        option: flags of its command-line option, separated by blanks; "" if it has none.
+        more: see `Field`.
+    """
+    metadata = {"description": description, "option": tuple(option.split()), **more}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def original(default: Any, description: str, option: str = "", **more: Any) -> Any:
+    """Declare a field of the first version, which stays in JSON at its default. Use `declared` for every new field."""
+    return declared(default, description, option, always=True, **more)
+
+
+@functools.cache
+def fields_of(kind: type) -> tuple[Field, ...]:
+    """The fields of a dataclass, in order."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        Field(
+            one.name,
+            _plain_type(hints[one.name]),
+            one.default,
+            **{"always": one.default is MISSING, **one.metadata},
+        )
+        for one in dataclasses.fields(kind)
+    )
+
+
+@functools.cache
+def names_of(kind: type) -> tuple[str, ...]:
+    """The names of a dataclass's fields, in order."""
+    return tuple(one.name for one in dataclasses.fields(kind))
+
+
+def _plain_type(hint: Any) -> Any:
+    """``int`` of ``int | None``, ``tuple`` of ``tuple[str, ...]``, ``str`` of ``Literal["a", "b"]``."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
+    if typing.get_origin(hint) is typing.Literal:
+        return type(typing.get_args(hint)[0])
+    return typing.get_origin(hint) or hint
+
+
+def content_id(data: Any) -> str:
+    """The content address of plain JSON: 32 hex digits of the SHA-256 of its canonical form."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A frozen dataclass of declared fields, with validation and JSON."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - not a field
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UsageError: a value is not one of its choices, or out of range; names the field.
+        """
+        for one in fields_of(type(self)):
+            value = getattr(self, one.name)
+            if one.choices and value not in one.choices and not self._accepts(one.name, value):
+                raise UsageError(
+                    f"{one.name.replace('_', ' ')} '{value}' is unknown.",
+                    f"Choose one of {', '.join(filter(None, one.choices))}.",
+                )
+            if one.minimum is not None and not one.minimum <= value <= LARGEST_NUMBER:
+                flag = (one.option or (f"--{one.name}",))[-1]
+                raise UsageError(
+                    f"The {one.name.replace('_', ' ')} is {value}; it must be from {one.minimum} to {LARGEST_NUMBER}.",
+                    f"Give {flag} {max(one.minimum, 1)} or more.",
+                )
+
+    def _accepts(self, name: str, value: Any) -> bool:
+        """Whether a field takes a value beside its choices."""
+        return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON by field name. A field at its default is left out unless it is `original`.
+
+        So a new field changes no JSON and no id of what was made before it.
+        """
+        values = [(one, getattr(self, one.name)) for one in fields_of(type(self))]
+        return {
+            one.name: value.to_json() if isinstance(value, Record) else value
+            for one, value in values
+            if one.always or value != one.default
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class ContentAddressed(Record):
+    """A record whose id is the hash of its JSON."""
+
+    @property
+    def id(self) -> str:
+        """32 hex digits, see `content_id`."""
+        return content_id(self.to_json())
