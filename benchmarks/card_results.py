@@ -147,10 +147,10 @@ def variant(text: str) -> Variant:
 
 
 def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
-    from farm.requests.partial_request import Wish, complete
+    from farm.requests.partial_request import PartialRequest, complete
 
     one = variant(text)
-    wish = Wish(
+    wish = PartialRequest(
         model=one.model,
         batch=one.batch,
         input_size=one.input_size,

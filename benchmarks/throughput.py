@@ -168,11 +168,11 @@ class Runs:
         return self._outcome(name, planned.job_id, card_ids)
 
     def _request(self, operator: str, batch: int, name: str = "") -> Any:
-        from farm.requests.partial_request import Wish, complete
+        from farm.requests.partial_request import PartialRequest, complete
         from farm.types.request import Sweep
 
         sweep = Sweep(operator, {**GRIDS[operator], "batch": (batch,)}, name)
-        return complete(Wish(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
+        return complete(PartialRequest(sweep=sweep, reuse="none"), self.farm.cards[0].kind, target=0.95)
 
     def _outcome(self, name: str, job_id: str, card_ids: Sequence[str]) -> dict[str, Any]:
         from sqlmodel import col, select

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from farm.requests.partial_request import Wish
+    from farm.requests.partial_request import PartialRequest
 
 _what = functools.partial(typer.Option, rich_help_panel="What to measure")
 _how = functools.partial(typer.Option, rich_help_panel="How to measure")
@@ -29,7 +29,7 @@ _where = functools.partial(typer.Option, rich_help_panel="Where, and the verdict
 class Asked:
     """What was said on the command line of `run` or `submit`; None where nothing was said.
 
-    A field that a `Wish` has too, by the same name, is what the person wishes.
+    A field that a `PartialRequest` has too, by the same name, is what the person wishes.
     """
 
     models: Annotated[
@@ -151,7 +151,7 @@ class Asked:
     check: Annotated[bool, _where("--check", help="Exit with 5 unless every verdict passes.")] = False
     as_json: Annotated[bool, _where("--json", help="Print only JSON on stdout.")] = False
 
-    def wishes(self) -> list[Wish]:
+    def wishes(self) -> list[PartialRequest]:
         """One wish per model and per entry of the files, for each combination of the lists that the command line says; what it
         says wins over a file.
 
@@ -163,15 +163,17 @@ class Asked:
         from farm.errors import UsageError
         from farm.models.catalog import find, matching
         from farm.requests import measurement_file
-        from farm.requests.partial_request import QUICK, Wish, operator_names
+        from farm.requests.partial_request import QUICK, PartialRequest, operator_names
 
-        wished = {f.name: getattr(self, f.name) for f in dataclasses.fields(Wish) if hasattr(self, f.name)}
+        wished = {f.name: getattr(self, f.name) for f in dataclasses.fields(PartialRequest) if hasattr(self, f.name)}
         grid = {name: _numbers(f"--{name}", wished.pop(name)) for name in _GRID}
-        said = Wish(**{**wished, "operators": None if self.operators is None else operator_names(self.operators)})
+        said = PartialRequest(
+            **{**wished, "operators": None if self.operators is None else operator_names(self.operators)}
+        )
         if said.operators == ():
             raise UsageError("No operators were named.", "Give --operators all, auto, or names such as Conv2d,Linear.")
         if self.quick:
-            said = said.over(Wish(**QUICK))
+            said = said.over(PartialRequest(**QUICK))
         if not self.models and not self.files:
             raise UsageError(
                 "Nothing to measure was named.", "Name a model, e.g. `farm run resnet18`, or a file with -f."

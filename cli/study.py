@@ -93,7 +93,7 @@ def perform(
     """Choose the card, measure, show."""
     from farm.models.catalog import find
     from farm.pages import plots
-    from farm.requests.partial_request import Wish, complete
+    from farm.requests.partial_request import PartialRequest, complete
     from farm.settings import settings
     from farm.store.database import Database
     from farm.study import results
@@ -103,7 +103,7 @@ def perform(
     if png is not None:
         plots.check_path(png)
     chosen = opening.chosen_own_cards([card] if card else [])[0]
-    request = complete(Wish(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
+    request = complete(PartialRequest(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
     assert request.variant is not None
     neighbours = tuple(
         other

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farm.jobs.create import OpenedJob
     from farm.jobs.jobs import Progress
     from farm.report.report import Report
-    from farm.requests.partial_request import Wish
+    from farm.requests.partial_request import PartialRequest
     from farm.store.database import Database
     from farm.types.request import Request
     from tasks.embedded import EmbeddedFarm
@@ -34,7 +34,7 @@ class Planned:
     """One job to make. `done_by` is a finished job that asked the same, unless all is to be read afresh; `alone` says that
     nothing else was asked for: what stands in its way is an error then, and else leaves it out."""
 
-    wish: Wish
+    wish: PartialRequest
     request: Request
     cards: Sequence[Card]
     done_by: str = ""
@@ -83,7 +83,7 @@ class Outcome:
             raise Refused(told, "`farm operators MODEL` shows where a model cannot be taken apart.")
 
 
-def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> list[Planned]:
+def plan(wishes: Iterable[PartialRequest], cards: Sequence[Card], *, target: float) -> list[Planned]:
     """One job per wish and model of card.
 
     Raises:
@@ -105,7 +105,7 @@ def plan(wishes: Iterable[Wish], cards: Sequence[Card], *, target: float) -> lis
 
 
 @contextlib.contextmanager
-def _placed(wish: Wish) -> Iterator[None]:
+def _placed(wish: PartialRequest) -> Iterator[None]:
     """What is wrong with a wish from a file names its file and line."""
     from farm.errors import MeasurementFileError, UsageError
 

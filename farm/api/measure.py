@@ -31,7 +31,7 @@ from farm.jobs.closing import Closing, close_round
 from farm.jobs.create import Tuples, capture_all_layers, open_job
 from farm.jobs.item_driver import ItemDriver, check_health, heartbeat, hold_card, keep_reading, refuse_card_in
 from farm.requests.card_selection import choose_cards
-from farm.requests.partial_request import QUICK, Wish, complete, default_data, defaults_for
+from farm.requests.partial_request import QUICK, PartialRequest, complete, default_data, defaults_for
 from farm.settings import settings
 from farm.store import tables
 from farm.store.content import store_capture, store_operators, store_values, store_variant
@@ -369,7 +369,7 @@ def _variant(model: CapturedModel | Variant | str, card_kind: str) -> Variant:
         return model.variant
     if isinstance(model, Variant):
         return model
-    variant = complete(Wish(model=model), card_kind, target=0.95).variant
+    variant = complete(PartialRequest(model=model), card_kind, target=0.95).variant
     assert variant is not None, "a model was named"
     return variant
 

@@ -348,11 +348,13 @@ class _File:
         if isinstance(value, list) and kind == "defaults":
             return self.tree.error(at, "takes one value", "Write lists in the entries.")
         needed = problem["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
-        needed = needed.replace("valid ", "").replace("an integer", "a whole number").replace("a integer", "a whole number")
+        needed = (
+            needed.replace("valid ", "").replace("an integer", "a whole number").replace("a integer", "a whole number")
+        )
         node = self.tree.nodes[at]
         if not isinstance(node, yaml.ScalarNode):
             return self.tree.error(at, "must be a mapping" if "dictionary" in needed else "must be a single value")
-        shown = node.value[:24] if isinstance(value, int | float) and value not in (True, False) else f"'{node.value}'"
+        shown = node.value[:24] if type(value) in (int, float) else f"'{node.value}'"
         choices = [word.strip(" '") for word in re.split(",| or ", problem.get("ctx", {}).get("expected", ""))]
         return self.tree.error(at, f"is {shown}; {needed}", did_you_mean(str(value), choices))
 

@@ -7,11 +7,16 @@ written once and never changed. ``docs/data-model.md`` draws the whole.
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from enum import StrEnum
 from typing import Any
 
+from pydantic import create_model
 from sqlalchemy import DDL, JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, event
 from sqlmodel import Field, SQLModel
+
+from farm.types import protocol, reading
+from farm.types.fields import fields_of
 
 # Every constraint has a name on every database: a later migration can then change it, on SQLite too.
 SQLModel.metadata.naming_convention = {
@@ -62,23 +67,26 @@ class CardState(StrEnum):
 
 
 class Row(SQLModel):
-    """What all tables are. Pydantic checks none of their rows, so what it would check them by is made when it is asked for."""
+    """Base of all tables. Pydantic validates no row, so its validators are built only if somebody asks for them."""
 
     model_config = {"defer_build": True}
 
 
-class Software(Row, table=True):
-    """The software readings were taken with. ``id`` is `farm.types.protocol.Software.id`."""
+def _columns_of(record: type) -> Any:
+    """A base class with a column for each text, number and boolean that a record declares (`farm.types.fields`)."""
+    columns: dict[str, Any] = {}
+    for one in fields_of(record):
+        if one.type in (str, int, float, bool):
+            kind = one.type | None if one.default is None else one.type
+            columns[one.name] = (kind, ... if one.default is MISSING else one.default)
+    return create_model(f"{record.__name__}Columns", __base__=Row, **columns)
+
+
+class Software(_columns_of(protocol.Software), table=True):  # type: ignore[misc]
+    """The software of readings. ``id`` is `farm.types.protocol.Software.id`."""
 
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
-    torch: str
-    torchvision: str = ""
-    cuda: str = ""
-    cudnn: str = ""
-    driver: str = ""
-    python: str = ""
-    platform: str = ""
 
 
 class Card(Row, table=True):
@@ -122,29 +130,12 @@ class Operator(Row, table=True):
     spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class ModelVariant(Row, table=True):
-    """A variant's fields, as of `farm.types.protocol.Variant`."""
+class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[misc]
+    """A model variant and its costs. ``id`` is `farm.types.protocol.Variant.id`."""
 
     __tablename__ = "model_variant"
     id: str = Field(primary_key=True, max_length=32)
     model: str = Field(index=True)
-    weights: str
-    batch: int
-    input_size: int
-    dtype: str
-    memory_format: str
-    mode: str
-    length: int = 0
-    padded: bool = False
-    phase: str = ""
-    cache: int = 0
-    layers: int = 0
-    text: str = ""
-    step: str = ""
-    optimizer: str = ""
-    amp: str = ""
-    accumulate: int = 1
-    recompute: str = ""
     flops: int = Field(default=0, sa_type=BigInteger)
     model_flops: int = Field(default=0, sa_type=BigInteger)  # PyTorch's own counter over the whole model
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
@@ -310,7 +301,7 @@ CIRCUMSTANCES = [
 ]
 
 
-class Reading(Row, table=True):
+class Reading(_columns_of(reading.Reading), table=True):  # type: ignore[misc]
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
@@ -330,23 +321,7 @@ class Reading(Row, table=True):
     software_id: str = Field(foreign_key="software.id")
     protocol_id: str = Field(foreign_key="protocol.id")
     simulated: bool = False
-    time_us: float
-    time_half_width_us: float
-    time_median_us: float
-    time_trimmed_us: float
     passes: int = Field(sa_type=BigInteger)
-    window_s: float
-    warm_up_s: float
-    power_w: float | None = None
-    power_half_width_w: float | None = None
-    power_source: str = ""
-    energy_mj: float | None = None
-    energy_half_width_mj: float | None = None
-    idle_power_w: float | None = None
-    base_power_w: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
     throttle_reasons: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     flags: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))

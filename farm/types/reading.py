@@ -14,8 +14,10 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, Self, cast
+
+from farm.types.fields import declared
 
 METHOD = 5  # raised when a change of the code changes what a reading says; readings of another are not reused
 REPEATED = frozenset({"throttled_thermal", "shared", "drifting", "starved"})  # flags of what is read again at once
@@ -249,23 +251,25 @@ class Reading:
     cannot tell is None and has a flag, never zero.
     """
 
-    time_us: float  # what aggregation uses: mean over the window (the median where there is no power to go with it)
-    time_half_width_us: float
-    time_median_us: float
-    time_trimmed_us: float  # 3-sigma-trimmed mean
-    passes: int
-    window_s: float
-    warm_up_s: float
-    power_w: float | None = None
-    power_half_width_w: float | None = None
-    power_source: str = ""  # energy_counter | instant_power | average_power | rapl | simulated | ""
-    energy_mj: float | None = None  # gross, of one pass
-    energy_half_width_mj: float | None = None
-    idle_power_w: float | None = None  # the card at rest
-    base_power_w: float | None = None  # full clocks, nothing to do
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
+    time_us: float = declared(
+        MISSING, "one pass: the mean over the window (the median if there is no power)", unit="µs"
+    )
+    time_half_width_us: float = declared(MISSING, "half of its 95 % interval", unit="µs")
+    time_median_us: float = declared(MISSING, "median over the window", unit="µs")
+    time_trimmed_us: float = declared(MISSING, "mean without values beyond three standard deviations", unit="µs")
+    passes: int = declared(MISSING, "passes in the window")
+    window_s: float = declared(MISSING, "length of the window", unit="s")
+    warm_up_s: float = declared(MISSING, "length of the warm-up", unit="s")
+    power_w: float | None = declared(None, "mean over the window; empty if the card has no sensor", unit="W")
+    power_half_width_w: float | None = declared(None, "half of its 95 % interval", unit="W")
+    power_source: str = declared("", "energy_counter, instant_power, average_power, rapl or simulated")
+    energy_mj: float | None = declared(None, "one pass, gross", unit="mJ")
+    energy_half_width_mj: float | None = declared(None, "half of its 95 % interval", unit="mJ")
+    idle_power_w: float | None = declared(None, "the card at rest", unit="W")
+    base_power_w: float | None = declared(None, "the card at full clocks without work", unit="W")
+    sm_clock_mhz: float | None = declared(None, "mean clock of the multiprocessors", unit="MHz")
+    memory_clock_mhz: float | None = declared(None, "mean clock of the memory", unit="MHz")
+    temperature_c: float | None = declared(None, "mean temperature", unit="°C")
     throttle_reasons: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     details: Details = field(default_factory=Details)  # other states of the subject, cross-checks, copies made ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli.submit_and_watch import Outcome, Planned, still_to_do
 from farm.jobs.closing import close_known_rounds
-from farm.requests.partial_request import Wish
+from farm.requests.partial_request import PartialRequest
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
 
@@ -14,10 +14,10 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
     complete(database, claim(database, items_of(database, job_id)[0]), card)
     close_known_rounds(database, job_id, 1)
     typed, written, afresh = (
-        Planned(Wish(where=where), sweep(1, reuse=reuse), [])
+        Planned(PartialRequest(where=where), sweep(1, reuse=reuse), [])
         for where, reuse in (("", "model"), ("jobs.yml:1", "model"), ("jobs.yml:2", "none"))
     )
-    other = Planned(Wish(), sweep(2), [])
+    other = Planned(PartialRequest(), sweep(2), [])
     left = still_to_do(database, [typed, written, afresh, other], outcome := Outcome())
     assert [(job.wish, job.done_by) for job in left] == [(typed.wish, job_id), (afresh.wish, ""), (other.wish, "")]
     assert outcome.shown_ids == [job_id]

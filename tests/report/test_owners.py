@@ -2,14 +2,14 @@
 
 from farm.jobs.create import capture_for
 from farm.report.breakdowns import owners
-from farm.requests.partial_request import Wish, complete
+from farm.requests.partial_request import PartialRequest, complete
 from farm.store import content
 from farm.verdict.aggregate import tuple_rows
 from farm.verdict.figures import Chosen, Figure, Part
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):
-    wish = Wish(model="squeezenet1_1", batch=1, input_size=32, step="training")
+    wish = PartialRequest(model="squeezenet1_1", batch=1, input_size=32, step="training")
     request = complete(wish, "cpu", target=0.95)
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:

@@ -137,7 +137,7 @@ def test_several_files_make_one_list_without_repeats(tmp_path):
         ("- &a {<<: *a, model: b}", "merges itself"),
         ("- &a [*a]", "contains itself"),
         ("- model: &a [*a]", "contains itself"),
-        ("- model: {a: b}", "entries[0].model[0] must be a single value"),
+        ("- model: {a: b}", "entries[0].model must be a single value"),
         ("- model: a\n  <<: 3", "merges something that is not a mapping"),
         ("- sweep: Conv2d", "has no 'grid'"),
         ("- sweep: Conv2\n  grid: {batch: 1}", "There is no sweep of the operator 'Conv2'"),
