@@ -5,30 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli import opening
-from cli.options import (
-    Accumulate,
-    Amp,
-    AsJson,
-    Cache,
-    Dtype,
-    InputSize,
-    Layers,
-    MemoryFormat,
-    Mode,
-    Model,
-    Optimizer,
-    Padded,
-    Phase,
-    Recompute,
-    Step,
-    Text,
-    Tokenizer,
-)
+from cli.options import AsJson, Model, variant_options
 from cli.output import emit_json, say, show
 
 if TYPE_CHECKING:
@@ -40,6 +22,7 @@ if TYPE_CHECKING:
     from farm.types.protocol import Protocol, Variant
 
 
+@variant_options(without=["batch", "length"])
 def estimate(
     model: Model,
     batch: Annotated[
@@ -48,27 +31,13 @@ def estimate(
             "-b", "--batch", metavar="N|N..M|N,M", help="Batch size; several make a curve: 1..256, or 1,8,32."
         ),
     ] = "32",
-    input_size: InputSize = None,
     length: Annotated[
         str | None,
         typer.Option(
             metavar="N|N..M|N,M", help="Tokens in each sequence; several make a curve. Default: the model's own."
         ),
     ] = None,
-    padded: Padded = False,
-    phase: Phase = None,
-    cache: Cache = None,
-    layers: Layers = None,
-    text: Text = None,
-    tokenizer: Tokenizer = None,
-    dtype: Dtype = None,
-    memory_format: MemoryFormat = "contiguous",
-    mode: Mode = "eval",
-    step: Step = None,
-    optimizer: Optimizer = None,
-    amp: Amp = None,
-    accumulate: Accumulate = None,
-    recompute: Recompute = None,
+    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
     card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
     launch: Annotated[str | None, typer.Option(help="graph or eager. Default: graph on a GPU, eager on a CPU.")] = None,
     tf32: Annotated[bool, typer.Option("--tf32", help="With readings that allowed TF32.")] = False,
@@ -119,32 +88,13 @@ def estimate(
         raise UsageError(
             "What a text costs is summed from readings alone, of one size.", "Leave --fill or --generate away."
         )
-    if step and generate is not None:
+    if given.get("step") and generate is not None:
         raise UsageError("A training step writes no text.", "Leave --step or --generate away.")
     if (measure or seconds) and curve:
         raise UsageError("Tuples are read for one size.", "Give one --batch and one --length, or leave --measure away.")
 
     def variant_of(batch: int, length: int | None) -> Variant:
-        return catalog.variant(
-            model,
-            batch,
-            input_size=input_size,
-            length=length,
-            padded=padded,
-            phase=phase,
-            cache=cache,
-            layers=layers,
-            text=text,
-            tokenizer=tokenizer,
-            dtype=dtype or default_dtype(model, "cuda"),
-            memory_format=memory_format,
-            mode=mode,
-            step=step,
-            optimizer=optimizer,
-            amp=amp,
-            accumulate=accumulate,
-            recompute=recompute,
-        )
+        return catalog.variant(model, batch, **{"dtype": default_dtype(model, "cuda"), **given, "length": length})
 
     variants = [variant_of(one, size) for one in batches for size in lengths]
     how = _How(card, launch, tf32, torch, fill, generate)

@@ -4,25 +4,12 @@ unless a plan is to be run."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli import opening
-from cli.options import (
-    Accumulate,
-    Amp,
-    AsJson,
-    InputSize,
-    Layers,
-    Length,
-    MemoryFormat,
-    Model,
-    Optimizer,
-    Padded,
-    Phase,
-    Recompute,
-)
+from cli.options import AsJson, Model, variant_options
 from cli.output import emit_json, say, show
 from farm.errors import FarmUnavailable, UsageError
 
@@ -35,20 +22,12 @@ if TYPE_CHECKING:
     from farm.types.protocol import Variant
 
 
+@variant_options(without=["batch", "dtype", "cache", "text", "tokenizer", "mode", "step"])
 def memory(
     model: Model,
     batch: Annotated[int, typer.Option("-b", "--batch", help="Batch size.")] = 32,
-    optimizer: Optimizer = None,
-    amp: Amp = None,
-    accumulate: Accumulate = None,
-    recompute: Recompute = None,
-    input_size: InputSize = None,
-    length: Length = None,
-    padded: Padded = False,
-    phase: Phase = None,
-    layers: Layers = None,
+    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16, of the weights too.")] = "float32",
-    memory_format: MemoryFormat = "contiguous",
     card: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +99,7 @@ def memory(
     from farm.requests.memory import amounts_of, bytes_of
 
     _refuse(fast, slow_bandwidth, moves, run, {"--job": job, "--fit": fit, "--what-if-recompute": what_if_recompute})
-    if what_if_recompute and recompute:
+    if what_if_recompute and given.get("recompute"):
         raise UsageError(
             "--what-if-recompute begins with a step that computes nothing anew.", "Leave --recompute away."
         )
@@ -132,23 +111,7 @@ def memory(
         if slow_bandwidth not in ("", "measured")
         else None
     )
-    variant = catalog.variant(
-        model,
-        batch,
-        input_size=input_size,
-        length=length,
-        padded=padded,
-        phase=phase,
-        layers=layers,
-        dtype=dtype,
-        memory_format=memory_format,
-        step="training",
-        optimizer=optimizer,
-        amp=amp,
-        accumulate=accumulate,
-        recompute=recompute,
-    )
-
+    variant = catalog.variant(model, batch, dtype=dtype, step="training", **given)
     if out is not None:
         files.check_drawing()
 

@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cli import opening
-from cli.options import (
-    Accumulate,
-    Amp,
-    AsJson,
-    Cache,
-    Dtype,
-    InputSize,
-    Layers,
-    Length,
-    MemoryFormat,
-    Mode,
-    Model,
-    Optimizer,
-    Padded,
-    Phase,
-    Recompute,
-    Step,
-    Text,
-    Tokenizer,
-)
+from cli.options import AsJson, Model, variant_options
 from cli.output import emit_json, show
 
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
+@variant_options(without=["batch"])
 def operators(
     model: Model,
     batch: Annotated[
         int | None, typer.Option("-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`.")
     ] = None,
-    input_size: InputSize = None,
-    length: Length = None,
-    padded: Padded = False,
-    phase: Phase = None,
-    cache: Cache = None,
-    layers: Layers = None,
-    text: Text = None,
-    tokenizer: Tokenizer = None,
-    dtype: Dtype = None,
-    memory_format: MemoryFormat = "contiguous",
-    mode: Mode = "eval",
-    step: Step = None,
-    optimizer: Optimizer = None,
-    amp: Amp = None,
-    accumulate: Accumulate = None,
-    recompute: Recompute = None,
+    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
@@ -65,22 +32,7 @@ def operators(
     variant = catalog.variant(
         model,
         defaults_for(kind).batch if batch is None else batch,
-        input_size=input_size,
-        length=length,
-        padded=padded,
-        phase=phase,
-        cache=cache,
-        layers=layers,
-        text=text,
-        tokenizer=tokenizer,
-        dtype=dtype or default_dtype(model, kind or "cuda"),
-        memory_format=memory_format,
-        mode=mode,
-        step=step,
-        optimizer=optimizer,
-        amp=amp,
-        accumulate=accumulate,
-        recompute=recompute,
+        **{"dtype": default_dtype(model, kind or "cuda"), **given},
     )
     listed = list_operators(variant)
     if listed.refusal is not None and not listed.gaps:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import opening
-from cli.options import AsJson, Cache, Dtype, InputSize, Length, Optimizer, Phase, Step
+from cli.options import AsJson, variant_options
 from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
@@ -147,18 +147,13 @@ def evaluate(
 
 
 @app.command()
+@variant_options(without=["batch"])
 def plan(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="What is to be predicted better.")],
     batch: Annotated[
         list[int] | None, typer.Option("-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32.")
     ] = None,
-    input_size: InputSize = None,
-    length: Length = None,
-    phase: Phase = None,
-    cache: Cache = None,
-    dtype: Dtype = None,
-    step: Step = None,
-    optimizer: Optimizer = None,
+    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
     tuples: Annotated[int, typer.Option("-n", "--tuples", min=1, help="How many to read.")] = 60,
     card: Card = "",
     torch: Torch = "",
@@ -176,17 +171,7 @@ def plan(
     estimates = []
     for name in models:
         for size in batch or [32]:
-            variant = catalog.variant(
-                name,
-                size,
-                input_size=input_size,
-                length=length,
-                phase=phase,
-                cache=cache,
-                dtype=dtype or default_dtype(name, "cuda"),
-                step=step,
-                optimizer=optimizer,
-            )
+            variant = catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
             estimates.append(estimated(variant, card, torch))
     if not any(one.total_time for one in estimates):
         raise UsageError(

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cli import opening, submit_and_watch
+from cli.options import CliOptions, request_options
 from cli.output import Interrupted, say
-from cli.run_options import Asked, asks
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
@@ -23,13 +23,13 @@ PATIENCE_S = 5.0  # an interruption that was raised and came to nothing in this 
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
 
-@asks
-def run(asked: Asked) -> None:
+@request_options
+def run(options: CliOptions) -> None:
     """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing behind."""
     ending = _Ending()
     try:
         with ending:
-            _run(asked, ending)
+            _run(options, ending)
     except KeyboardInterrupt as interruption:
         raise Interrupted(INTERRUPTED_HINT) from interruption
     except Exception as error:
@@ -107,17 +107,17 @@ class _Ending:
             raise KeyboardInterrupt
 
 
-def _run(asked: Asked, ending: _Ending) -> None:
+def _run(options: CliOptions, ending: _Ending) -> None:
     from farm.settings import settings
     from farm.store.database import Database, is_there
 
-    wishes = asked.wishes()
-    cards: list[Card] = opening.chosen_own_cards(asked.card or [])
+    wishes = options.requests()
+    cards: list[Card] = opening.chosen_own_cards(options.card or [])
     planned = submit_and_watch.plan(wishes, cards, target=settings().target)
     _check_slow_memory(planned, cards)
-    if asked.dry_run:
+    if options.dry_run:
         there = is_there(settings().database)
-        submit_and_watch.rehearse(opening.open_database() if there else None, planned, asked, own=cards)
+        submit_and_watch.rehearse(opening.open_database() if there else None, planned, options, own=cards)
         return
     database = Database(settings().database)
     outcome = submit_and_watch.Outcome()
@@ -125,7 +125,7 @@ def _run(asked: Asked, ending: _Ending) -> None:
         database.upgrade()
         if left := submit_and_watch.still_to_do(database, planned, outcome):
             _measure(database, left, cards, outcome, ending)
-        submit_and_watch.conclude(database, outcome, asked)
+        submit_and_watch.conclude(database, outcome, options)
     finally:
         database.close()
 

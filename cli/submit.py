@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import opening, submit_and_watch
+from cli.options import CliOptions, request_options
 from cli.output import Interrupted, emit_json, say
-from cli.run_options import Asked, asks
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.store.database import Database
 
 
-@asks
+@request_options
 def submit(
-    asked: Asked,
+    options: CliOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs and show their reports.")] = False,
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
@@ -27,20 +27,20 @@ def submit(
     from farm.settings import settings
     from tasks.app import check_broker
 
-    if asked.check and not wait and not asked.dry_run:
+    if options.check and not wait and not options.dry_run:
         raise UsageError("--check needs the verdicts, which are not there yet.", "Add --wait.")
-    wishes = asked.wishes()
+    wishes = options.requests()
     check_broker(settings())
     database = opening.open_database()
-    cards = choose_cards(listening_cards(database, asked.card or []), asked.card or [])
+    cards = choose_cards(listening_cards(database, options.card or []), options.card or [])
     planned = submit_and_watch.plan(wishes, cards, target=settings().target)
-    if asked.dry_run:
-        submit_and_watch.rehearse(database, planned, asked)
+    if options.dry_run:
+        submit_and_watch.rehearse(database, planned, options)
         return
     outcome = submit_and_watch.Outcome()
     try:
         left = submit_and_watch.still_to_do(database, planned, outcome)
-        submit_and_watch.submit_all(database, left, outcome, pinned=bool(asked.card))
+        submit_and_watch.submit_all(database, left, outcome, pinned=bool(options.card))
         if wait:
             submit_and_watch.follow(database, outcome.job_ids)
     except KeyboardInterrupt as interruption:
@@ -48,8 +48,8 @@ def submit(
         hint = f"The farm goes on measuring. `farm status {jobs} --watch` follows, `farm cancel {jobs}` ends it."
         raise Interrupted(hint if jobs else "No job was made.") from interruption
     if wait:
-        submit_and_watch.conclude(database, outcome, asked)
-    elif asked.as_json:
+        submit_and_watch.conclude(database, outcome, options)
+    elif options.as_json:
         jobs_json = [one.to_json() for one in outcome.submitted]
         emit_json({"jobs": jobs_json, "skipped": outcome.skipped, "refused": outcome.refused})
     elif outcome.job_ids:

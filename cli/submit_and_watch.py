@@ -14,7 +14,7 @@ from cli.output import console, emit, emit_json, say, show
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cli.run_options import Asked
+    from cli.options import CliOptions
     from farm.devices.device import Card
     from farm.jobs.create import OpenedJob
     from farm.jobs.jobs import Progress
@@ -91,7 +91,7 @@ def plan(wishes: Iterable[PartialRequest], cards: Sequence[Card], *, target: flo
         UnknownOperator: a name in ``--operators`` is of no operator that PyTorch has.
     """
     from farm.requests.card_selection import by_model
-    from farm.requests.partial_request import check_asked_operators, complete
+    from farm.requests.partial_request import check_requested_operators, complete
 
     wishes, planned = list(wishes), []
     alone = len({number if wish.where else wish.title for number, wish in enumerate(wishes)}) == 1
@@ -100,7 +100,7 @@ def plan(wishes: Iterable[PartialRequest], cards: Sequence[Card], *, target: flo
             with _placed(wish):
                 request = complete(wish, group[0].kind, target=target)
             planned.append(Planned(wish, request, group, alone=alone))
-    check_asked_operators([job.request for job in planned])
+    check_requested_operators([job.request for job in planned])
     return planned
 
 
@@ -154,7 +154,9 @@ def still_to_do(database: Database, planned: Sequence[Planned], outcome: Outcome
     return left
 
 
-def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked, *, own: Sequence[Card] = ()) -> None:
+def rehearse(
+    database: Database | None, planned: Sequence[Planned], options: CliOptions, *, own: Sequence[Card] = ()
+) -> None:
     """Say on stdout what the jobs would come to; writes and starts nothing.
 
     Args:
@@ -176,7 +178,7 @@ def rehearse(database: Database | None, planned: Sequence[Planned], asked: Asked
                 foreseen.append((job, rehearsal.preview(job.request, job.card_ids)))
     expected_s = sum(one.expected_s for _, one in foreseen)
     done = len(foreseen) + len(outcome.skipped)
-    if asked.as_json:
+    if options.as_json:
         jobs = [one.to_json() for _, one in foreseen]
         emit_json({"jobs": jobs, "skipped": outcome.skipped, "refused": outcome.refused, "expected_s": expected_s})
         outcome.check_refused(done)
@@ -387,7 +389,7 @@ def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[
         tend()
 
 
-def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
+def conclude(database: Database, outcome: Outcome, options: CliOptions) -> None:
     """Print the reports of ended jobs, and of those that had done what a file asks; then what was left out.
 
     Raises:
@@ -398,7 +400,7 @@ def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
 
     with database.read() as session:
         built = [reports.build(session, job_id) for job_id in outcome.shown_ids]
-    if asked.as_json:
+    if options.as_json:
         reports_json = [one.to_json() for one in built]
         emit_json({"reports": reports_json, "skipped": outcome.skipped, "refused": outcome.refused})
     else:
@@ -406,7 +408,7 @@ def conclude(database: Database, outcome: Outcome, asked: Asked) -> None:
 
         for one in built:
             show(report_tables.report(one))
-    if asked.check:
+    if options.check:
         check(built, outcome.told_refused(len(built)))
     outcome.check_refused(len(built))
 

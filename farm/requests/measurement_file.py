@@ -90,7 +90,7 @@ def _entry_models() -> dict[str, type[BaseModel]]:
         "stopping": (_model_of(STOPPING), None),
     }
     of_a_model: dict[str, Any] = {**common, "operators": (_list_of(text), None), "target": (share, None)}
-    grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc]
+    grid = dict[str, _list_of(Annotated[Any, AfterValidator(_grid_value)])]  # type: ignore[misc, valid-type]
     return {
         "model": _model_of(VARIANT, many=True, model=(_list_of(text), ...), **of_a_model),
         "sweep": _model_of({}, sweep=(text, ...), name=(text, ""), grid=(grid, ...), **common),
@@ -250,7 +250,8 @@ class _File:
 
     def requests(self) -> list[PartialRequest]:
         top, error = self.tree.value, self.tree.error
-        entries, at, defaults = top, (), PartialRequest()
+        entries, defaults = top, PartialRequest()
+        at: Place = ()
         if isinstance(top, dict):
             if wrong := [key for key in top if key not in ("defaults", "measurements") and not key.startswith("x-")]:
                 near = did_you_mean(wrong[0], ("defaults", "measurements"))

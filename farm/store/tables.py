@@ -82,7 +82,7 @@ def _columns_of(record: type) -> Any:
     return create_model(f"{record.__name__}Columns", __base__=Row, **columns)
 
 
-class Software(_columns_of(protocol.Software), table=True):  # type: ignore[misc]
+class Software(_columns_of(protocol.Software), table=True):  # type: ignore[call-arg, misc]
     """The software of readings. ``id`` is `farm.types.protocol.Software.id`."""
 
     __tablename__ = "software"
@@ -130,7 +130,7 @@ class Operator(Row, table=True):
     spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[misc]
+class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[call-arg, misc]
     """A model variant and its costs. ``id`` is `farm.types.protocol.Variant.id`."""
 
     __tablename__ = "model_variant"
@@ -301,7 +301,7 @@ CIRCUMSTANCES = [
 ]
 
 
-class Reading(_columns_of(reading.Reading), table=True):  # type: ignore[misc]
+class Reading(_columns_of(reading.Reading), table=True):  # type: ignore[call-arg, misc]
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"

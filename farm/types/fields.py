@@ -98,7 +98,7 @@ def original(default: Any, description: str, option: str = "", **more: Any) -> A
 
 
 @functools.cache
-def fields_of(kind: type) -> tuple[Field, ...]:
+def fields_of(kind: Any) -> tuple[Field, ...]:
     """The fields of a dataclass, in order."""
     hints = typing.get_type_hints(kind)
     return tuple(
@@ -113,7 +113,7 @@ def fields_of(kind: type) -> tuple[Field, ...]:
 
 
 @functools.cache
-def names_of(kind: type) -> tuple[str, ...]:
+def names_of(kind: Any) -> tuple[str, ...]:
     """The names of a dataclass's fields, in order."""
     return tuple(one.name for one in dataclasses.fields(kind))
 
@@ -152,7 +152,7 @@ class Record:
                     f"Choose one of {', '.join(filter(None, one.choices))}.",
                 )
             if one.minimum is not None and not one.minimum <= value <= LARGEST_NUMBER:
-                flag = (one.option or (f"--{one.name}",))[-1]
+                flag = (one.option or (f"--{one.name}",))[0]
                 raise UsageError(
                     f"The {one.name.replace('_', ' ')} is {value}; it must be from {one.minimum} to {LARGEST_NUMBER}.",
                     f"Give {flag} {max(one.minimum, 1)} or more.",

@@ -42,7 +42,7 @@ class Protocol(ContentAddressed):
 
     launch: Launch = original(
         "graph",
-        "graph (CUDA graphs) or eager",
+        "how kernels are launched: graph (CUDA graphs) or eager",
         "--launch",
         usual="graph on a GPU, eager on a CPU",
         choices=get_args(Launch),
@@ -148,19 +148,21 @@ class Variant(ContentAddressed):
     )
     dtype: str = original(
         "float32",
-        "float32, float16 or bfloat16",
+        "type of the weights: float32, float16 or bfloat16",
         "--dtype",
         usual="on a GPU bfloat16 if the model generates text, else float32",
         choices=("float32", "float16", "bfloat16"),
     )
     memory_format: str = original(
         "contiguous",
-        "contiguous or channels_last",
+        "memory format: contiguous or channels_last",
         "--memory-format",
         usual="contiguous",
         choices=("contiguous", "channels_last"),
     )
-    mode: str = original("eval", "eval or train", "--mode", usual="eval", choices=("eval", "train"))
+    mode: str = original(
+        "eval", "mode of the modules: eval or train", "--mode", usual="eval", choices=("eval", "train")
+    )
     weights: str = original("random", "where the weights come from", choices=("random",))
     length: int = declared(
         0,
@@ -195,7 +197,7 @@ class Variant(ContentAddressed):
     text: str = declared("", "content id of the tokens", note="empty: of the farm's own text")
     step: str = declared(
         "",
-        "training: one iteration with loss, backward and optimizer",
+        "kind of pass: training is one iteration with loss, backward and optimizer",
         "--step",
         usual="the forward pass only",
         choices=("", "training"),

@@ -56,7 +56,8 @@ class Request(ContentAddressed):
     stopping: Stopping = original(Stopping, "when a window ends")
     operators: tuple[str, ...] = original(
         ("all",),
-        "all, auto (the most expensive types first, until the target is reached), or names such as Conv2d,Linear",
+        "operators to measure: all, auto (the most expensive types first, until the target is reached), or names such as"
+        " Conv2d,Linear",
         "--operators",
         usual="all",
     )

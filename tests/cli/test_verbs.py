@@ -10,7 +10,7 @@ import pytest
 from sqlmodel import select
 
 from cli import opening, submit, submit_and_watch
-from cli.run_options import Asked
+from cli.options import CliOptions
 from cli.trace import sparkline
 from farm.devices.device import Card
 from farm.jobs import cards, jobs
@@ -70,7 +70,7 @@ def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypa
 
 @pytest.mark.parametrize(("name", "meant"), [("resnet?8", ["resnet18"]), ("ViT_L_*", ["vit_l_16", "vit_l_32"])])
 def test_a_pattern_means_every_model_that_fits(name, meant):
-    assert [wish.model for wish in Asked(models=[name, "resnet18"]).wishes()] == list(
+    assert [wish.model for wish in CliOptions(models=[name, "resnet18"]).requests()] == list(
         dict.fromkeys([*meant, "resnet18"])
     )
 
