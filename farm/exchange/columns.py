@@ -10,14 +10,16 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
 from farm.exchange import column_types as accept
 from farm.store import tables
+from farm.types.fields import fields_of, names_of
 from farm.types.protocol import Protocol, Software, Variant
+from farm.types.reading import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,6 +88,18 @@ def _fields(owner: type, *rows: tuple[str, ...]) -> tuple[Column, ...]:
 
 _A_TEXT = _OF_ANNOTATION[str]  # of literals
 
+
+def _declared(record: type, *, without: str = "") -> tuple[Column, ...]:
+    """The columns of a record's declared texts, numbers and booleans."""
+    found = []
+    for one in fields_of(record):
+        if one.type in _OF_ANNOTATION and one.name != without:
+            kind, accepted = _OF_ANNOTATION[one.type]
+            accepted = accepted | None if one.default is None else accepted
+            found.append(Column(one.name, kind, one.meaning, one.unit, accepted))
+    return tuple(found)
+
+
 #: Parameters of modules that are columns. `parameters` holds the other ones.
 PARAMETERS = _columns(
     ("in_channels", "integer", "input channels"),
@@ -138,29 +152,12 @@ OPERATOR = (
     Column("operator_spec", "json", "the complete operator tuple; its id is the hash of it", "", accept.Tuple | None),
 )
 
-VARIANT = _fields(
-    tables.ModelVariant,
-    ("model", "the model's name"),
-    ("weights", "source of its weights"),
-    ("batch", "batch size"),
-    ("input_size", "height and width of the input; 0 if the model takes no images", "px"),
-    ("memory_format", "contiguous or channels_last"),
-    ("mode", "eval or train"),
-    ("length", "of each sequence in the batch: tokens, or samples of a sound; 0 if the model takes no sequences"),
-    ("padded", "the sequences are shorter than `length`, padded and masked"),
-    ("phase", "of a model of tokens: encode, prefill or decode"),
-    ("cache", "capacity of the caches of a decode pass in tokens; otherwise 0"),
-    ("layers", "layers of the model that are kept; 0: all"),
-    ("text", "the content id of the tokens; empty: the farm's own text"),
-    ("step", "training: one training iteration; empty: the forward pass alone"),
-    ("optimizer", "of a training step: sgd, adam or adamw, optionally followed by -foreach or -fused"),
-    ("amp", "of a training step: the dtype of autocast"),
-    ("accumulate", "of a training step: passes before the optimizer"),
-    ("recompute", "of a training step: modules whose forward is recomputed in the backward"),
-    ("model_flops", "of one pass, by PyTorch's own counter", "FLOP"),
+VARIANT = (
+    *_declared(Variant, without="dtype"),  # every table has a column `dtype` of its own
+    *_fields(tables.ModelVariant, ("model_flops", "of one pass, by PyTorch's own counter", "FLOP")),
 )
 VARIANT = _accepting(VARIANT, text=accept.text(32), recompute=accept.text(10_000))
-VARIANT_FIELDS = tuple(entry.name for entry in fields(Variant))
+VARIANT_FIELDS = names_of(Variant)
 #: Null in readings of operators.
 _VARIANT_OF_READING = tuple(one if one.kind == "text" else replace(one, accepts=None) for one in VARIANT)
 
@@ -178,58 +175,20 @@ CARD = _columns(
     ),
 )
 
-SOFTWARE = _fields(
-    Software,
-    ("torch", "version"),
-    ("torchvision", "version"),
-    ("cuda", "version that torch was built with"),
-    ("cudnn", "version"),
-    ("driver", "version"),
-    ("python", "version; not part of the software's identity"),
-    ("platform", "the host's system; not part of the software's identity"),
-)
+SOFTWARE = _accepting(_declared(Software), torch=accept.Name)
 
-PROTOCOL = (
-    *_fields(
-        Protocol,
-        ("launch", "graph (CUDA graphs) or eager"),
-        ("residency", "data that are in the cache when a pass begins: resident, reuse, stream or chain"),
-    ),
-    Column("data_class", "text", "values of the inputs: normal, zeros, or a class of values that running models have"),
-    *_fields(
-        Protocol,
-        ("grad", "autograd recorded"),
-        ("tf32", "float32 products may run as TF32"),
-        ("cudnn_benchmark", "cuDNN tried several kernels"),
-        ("cudnn_deterministic", "cuDNN had to be deterministic"),
-        ("placement", "the tuple's tensors in slow memory (in0+out0); empty: none"),
-    ),
-)
+#: The column of `Protocol.data` is named data_class.
+PROTOCOL = tuple(replace(one, name="data_class") if one.name == "data" else one for one in _declared(Protocol))
 
-SOFTWARE = _accepting(SOFTWARE, torch=accept.Name)
 
 #: Columns of the table of readings with the same names.
-FIGURES = _fields(
-    tables.Reading,
-    ("time_us", "one pass: the mean over the window (without power: the median)", "µs"),
-    ("time_half_width_us", "half of its 95 % interval", "µs"),
-    ("time_median_us", "median over the window", "µs"),
-    ("time_trimmed_us", "mean of the values within three standard deviations", "µs"),
-    ("passes", "in the window"),
-    ("window_s", "length of the window", "s"),
-    ("warm_up_s", "length of the warm-up", "s"),
-    ("power_w", "mean over the window; empty if the card has no sensor", "W"),
-    ("power_half_width_w", "half of its 95 % interval", "W"),
-    ("power_source", "energy_counter, instant_power, average_power, rapl or simulated"),
-    ("energy_mj", "one pass, gross", "mJ"),
-    ("energy_half_width_mj", "half of its 95 % interval", "mJ"),
-    ("idle_power_w", "of the idle card", "W"),
-    ("base_power_w", "of the card at full clocks without work", "W"),
-    ("sm_clock_mhz", "mean clock of the multiprocessors", "MHz"),
-    ("memory_clock_mhz", "mean clock of the memory", "MHz"),
-    ("temperature_c", "mean temperature", "°C"),
-    ("simulated", "the card was simulated: the figures describe no real card"),
-    ("created_at_s", "time of writing on its database's clock", "s since 1970"),
+FIGURES = (
+    *_declared(Reading),
+    *_fields(
+        tables.Reading,
+        ("simulated", "the card was simulated: the figures describe no real card"),
+        ("created_at_s", "time of writing on its database's clock", "s since 1970"),
+    ),
 )
 FIGURES = _accepting(FIGURES, temperature_c=accept.Number | None)
 
