@@ -19,7 +19,8 @@ from farm.devices.device import Card
 from farm.devices.host import is_installed
 from farm.devices.lock import CardLock
 from farm.errors import FarmError, NoWorker
-from farm.jobs import cards, jobs
+from farm.jobs import cards as registry
+from farm.jobs import jobs
 from farm.settings import Settings, settings
 from farm.store import tables
 from farm.store.database import Database
@@ -60,7 +61,7 @@ class EmbeddedFarm:
         self.cards = list(cards)
         self.starting = starting
         self.held = held
-        self.id = cards.farm_name(current.host, os.getpid(), uuid.uuid4().hex[:6])
+        self.id = registry.farm_name(current.host, os.getpid(), uuid.uuid4().hex[:6])
         self._stack = contextlib.ExitStack()
         self.supervisor: Supervisor | None = None
 
@@ -100,7 +101,7 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # free now; the worker takes it for good
         self.starting()
-        cards.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
+        registry.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
         with self.held():
             self._start()
 
@@ -198,12 +199,12 @@ def _cancel_abandoned(database: Database, host: str) -> None:
     """End the jobs of embedded farms on this host that were killed before they could."""
     with database.read() as session:
         query = select(tables.Job.farm).where(
-            col(tables.Job.farm).startswith(cards.farm_prefix(host), autoescape=True),
+            col(tables.Job.farm).startswith(registry.farm_prefix(host), autoescape=True),
             tables.Job.state == JobState.OPEN,
         )
         farms = set(session.exec(query))
     for farm in farms:
-        if cards.is_gone(farm, host):
+        if registry.is_gone(farm, host):
             _cancel(database, farm)
 
 

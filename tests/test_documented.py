@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import farm
 from cli.main import app
 from farm.operators.sweep import RECIPES
-from farm.requests.measurement_file import _ENTRY_KEYS, _PROTOCOL_KEYS, _STOPPING_KEYS, _VARIANT_KEYS
+from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -77,7 +77,7 @@ def test_every_setting_is_documented_with_its_default():
 
 def test_every_key_of_a_measurement_file_is_documented():
     text = (DOCS / "measurement-files.md").read_text()
-    for key in [*_VARIANT_KEYS, *_ENTRY_KEYS, *_PROTOCOL_KEYS, *_STOPPING_KEYS]:
+    for key in GIVEN:
         assert f"`{key}`" in text, key
     for operator, recipe in RECIPES.items():
         assert f"`{operator}`" in text, operator
