@@ -1,7 +1,7 @@
-"""The Celery application: one set of settings for everybody who publishes or works.
+"""The Celery application, with the same settings for publishers and workers.
 
-Why each setting stands here is a measured fact of Celery on Redis (``docs/architecture.md``): above all, the
-database is the truth and the queue only transport, so nothing here tries to make the broker remember.
+``docs/architecture.md`` has the reason for each setting. The database is the truth and the queue only transport, so no
+setting tries to make the broker persistent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from farm.settings import Settings, settings
 from farm.types.format import masked
 from tasks import message_filter
 
-#: How these reach a worker process: in its environment, before Python starts. Not settings: the supervisor's own.
+#: Environment variables that the supervisor sets for a worker process before Python starts. They are not settings.
 CARD_VARIABLE = "FARM_WORKER_CARD"
 HOLDER_VARIABLE = "FARM_WORKER_HOLDER"
 EMBEDDED_VARIABLE = "FARM_WORKER_EMBEDDED"
@@ -32,12 +32,11 @@ CONTROL_QUEUE = "control"
 
 POOL_START_S = 120.0
 
-#: How long a chord is counted after its last part. One that takes longer, or lost a part that moved to another card, is
-#: forgotten: whoever closes the round's last item asks for the aggregation in any case. Unit: s.
+#: How long the broker counts a chord after its last part. A chord that takes longer, or whose item moved to another card, is
+#: lost: the process that closes the last item of a round publishes the aggregation in any case. Unit: s.
 CHORD_EXPIRES_S = 24 * 3600
 
-# What goes on inside them tells nobody anything: the lines of these are warnings and worse. That a worker did not answer
-# Flower in time is no more than its page shows.
+# Only warnings of these. Flower's page shows itself that a worker did not answer in time.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 logging.getLogger("flower.inspector").setLevel(logging.ERROR)
 
@@ -45,7 +44,7 @@ message_filter.install()
 
 
 class Loader(AppLoader):  # type: ignore[misc]
-    """Imports what is installed. Celery's own puts the current folder first while it imports."""
+    """Imports installed modules. Celery's own loader would look in the current folder first."""
 
     override_backends = dict.fromkeys(("redis", "rediss"), "tasks.queues:UnsubscribedResults")
 
@@ -59,26 +58,26 @@ app = Celery(
 
 
 def hard_time_limit_s(current: Settings) -> float:
-    """The backstop behind the item's own time limit, which ends the benchmark process and keeps the worker."""
-    # An attempt at a whole model verifies it and then measures it; one task makes all attempts that crash.
+    """The time limit of a task, behind that of an item, which ends only the benchmark process. Unit: s."""
+    # An attempt at a whole model verifies and then measures it; one task makes all attempts after crashes.
     return current.hard_limit_s or 2 * current.item_timeout_s * current.max_attempts + 60.0
 
 
 def configure(current: Settings) -> Celery:
-    """Set the application up for a broker; again for another one (the embedded farm has its own)."""
+    """Configure the application for a broker; call it again for another broker (an embedded farm has its own)."""
     hard_s = hard_time_limit_s(current)
-    # Not extended while a task runs, so a running item must never look abandoned.
+    # Not extended while a task runs, so it must be longer than any task.
     visible_s = current.visibility_timeout_s or 4 * hard_s
     app.close()
     app.conf.update(
         broker_url=current.broker_url or "redis+socket:///nonexistent/no-broker-is-configured",
-        # Celery reads it from the URL itself; Flower only from here.
+        # Celery reads it from the URL; Flower only from here.
         broker_use_ssl=tls_options(current.broker_url) or False,
         result_backend=current.broker_url or None,
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": visible_s,
-            # How often abandoned messages are looked for: ten of these pass between two looks.
+            # Ten of these intervals pass between two searches for abandoned messages.
             "unacked_restore_interval": min(10.0, visible_s / 10),
             "socket_keepalive": True,
         },
@@ -88,18 +87,18 @@ def configure(current: Settings) -> Celery:
         event_serializer="json",
         accept_content=["json"],
         result_accept_content=["json"],
-        # A message is done with when the work is done; a dead worker's message comes back.
+        # A message is acknowledged when the work is done; the message of a dead worker comes back.
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
         worker_concurrency=1,
         # A forked copy of a process that has touched CUDA cannot use it.
         worker_pool_start_method="spawn",
-        # It imports Celery and the farm before it says that it is up; what takes longer is killed and begun again. When all
-        # workers of a host start at once on a few cores, Celery's 4 s would have them kill theirs for ever.
+        # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again. With its
+        # default of 4 s, workers that all start at once on a few cores would never come up.
         worker_proc_alive_timeout=POOL_START_S,
         task_time_limit=hard_s,
-        # Nobody reads results, and the broker must not fill with them: progress and outcomes are in the database.
+        # Nobody reads results: progress and outcomes are in the database. They would fill the broker.
         task_ignore_result=True,
         task_track_started=False,
         result_expires=CHORD_EXPIRES_S,
@@ -107,14 +106,14 @@ def configure(current: Settings) -> Celery:
         result_backend_always_retry=True,
         result_backend_max_retries=20,
         task_default_queue=CONTROL_QUEUE,
-        # Not when it is sent: that event knows neither operator nor label, and where it comes late it overwrites both.
+        # No event on sending: it has neither operator nor label, and a late one would overwrite both.
         task_send_sent_event=False,
         worker_send_task_events=True,
         worker_hijack_root_logger=False,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         enable_utc=True,
     )
-    # Celery and kombu keep the backend, the producers and the connections that they made from the earlier settings.
+    # Celery and kombu cache the backend, the producers and the connections of the earlier settings.
     app._backend_cache = None
     app._local = threading.local()
     app.__dict__.pop("amqp", None)
@@ -124,22 +123,22 @@ def configure(current: Settings) -> Celery:
 
 
 def tls_options(url: str) -> dict[str, Any]:
-    """What a ``rediss://`` URL says about certificates; nothing of other URLs, nor of one that is none."""
+    """The certificate options of a ``rediss://`` URL; {} for other or malformed URLs."""
     if url.startswith("rediss://"):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # told by who connects
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # the connection will report it
             return dict(parse_url(url).get("ssl", {}))
     return {}
 
 
 def refuses(error: BaseException) -> bool:
-    """Whether what went wrong with a broker is its answer to the user and password that it was given."""
+    """Whether a broker rejected the user or the password."""
     return isinstance(error, redis.AuthenticationError) or isinstance(error.__cause__, redis.AuthenticationError)
 
 
 def check_broker(current: Settings) -> None:
     """Raises:
     BrokerUnreachable: no broker is configured, or it does not answer.
-    SettingsError: the URL is not of a broker that the farm can use.
+    SettingsError: the URL is not that of a Redis or Valkey.
     """
     if not current.broker_url:
         raise BrokerUnreachable(
@@ -163,8 +162,8 @@ def check_broker(current: Settings) -> None:
             f"The broker {masked(current.broker_url)} does not answer: {str(error).rstrip('.')}.",
             "Start it, or correct FARM_BROKER_URL.",
         ) from error
-    except (ValueError, LookupError, TypeError) as error:  # a port or a database that is no number, an unknown option
-        # Without the error's own words: what it takes for a port may be a piece of the password.
+    except (ValueError, LookupError, TypeError) as error:  # a malformed port or database, or an unknown option
+        # Without the text of the error: the malformed port may be a part of the password.
         raise SettingsError("The broker URL cannot be read.", form) from error
 
 

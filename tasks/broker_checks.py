@@ -1,4 +1,4 @@
-"""The part of ``farm doctor`` that talks to the broker: does it answer, will it forget, does a worker listen?"""
+"""The checks of ``farm doctor`` that need the broker: it answers, it keeps messages, workers listen, versions agree."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from farm.types.format import masked
 from tasks.app import app, check_broker
 from tasks.servers import broker_program
 
-#: The command of `tasks.worker`, which only a worker may load.
+#: The remote command for versions; `tasks.worker` implements it, and only a worker may load that.
 QUESTION = "farm_versions"
-#: How often the workers are asked, a second each.
+#: Pings of the workers, a second each.
 PINGS = 3
-#: The share of its memory from which on a broker is warned of.
+#: Share of its memory above which a broker gets a warning.
 NEARLY_FULL = 0.9
 
 
 def broker_checks(current: Settings) -> Iterator[Check]:
-    """The configured broker, or the program that `farm run` would start."""
+    """Check the configured broker, or the program that `farm run` would start."""
     if not current.broker_url:
         try:
             yield ok("broker", f"none is configured; `farm run` starts its own ({broker_program().name})")
@@ -42,7 +42,7 @@ def broker_checks(current: Settings) -> Iterator[Check]:
         yield Check("broker", "problem", error.message, error.next_step)
         return
     except RedisError as error:
-        yield Check("broker", "warning", f"{masked(current.broker_url)} does not tell about itself: {error}")
+        yield Check("broker", "warning", f"{masked(current.broker_url)} does not describe itself: {error}")
         return
     yield _transport(current.broker_url)
     yield _memory(memory)
@@ -58,21 +58,21 @@ def _transport(url: str) -> Check:
         return Check(
             "broker",
             "warning",
-            f"{masked(url)} is another host's, and is reached without a checked certificate",
+            f"{masked(url)} is on another host and is reached without a checked certificate",
             "Use rediss:// with ssl_cert_reqs=required and ssl_ca_certs (docs/operate.md).",
         )
     if not local and not parts.password:
         return Check(
             "broker",
             "warning",
-            f"{masked(url)} asks for no password: whoever reaches it can give the farm work",
+            f"{masked(url)} needs no password: anybody who reaches it can give the farm work",
             "Give the broker the users of deploy/make-secrets.",
         )
     return ok("broker", masked(url))
 
 
 def _checks_certificate(query: str) -> bool:
-    """Whether a URL's query leaves the check on; it is named in Redis' own words (none) or in Celery's (CERT_NONE)."""
+    """Whether the query of a URL keeps certificate checks on. Values are those of Redis (none) or Celery (CERT_NONE)."""
     said = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
     wanted = said.get("ssl_cert_reqs", "required").removeprefix("cert_")
     return wanted == "required" and said.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
@@ -86,7 +86,7 @@ def _memory(memory: dict[str, Any]) -> Check:
         return Check(
             "broker memory",
             "problem",
-            f"{used}; its policy '{policy}' throws messages away when it is full",
+            f"{used}; its policy '{policy}' drops messages when it is full",
             "Set `maxmemory-policy noeviction` (deploy/redis/redis.conf).",
         )
     if most_bytes and used_bytes > NEARLY_FULL * most_bytes:
@@ -100,13 +100,13 @@ def _memory(memory: dict[str, Any]) -> Check:
 
 
 def _listeners() -> Iterator[Check]:
-    """The workers that answer over the broker: a card may be alive in the database and deaf to its queue."""
+    """The workers that answer over the broker: a card may be alive in the database and not listen to its queue."""
     try:
         found: set[str] = set()
         for _ in range(PINGS):
             found |= {name for answer in app.control.ping(timeout=1.0) or () for name in answer}
             if any(name.startswith("control@") for name in found):
-                break  # a busy host answers late; only silence to all of them is a finding
+                break  # a busy host answers late; only silence after all pings counts
         names = sorted(found)
     except (OperationalError, CeleryError, RedisError) as error:
         yield Check("workers", "warning", f"they could not be asked: {error}")
@@ -118,7 +118,7 @@ def _listeners() -> Iterator[Check]:
         yield Check(
             "workers",
             "problem",
-            f"{len(names)} listen, but no control worker: no verdict is made, nothing lost is published again",
+            f"{len(names)} listen, but no control worker: no round is closed, no lost message is published again",
             "Every `farm worker` starts one; look at its log on the hosts.",
         )
     else:
@@ -128,7 +128,7 @@ def _listeners() -> Iterator[Check]:
 
 
 def _versions() -> Iterator[Check]:
-    """Whether all workers, and this host, run the same programs."""
+    """Whether all workers and this host have the same versions."""
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
@@ -141,10 +141,11 @@ def _versions() -> Iterator[Check]:
 
 
 def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
-    """Hold versions against each other.
+    """Compare versions.
 
     Args:
-        found: by "this host" and by the names of workers; what one lacks (a broker's host has no torch) is no difference.
+        found: "this host" or name of a worker -> program -> version. A missing program (a broker's host has no torch) is not
+            a difference.
     """
     names = ("farm", "torch", "torchvision", "Python")
     differing = [name for name in names if len({told[name] for told in found.values() if name in told}) > 1]

@@ -1,7 +1,7 @@
-"""A whole farm for the length of one command: a private broker, a control worker and a worker per card.
+"""A complete farm for one command: a private broker, a control worker and a worker per card.
 
-All are real processes, the same as on many hosts; embedded only means that the command starts and stops them.
-Nothing of them outlives it, not even after SIGKILL: the kernel ends them with their parent.
+They are the same processes as on many hosts; embedded means that the command starts and stops them. All end with the command,
+even after SIGKILL: the kernel ends them with their parent.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tasks.app import EMBEDDED_VARIABLE, configure
 from tasks.servers import BrokerServer
 from tasks.supervisor import Supervisor
 
-#: Importing torch from a slow disk is the longest part of a worker's start.
+#: How long workers may take to start; importing torch from a slow disk takes most of it. Unit: s.
 READY_TIMEOUT_S = 180.0
 STOP_GRACE_S = 3.0
 
 
 class EmbeddedFarm:
-    """A context manager. Inside, the process's settings point at this farm; after it, all is as before.
+    """A context manager; inside, the settings of this process point at this farm.
 
-    Its servers and workers come with `start`, and only then: a job that the database answers needs none of them.
-    Jobs that are still open when it closes are cancelled: their broker is gone, and what was measured is kept.
+    `start` starts servers and workers, and not before: a job that readings serve completely needs none of them.
+    On exit, open jobs are cancelled, since their broker is gone; their readings are kept.
 
     Args:
-        database: the one that the settings name, its schema up to date; it stays open.
-        starting: called when servers and workers are about to start.
-        held: no interruption is raised inside of it: what has started half could not be ended again.
+        database: the database of the settings, with its schema up to date; it stays open.
+        starting: called before servers and workers start.
+        held: a context that defers interruptions: a half-started farm could not be stopped.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EmbeddedFarm:
         self._stack.close()
 
     def registered(self) -> bool:
-        """Whether the database has all cards as they are now, so that a job can be planned without any worker."""
+        """Whether the database has all cards with the installed software, so that jobs can be planned without workers."""
         with self.database.read() as session:
             for card in self.cards:
                 row = session.get(tables.Card, card.id)
@@ -89,27 +89,27 @@ class EmbeddedFarm:
         return True
 
     def start(self) -> None:
-        """Start the broker and the workers, unless they run; `wait_ready` waits for them.
+        """Start the broker and the workers unless they run; `wait_ready` waits for them.
 
         Raises:
             CardBusy: another worker serves one of the cards.
-            BrokerUnreachable: no broker program is to be had, or it does not come up.
+            BrokerUnreachable: there is no broker program, or it does not start.
         """
         if self.supervisor is not None:
             return
         for card in self.cards:
             with CardLock(card.id, self.settings.lock_dir):
-                pass  # free now; the worker takes it for good
+                pass  # free now; the worker takes it
         self.starting()
-        registry.try_again(self.database, [card.id for card in self.cards])  # those that only a farm like this gave up
+        registry.try_again(self.database, [card.id for card in self.cards])  # quarantines of earlier embedded farms
         with self.held():
             self._start()
 
     def _start(self) -> None:
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-        # Logs and temporary files go to the broker's folder, which the next farm sweeps away if this one is killed. Not
-        # to a folder below it: with the names of their sockets, paths must stay below 108 bytes.
+        # Logs and temporary files are in the broker's folder, which the next farm removes if this one is killed. Not in a
+        # folder below it: paths of sockets must stay below 108 bytes.
         self.supervisor = Supervisor(
             [card.id for card in self.cards],
             environment={"TMPDIR": str(broker.folder)},
@@ -119,11 +119,11 @@ class EmbeddedFarm:
         self.supervisor.start()
 
     def wait_ready(self) -> None:
-        """Start the farm where it does not run, and wait until every card's worker has registered.
+        """Start the farm unless it runs, and wait until the worker of every card has registered.
 
         Raises:
             CardBusy, BrokerUnreachable: see `start`.
-            NoWorker: a worker ended, or took too long, with the end of its log; or no card is fit to measure.
+            NoWorker: a worker ended (with the end of its log) or took too long, or all cards are in quarantine.
         """
         self.start()
         assert self.supervisor is not None
@@ -134,7 +134,7 @@ class EmbeddedFarm:
                 rows = {
                     card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(wanted)))
                 }
-            # By the process that wrote it: a row of an earlier farm looks the same otherwise.
+            # Only rows written by the current workers: rows of an earlier farm look the same.
             ours = {
                 child.name: rows[child.name]
                 for child in self.supervisor.children
@@ -148,24 +148,24 @@ class EmbeddedFarm:
                 if len(unfit) == len(wanted):
                     raise NoWorker(
                         f"No card can measure: {'; '.join(f'{row.id} is quarantined: {row.state_reason}' for row in unfit)}",
-                        f"Mend that and run again: it is checked anew{_releasing(unfit)}.",
+                        f"Correct that and run again: the card is checked again{_releasing(unfit)}.",
                     )
                 return
             for child in self.supervisor.tend():
                 raise NoWorker(
                     f"The worker of {child.name} ended with exit code {child.last_exit}: "
                     f"{self.supervisor.last_words(child) or 'it wrote nothing'}",
-                    "Mend what it says and run again; nothing was lost.",
+                    "Correct that and run again; nothing was lost.",
                 )
             if time.monotonic() > deadline:
                 raise NoWorker(
-                    f"The workers of {', '.join(sorted(wanted - ready))} did not get ready in {READY_TIMEOUT_S:.0f} s.",
+                    f"The workers of {', '.join(sorted(wanted - ready))} did not get ready within {READY_TIMEOUT_S:.0f} s.",
                     "Run again; the first import of torch can be slow.",
                 )
             time.sleep(0.1)
 
     def tend(self) -> None:
-        """Restart workers that died; call it now and then."""
+        """Restart workers that died; call it regularly."""
         if self.supervisor is not None:
             self.supervisor.tend()
 
@@ -182,7 +182,7 @@ class EmbeddedFarm:
 
 
 def _releasing(unfit: Sequence[tables.Card]) -> str:
-    """What is to be done first about cards that another farm put in quarantine, "" where there are none."""
+    """The command to run first if another farm put a card in quarantine, else ""."""
     others = [row.id for row in unfit if not row.quarantined_by]
     return f" after `farm cards release {others[0]}`" if others else ""
 
@@ -196,7 +196,7 @@ def _cancel(database: Database, farm: str) -> None:
 
 
 def _cancel_abandoned(database: Database, host: str) -> None:
-    """End the jobs of embedded farms on this host that were killed before they could."""
+    """Cancel the jobs of embedded farms on this host that were killed."""
     with database.read() as session:
         query = select(tables.Job.farm).where(
             col(tables.Job.farm).startswith(registry.farm_prefix(host), autoescape=True),
@@ -219,7 +219,7 @@ def _mark_stopped(database: Database, card_ids: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables, and with them this process's settings and its Celery application."""
+    """Set environment variables, and configure the settings and the Celery application of this process again."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     settings.cache_clear()

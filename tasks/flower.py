@@ -1,7 +1,7 @@
-"""Flower in this process, for ``farm flower``: it looks at the farm's broker, and ends when it is told to.
+"""Run Flower in this process, on the farm's broker, for ``farm flower``.
 
-Flower's own command is not used: it would import whatever lies in the current folder (Celery's ``-A``), run a file
-``flowerconfig.py`` there, end in a traceback on a taken port, and not end at all while its broker is away.
+Flower's own command is not used: it would import modules of the current folder (Celery's ``-A``), run a file
+``flowerconfig.py`` there, print a traceback if the port is taken, and not stop while its broker is away.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def serve(
     writable: bool,
     listening: Callable[[int], object] = lambda port: None,
 ) -> None:
-    """Answer until SIGTERM or Ctrl-C, and then end this process. What Flower saw is kept in the state folder.
+    """Serve until SIGTERM or Ctrl-C, then end this process. Flower keeps its history in the state folder.
 
     Args:
-        listening: called with the port once it is taken; 0 takes any that is free.
+        listening: called with the port when the server listens; port 0 takes any free port.
 
     Raises:
-        UsageError: nobody can listen there.
+        UsageError: the address or the port cannot be used.
     """
     apply_env_options()
     chosen: dict[str, Any] = {
@@ -79,7 +79,7 @@ def serve(
         pass
     finally:
         served.stop()
-    # Python would wait for Flower's threads, and those for a broker that may be away for ever.
+    # Python would wait for Flower's threads, which wait for a broker that may be away for ever.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

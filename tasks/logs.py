@@ -1,7 +1,6 @@
-"""How the farm's processes log: one form of line in all of them, for people or, where it is asked for, as JSON.
+"""Logging of the farm's processes: the same format in all of them, plain or JSON.
 
-Celery would set its own form up in every pool process that it starts. It is told not to (`setup_logging`) by whatever
-process has imported this module, as all that measure have.
+Celery would configure its own format in every pool process. Importing this module prevents that (`setup_logging`).
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from celery.signals import setup_logging
 from farm.types.format import printable
 from tasks.app import CARD_VARIABLE
 
-#: In the environment of a worker's processes: set, their lines are JSON. Not a setting: the supervisor's own.
+#: Environment variable of worker processes; if set, they log JSON. The supervisor sets it; it is not a setting.
 JSON_VARIABLE = "FARM_WORKER_JSON_LOGS"
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time_s, level, logger, message; card and traceback where there is one."""
+    """One JSON object per line: time_s, level, logger, message, and card and traceback if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _line(record.created, record.levelname, record.name, record.getMessage())
@@ -37,7 +36,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """One line a record, for people: what it tells of may come from a message, and must not begin a line of its own."""
+    """One line per record. Control characters are escaped: a text from a message must not look like a record of its own."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s")
@@ -57,10 +56,10 @@ def _line(time_s: float, level: str, logger: str, message: str) -> dict[str, Any
 
 
 def set_up(as_json: bool | None = None) -> None:
-    """Log to standard error: all loggers, Python's warnings, and what nobody caught.
+    """Log to standard error: all loggers, Python's warnings and uncaught exceptions.
 
     Args:
-        as_json: None for what the environment says.
+        as_json: log JSON. None: as the environment says.
     """
     as_json = bool(os.environ.get(JSON_VARIABLE)) if as_json is None else as_json
     formatter = JsonLines() if as_json else PlainLines()
@@ -82,7 +81,7 @@ def _instead_of_celery(**_: Any) -> None:
 
 
 def keep_form() -> None:
-    """Have the processes that this one starts begin in silence: billiard's own lines before `set_up` are plain text."""
+    """Keep billiard from logging plain text in the processes that this one starts, before they call `set_up`."""
     os.environ.pop("_MP_FORK_LOGLEVEL_", None)
 
 
@@ -96,7 +95,7 @@ def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _say(formatter: logging.Formatter, message: Any, _stream: Any = None) -> None:
-    """What Celery tells of its end: from within a signal's handler, where no lock may be waited for."""
+    """Celery's messages at its end, from a signal handler: they must not wait for a lock."""
     record = logging.LogRecord("celery.worker", logging.INFO, "", 0, str(message), None, None)
     with contextlib.suppress(OSError):
         os.write(2, f"{formatter.format(record)}\n".encode())

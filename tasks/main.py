@@ -1,8 +1,8 @@
-"""``python -m tasks.main``: a worker's process (see `tasks.worker`).
+"""``python -m tasks.main``: the process of a worker (see `tasks.worker`).
 
-Nothing that a module makes while it is imported is garbage: looking for some would be a fifth of a worker's start.
-A process of the pool imports this module before anything else (so it is no `__main__` of the package, which it would not):
-what Celery looks for by name later is loaded then, wherever the worker was started.
+Garbage collection is off during imports, which create no garbage: it would take a fifth of a worker's start. A pool process
+imports this module first, so that everything that Celery looks up by name is loaded. A `__main__` of the package would not
+be imported there.
 """
 
 import gc
@@ -16,5 +16,5 @@ gc.enable()
 
 if __name__ == "__main__":
     code = main()
-    gc.freeze()  # nor for those that it leaves as it ends
+    gc.freeze()  # and no collection at exit
     sys.exit(code)

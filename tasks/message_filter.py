@@ -1,9 +1,9 @@
-"""Messages are looked at before Celery sees them: what no publisher of the farm would send is dropped, and said so.
+"""A filter for messages in front of Celery. Messages that no publisher of the farm would send are dropped and logged.
 
-Without this a message with a broken body ends the worker that takes it, goes back to the queue when the worker dies,
-and ends the next one: one line in the broker would stop a card for good. So would a header that Celery stumbles over: the
-worker lives, and never takes a message again. Of a message's headers only those pass that ours have. Nothing here makes a
-message trusted. It may only name a task of the farm and carry ids; what the ids mean is looked up in the database.
+Without it a malformed body ends the worker that takes the message, the message returns to the queue, and it ends the next
+worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker lives but
+takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message trusted: it may
+only name a task of the farm and carry ids, whose meaning is in the database.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kombu.transport import redis
 
 from farm.types.format import masked
 
-log = logging.getLogger("farm.screening")
+log = logging.getLogger("farm.message_filter")
 
-#: What a body or its envelope can raise while it is taken apart. Not OSError or a client's error: the broker is away.
+#: The errors of a malformed body or envelope. OSError and the client's errors mean that the broker is away.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 MAXIMUM_ID = 2**63 - 1
@@ -41,35 +41,36 @@ def _round(value: Any) -> bool:
 
 
 def carries_tasks(queue: str) -> bool:
+    """Whether the messages of a queue name tasks."""
     return queue == "control" or queue.startswith("card.")
 
 
 def carries_commands(queue: str) -> bool:
-    """Such as 'control@gpu1.celery.pidbox', by which a worker is asked how it is (`tasks.worker`)."""
+    """Whether a queue carries remote commands (`tasks.worker`), such as 'control@gpu1.celery.pidbox'."""
     return queue.endswith(".celery.pidbox") and "@" in queue
 
 
-#: The tasks that a message may name, and the one argument that each takes.
+#: The tasks that a message may name, and the check of the one argument of each.
 ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate": _round}
 
 _TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
 _FLAGS = ("ignore_result", "redelivered")
-#: The headers of the farm's own messages, with their kinds; whatever else one has is taken out of it. So are, of those that
-#: Celery itself knows, what a message of ours never says: when it is due and until when (a card that waits for that takes
-#: nothing else), how long it may take (the worker's own limit would not count), stamps, and how it is compressed.
+#: The headers of the farm's own messages and their types; all other headers are removed. Among them are headers of Celery
+#: that the farm never sends: when a message is due and expires (a card that waits for it takes nothing else), its time limit
+#: (it would override that of the worker), stamps, and compression.
 _HEADERS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str, type(None))),
     **dict.fromkeys(_NUMBERS, (int, type(None))),
     **dict.fromkeys(_FLAGS, (bool, type(None))),
 }
-#: What travels as the name of one message or of a group of them.
+#: The form of the id of a message or of a group.
 _ID = re.compile(r"[0-9A-Za-z._:-]{1,200}")
 _IDS = ("id", "root_id", "parent_id", "group")
 
 
 def refusal(message: Any) -> str:
-    """Why a message is not one of the farm's, '' when it is. Never raises."""
+    """Why a message is not one of the farm's; '' if it is. Never raises."""
     try:
         return _refusal(message)
     except MALFORMED as error:
@@ -107,9 +108,9 @@ def _refusal(message: Any) -> str:
 
 
 def command_refusal(message: Any) -> str:
-    """Why a message is no command to a worker, '' when it is one. Never raises.
+    """Why a message is not a command to a worker; '' if it is. Never raises.
 
-    Its arguments are the command's own matter: Celery answers what they raise.
+    Its arguments are not checked: Celery answers the errors that they raise.
     """
     try:
         return _command_refusal(message)
@@ -133,7 +134,7 @@ def _command_refusal(message: Any) -> str:
     if to is not None and not (isinstance(to, list) and all(isinstance(name, str) for name in to)):
         return "it does not say to whom"
     if command.get("pattern") or command.get("matcher"):
-        return "it finds workers by a pattern"  # a regular expression may take for ever
+        return "it finds workers by a pattern"  # a regular expression can take for ever
     if not isinstance(command.get("ticket"), str | None) or not (
         answer is None or all(isinstance(answer[name], str) for name in ("exchange", "routing_key"))
     ):
@@ -142,7 +143,7 @@ def _command_refusal(message: Any) -> str:
 
 
 def _harmless(value: Any) -> bool:
-    """Callbacks, errbacks and the body of a chord: signatures of the farm's own tasks, however deep."""
+    """Whether callbacks, errbacks and chord bodies are signatures of the farm's own tasks, at any depth."""
     if value is None:
         return True
     if isinstance(value, list):
@@ -154,11 +155,11 @@ def _harmless(value: Any) -> bool:
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]
-    """Tells of itself without passwords: workers answer with this when Flower asks them."""
+    """A connection that describes itself without passwords: workers send this to Flower."""
 
     def info(self) -> dict[str, Any]:
-        # A socket's URL keeps its password in the host's place. The password itself stays: `as_uri` looks it up to mask it
-        # (and Flower to connect), and Celery takes it out before a worker tells.
+        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to mask
+        # it, Flower to connect, and Celery removes it from the answers of a worker.
         return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
 
 
@@ -178,7 +179,7 @@ class Channel(redis.Channel):  # type: ignore[misc]
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
-        except MALFORMED as error:  # not even JSON: it has left the queue, and nothing knows of it
+        except MALFORMED as error:  # not even JSON; it has left the queue already
             log.warning("Dropped what is no message: %.200s", f"{type(error).__name__}: {error}")
             return True
 
@@ -191,7 +192,7 @@ class Channel(redis.Channel):  # type: ignore[misc]
 
 
 class Transport(redis.Transport):  # type: ignore[misc]
-    """kombu's Redis, with a look at every message to a worker. Events and answers are read by those who asked for them."""
+    """kombu's Redis transport with a check of every message to a worker. Events and answers are not checked."""
 
     Channel = Channel
 
@@ -210,17 +211,17 @@ class Transport(redis.Transport):  # type: ignore[misc]
             super()._deliver(message, queue)
         except MALFORMED:
             log.warning("Dropped a message from %s that Celery could not take", queue, exc_info=True)
-            with contextlib.suppress(*MALFORMED):  # what is no message at all has no tag either
+            with contextlib.suppress(*MALFORMED):  # a malformed message may have no tag
                 self._forget(message["properties"]["delivery_tag"])
 
     def _forget(self, tag: str) -> None:
-        """Acknowledge it, or it would come back as soon as this worker ends."""
+        """Acknowledge a message; otherwise it would return when this worker ends."""
         for channel in self.channels:
             if tag in channel.qos._delivered:
                 channel.basic_reject(tag, requeue=False)
 
 
 def install() -> None:
-    """From now on every connection of this process to a Redis is made by `Transport`."""
+    """Let every Redis connection of this process use `Transport`."""
     for scheme in ("redis", "rediss"):
         kombu.transport.TRANSPORT_ALIASES[scheme] = "tasks.message_filter:Transport"

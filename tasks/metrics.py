@@ -1,15 +1,15 @@
-"""The farm's figures for Prometheus: one exporter per host, in its control worker.
+"""The farm's metrics for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts in the database (`farm.jobs.listing`) and asks this host's cards for their power, so there is no state to
-lose and nothing to add up between processes. A host tells of its own cards only: sums over hosts count nothing twice.
-Except for the cards that are lost, of which every host tells: theirs may be down.
+Every scrape counts in the database (`farm.jobs.listing`) and reads the power of this host's cards, so there is no state to
+lose and nothing to add up between processes. A host reports its own cards, so that sums over hosts count nothing twice;
+only lost cards are reported by every host, since their own may be down.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -23,6 +23,7 @@ from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
 from farm.jobs import cards, listing
+from farm.jobs.listing import CardCensus
 from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
@@ -33,9 +34,36 @@ log = logging.getLogger("farm.control")
 
 CARD = ("host", "card", "index", "model")
 
+#: (family, name, help, value) of the metrics with one value per card. Counters only grow. Items that are tried again, moved
+#: or handed back lower the gauges; as counters, rate() would take that for a restart.
+PER_CARD: tuple[tuple[Any, str, str, Callable[[CardCensus], float]], ...] = (
+    (CounterMetricFamily, "farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
+    (CounterMetricFamily, "farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
+    (GaugeMetricFamily, "farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
+    (GaugeMetricFamily, "farm_items_repeated", "Finished work that came too late", lambda of: of.repeated),
+    (
+        GaugeMetricFamily,
+        "farm_queue_age_seconds",
+        "How long the oldest waiting item has waited",
+        lambda of: of.oldest_waiting_s,
+    ),
+    (
+        GaugeMetricFamily,
+        "farm_card_busy_share",
+        "Share of the last 5 minutes with an item on the card",
+        lambda of: of.busy_share,
+    ),
+    (
+        GaugeMetricFamily,
+        "farm_card_last_seen_seconds",
+        "Since the card's worker was last seen",
+        lambda of: max(0.0, of.view.seen_ago_s),
+    ),
+)
+
 
 def serve(current: Settings) -> int | None:
-    """Answer Prometheus from now on, in a thread; the port, None where it is off or taken."""
+    """Serve metrics from now on, in a thread; returns the port, None if it is off or taken."""
     if not current.metrics_port:
         return None
     registry = CollectorRegistry()
@@ -43,7 +71,7 @@ def serve(current: Settings) -> int | None:
     try:
         start_http_server(current.metrics_port, current.metrics_address, registry)
     except OSError as error:
-        # Another control worker of this host may be the exporter; measuring goes on without.
+        # Another control worker of this host may be the exporter; measuring works without.
         log.warning("No metrics on %s:%s: %s", current.metrics_address, current.metrics_port, error)
         return None
     log.info("Metrics on http://%s:%s/metrics", current.metrics_address, current.metrics_port)
@@ -51,7 +79,7 @@ def serve(current: Settings) -> int | None:
 
 
 class FarmCollector(Collector):
-    """Asked by the registry at every scrape, from several threads at once."""
+    """Called by the registry at every scrape, from several threads at once."""
 
     def __init__(self, current: Settings) -> None:
         self._settings = current
@@ -60,11 +88,10 @@ class FarmCollector(Collector):
         self._devices: dict[str, Device | None] = {}
 
     def describe(self) -> list[Metric]:
-        """Nothing is asked when it is registered: the database may come up later."""
+        """Nothing is collected on registration: the database may start later."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape")
         spooled = GaugeMetricFamily("farm_spooled_readings", "Readings that wait on this host's disk", labels=["host"])
         spooled.add_metric([self._settings.host], len(self._spool))
         yield spooled
@@ -73,13 +100,13 @@ class FarmCollector(Collector):
                 entries = listing.count_items(session, self._settings.host, self._settings.heartbeat_s)
                 jobs = listing.open_jobs(session)
                 lost = cards.lost(session, self._settings.heartbeat_s)
+            up = 1
         except (FarmError, SQLAlchemyError) as error:
             log.warning("Metrics: %s", getattr(error, "message", type(error).__name__))
-            up.add_metric([], 0)
-            yield up
+            up = 0
+        yield GaugeMetricFamily("farm_database_up", "Whether the database answered this scrape", value=up)
+        if not up:
             return
-        up.add_metric([], 1)
-        yield up
         yield GaugeMetricFamily("farm_open_jobs", "Open jobs of the whole farm: the same from every host", value=jobs)
         unseen = GaugeMetricFamily(
             "farm_card_unseen_seconds",
@@ -92,7 +119,8 @@ class FarmCollector(Collector):
         yield from _items(entries)
         yield from self._now(entries)
 
-    def _now(self, entries: list[listing.CardCensus]) -> Iterator[Metric]:
+    def _now(self, entries: list[CardCensus]) -> Iterator[Metric]:
+        """What the cards and their queues report at this moment."""
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
         messages = GaugeMetricFamily("farm_queue_messages", "Messages in the card's queue at the broker", labels=CARD)
@@ -124,38 +152,24 @@ def _labels(card: Card) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _items(entries: list[listing.CardCensus]) -> Iterator[Metric]:
-    measured = CounterMetricFamily("farm_items_measured", "Items with a reading taken for them", labels=CARD)
-    reused = CounterMetricFamily("farm_items_reused", "Items closed with a reading that was there", labels=CARD)
-    # No counters: these fall when items are tried again, moved or handed back, and rate() takes a fall for a restart.
+def _items(entries: list[CardCensus]) -> Iterator[Metric]:
     failed = GaugeMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
-    again = GaugeMetricFamily("farm_items_begun_again", "Attempts after an item's first", labels=CARD)
-    repeated = GaugeMetricFamily("farm_items_repeated", "Finished work that came too late", labels=CARD)
     waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
-    age = GaugeMetricFamily("farm_queue_age_seconds", "How long the oldest waiting item has waited", labels=CARD)
-    busy = GaugeMetricFamily(
-        "farm_card_busy_share", "Share of the last 5 minutes with an item on the card", labels=CARD
-    )
     state = GaugeMetricFamily("farm_card_state", "1 for the state that the card is in", labels=[*CARD, "state"])
-    seen = GaugeMetricFamily("farm_card_last_seen_seconds", "Since the card's worker was last seen", labels=CARD)
     took = HistogramMetricFamily("farm_item_seconds", "How long measured items took", labels=CARD)
+    single = [(family(name, text, labels=CARD), value) for family, name, text, value in PER_CARD]
     for entry in entries:
         card = _labels(entry.view.card)
-        measured.add_metric(card, entry.measured)
-        reused.add_metric(card, entry.reused)
-        again.add_metric(card, entry.begun_again)
-        repeated.add_metric(card, entry.repeated)
+        for metric, value in single:
+            metric.add_metric(card, value(entry))
         for reason, number in entry.failed.items():
             failed.add_metric([*card, reason], number)
         for item_state in (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED):
             waiting.add_metric([*card, str(item_state)], entry.open.get(item_state, 0))
-        age.add_metric(card, entry.oldest_waiting_s)
-        busy.add_metric(card, entry.busy_share)
-        seen.add_metric(card, max(0.0, entry.view.seen_ago_s))
         for card_state in CardState:
             state.add_metric([*card, str(card_state)], float(entry.view.state == card_state))
         bounds: list[Any] = [
             (f"{bound:g}", number) for bound, number in zip(listing.DURATION_BOUNDS_S, entry.within, strict=True)
         ]
         took.add_metric(card, [*bounds, ("+Inf", entry.measured)], entry.duration_s)
-    yield from (measured, reused, failed, again, repeated, waiting, age, busy, state, seen, took)
+    yield from (*(metric for metric, _ in single), failed, waiting, state, took)

