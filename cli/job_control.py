@@ -56,7 +56,7 @@ def resume(
         return
     check_broker(settings())
     with submit_and_watch.doing() as told:
-        resume_job(database, row.id, told=told)
+        resume_job(database, row.id, progress=told)
     say(f"Job {row.id} goes on.")
     if wait:
         submit_and_watch.follow(database, [row.id])

@@ -232,7 +232,7 @@ def submit_all(
         with _or_refused(job, outcome):
             with doing() as told:
                 if farm is None:
-                    one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned, told=told)
+                    one = submit(database, job.request, job.card_ids, tuples=tuples, pinned=pinned, progress=told)
                 else:
                     one = submit(
                         database,
@@ -242,7 +242,7 @@ def submit_all(
                         pinned=pinned,
                         ready=farm.wait_ready,
                         known=known,
-                        told=told,
+                        progress=told,
                     )
             outcome.submitted.append(one)
             _say_opened(job, one)

@@ -132,7 +132,13 @@ def _versions() -> Iterator[Check]:
     found = {"this host": program_versions()}
     try:
         for answer in app.control.broadcast(QUESTION, reply=True, timeout=1.0) or ():
-            found.update({name: told for name, told in answer.items() if isinstance(told, dict) and "farm" in told})
+            found.update(
+                {
+                    name: versions
+                    for name, versions in answer.items()
+                    if isinstance(versions, dict) and "farm" in versions
+                }
+            )
     except (OperationalError, CeleryError, RedisError) as error:
         yield Check("programs", "warning", f"the workers' versions could not be asked: {error}")
         return
@@ -148,12 +154,12 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
             a difference.
     """
     names = ("farm", "torch", "torchvision", "Python")
-    differing = [name for name in names if len({told[name] for told in found.values() if name in told}) > 1]
+    differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]
     if not differing:
         return ok("programs", f"the same versions of {', '.join(names)} here and on all workers that answer")
     hosts: dict[str, set[str]] = {}
-    for worker, told in found.items():
-        versions = " ".join(f"{name} {told[name]}" for name in differing if name in told)
+    for worker, its in found.items():
+        versions = " ".join(f"{name} {its[name]}" for name in differing if name in its)
         if versions:
             hosts.setdefault(versions, set()).add(worker.rpartition("@")[2])
     return Check(

@@ -27,7 +27,7 @@ def submit(
     pinned: bool = False,
     ready: Callable[[], None] = lambda: None,
     known: bool = False,
-    told: Callable[[str, int, int], None] = lambda doing, done, of: None,
+    progress: Callable[[str, int, int], None] = lambda doing, done, of: None,
 ) -> OpenedJob:
     """Create a job for the request and publish its items. A job that readings serve completely is closed at once.
 
@@ -37,7 +37,7 @@ def submit(
         ready: starts the workers of an embedded farm and returns when they listen; called before anything is published, and
             before planning unless the cards are known.
         known: the database has the cards as they are now.
-        told: called with what is being done, how much is done, and of how much (0 of 0 if unknown).
+        progress: called with what is being done, how much is done, and of how much (0 of 0 if unknown).
 
     Raises:
         FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in the
@@ -45,7 +45,7 @@ def submit(
     """
     ready = functools.cache(ready)  # called once: a worker that dies later is restarted without waiting for it
     if request.variant is not None:
-        told(f"Capturing {request.variant.model}", 0, 0)
+        progress(f"Capturing {request.variant.model}", 0, 0)
         capture_all_layers(database, request, card_ids)
     opened = open_job(
         database,
@@ -55,12 +55,12 @@ def submit(
         farm=own_farm(),
         pinned=pinned,
         ready=(lambda: None) if known else ready,
-        grown=_publishing_while_it_grows(database, request, ready, told),
+        grown=_publishing_while_it_grows(database, request, ready, progress),
     )
     try:
         if (wanted := close_known_rounds(database, opened.job_id, opened.round)) is not None:
             ready()
-            told(f"Publishing {opened.title}", 0, 0)
+            progress(f"Publishing {opened.title}", 0, 0)
             publish_round(database, opened.job_id, wanted)
     except KeyboardInterrupt:
         jobs.cancel(database, opened.job_id)  # nothing is published yet
@@ -72,14 +72,14 @@ def _publishing_while_it_grows(
     database: Database,
     request: Request,
     ready: Callable[[], None],
-    told: Callable[[str, int, int], None],
+    progress: Callable[[str, int, int], None],
 ) -> Callable[[OpenedJob, int], None]:
     away = False
 
     def grown(opened: OpenedJob, tried: int) -> None:
         nonlocal away
         assert request.sweep is not None
-        told(f"Planning {request.title}", tried, request.sweep.size)
+        progress(f"Planning {request.title}", tried, request.sweep.size)
         if opened.new and not away:
             ready()
             try:
@@ -91,14 +91,14 @@ def _publishing_while_it_grows(
 
 
 def resume(
-    database: Database, job_id: str, *, told: Callable[[str, int, int], None] = lambda doing, done, of: None
+    database: Database, job_id: str, *, progress: Callable[[str, int, int], None] = lambda doing, done, of: None
 ) -> int:
     """Repair a job as the reconciler would and publish its open items again; returns their number.
 
     An interrupted planning of a sweep is continued. Harmless for a job that is under way.
 
     Args:
-        told: see `submit`.
+        progress: see `submit`.
     """
     with database.read() as session:
         job = session.get(tables.Job, job_id)
@@ -113,7 +113,7 @@ def resume(
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:
         plan_rest(
-            database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, told)
+            database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, progress)
         )
     put_right(database, current, own_farm(), job_id)
     if published := publish_round(database, job_id, job.round, again=True):

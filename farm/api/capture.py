@@ -1,4 +1,4 @@
-"""A model in hand, taken apart: no name, no setting, nothing registered. What it is called is the hash of its calls."""
+"""Capturing a torch.nn.Module of the caller. It needs no name and no registration: its name contains the hash of its calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CapturedModel:
-    """A model in hand with its example inputs, and the operator tuples that one pass of it is made of.
+    """A model with its example inputs and the operator tuples of one pass. A notebook shows it as a table of its tuples.
 
-    `variant` is its identity: two captures of equal calls, in the same order at the same places, are one variant, whatever
-    the weights. It shows itself in a notebook as a table of its tuples.
+    `variant` is its identity: captures with equal calls in the same order and places are one variant, whatever the weights.
     """
 
     variant: Variant
-    apart: Extraction = field(repr=False)
+    extraction: Extraction = field(repr=False)
     model: nn.Module = field(repr=False)
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
@@ -39,31 +38,31 @@ class CapturedModel:
 
     @property
     def title(self) -> str:
-        """What it is called, by the sizes of its inputs."""
+        """The title, with the sizes of the inputs."""
         return titled_by(self.variant, (*self.args, *self.kwargs.values()))
 
     @property
     def tuples(self) -> tuple[OperatorTuple, ...]:
         """The different operator tuples, in the order of their first call."""
-        return tuple(self.apart.capture.tuples.values())
+        return tuple(self.extraction.capture.tuples.values())
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Tuple id -> calls of it in one pass."""
-        return self.apart.capture.counts
+        return self.extraction.capture.counts
 
     @property
     def flops(self) -> int:
-        """Of one pass; 2 per multiply-add, of matrix products, convolutions and attention."""
-        return self.apart.flops
+        """FLOPs of one pass: 2 per multiply-add of matrix products, convolutions and attention."""
+        return self.extraction.flops
 
     @property
     def bytes_moved(self) -> int:
-        """Of one pass: what all its calls must read and write at least. Unit: bytes."""
-        return self.apart.bytes_moved
+        """The least that all calls of one pass must read and write. Unit: bytes."""
+        return self.extraction.bytes_moved
 
     def _repr_html_(self) -> str:
-        costs = self.apart.costs
+        costs = self.extraction.costs
         rows = [
             (
                 label_of(spec),
@@ -79,25 +78,25 @@ class CapturedModel:
 def capture_model(
     model: nn.Module, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, grad: bool = False
 ) -> CapturedModel:
-    """Take a model of one's own apart into operator tuples. Measures nothing and changes nothing.
+    """Capture a model as operator tuples. Measures nothing and does not change the model.
 
-    It is run without values but small integers, if it can be: no memory, no arithmetic. A model that reads others
-    is run once for real, as a copy, where it is.
+    If possible the model runs without values other than small integers: no memory, no arithmetic. If it needs values, a copy
+    runs once on the device of the model.
 
     Args:
-        model: the module, in the mode (``eval()`` or ``train()``) that is meant.
-        args: its positional arguments; a tensor by itself is the only one.
+        model: the module, in the mode (``eval()`` or ``train()``) to measure.
+        args: its positional arguments; a single tensor is the only argument.
         kwargs: its keyword arguments.
         grad: keep what a backward pass needs, as in training.
 
     Raises:
-        UsageError: it has lazy modules, or is of a dtype that the farm does not measure.
-        CaptureError: it does not run on these inputs, is compiled or scripted, or has parts that no tuple describes.
+        UsageError: the model has lazy modules, or a dtype that the farm does not measure.
+        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that no tuple describes.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        raise UsageError(f"A value of type {type(model).__name__} is no model.", "Give a torch.nn.Module.")
+        raise UsageError(f"A value of type {type(model).__name__} is not a model.", "Give a torch.nn.Module.")
     if any(nn.parameter.is_lazy(entry) for entry in (*model.parameters(), *model.buffers())):
         raise UsageError(
             f"{type(model).__name__} has lazy modules, whose parameters have no shapes yet.",
@@ -105,10 +104,10 @@ def capture_model(
         )
     args = tuple(args) if isinstance(args, tuple | list) else (args,)
     named = dict(kwargs or {})
-    apart = _extract(model, args, named, grad)
-    if (refusal := apart.refusal(type(model).__name__)) is not None:
+    extraction = _extract(model, args, named, grad)
+    if (refusal := extraction.refusal(type(model).__name__)) is not None:
         raise refusal
-    return CapturedModel(_variant(model, (*args, *named.values()), apart), apart, model, args, named, grad)
+    return CapturedModel(_variant(model, (*args, *named.values()), extraction), extraction, model, args, named, grad)
 
 
 def _extract(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Extraction:
@@ -134,11 +133,11 @@ def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
     return there[0].device.type if there else "cpu"
 
 
-def _variant(model: nn.Module, values: tuple[Any, ...], apart: Extraction) -> Variant:
+def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:
     """Named by its class and the hash of its capture; batch and size are told by its first input."""
     import torch
 
-    taken = apart.capture
+    taken = extraction.capture
     calls = [[call.module_path, call.tuple_id, list(call.reads), list(call.writes)] for call in taken.calls]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     shape = tuple(tensors[0].shape) if tensors else ()

@@ -328,11 +328,11 @@ def _torch_state_restored() -> Iterator[None]:
 
 def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
     """Store the model's tuples and calls; for the data policy `seen` also the values in its tensors."""
-    apart, device_type = model.apart, "cuda" if card_kind == "cuda" else "cpu"
-    taken = apart.capture
+    extraction, device_type = model.extraction, "cuda" if card_kind == "cuda" else "cpu"
+    taken = extraction.capture
     with database.write() as session:
-        store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
-        store_variant(session, model.variant, flops=apart.flops, bytes_moved=apart.bytes_moved)
+        store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
+        store_variant(session, model.variant, flops=extraction.flops, bytes_moved=extraction.bytes_moved)
         capture_id = store_capture(
             session,
             taken.calls,

@@ -1,4 +1,4 @@
-"""What a notebook shows: small tables of HTML in which every text is escaped, and a job's report as one of them."""
+"""HTML tables for notebooks, with all text escaped, and the report of a job as such a table."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def counted(value: float, unit: str) -> str:
 
 
 def figure(value: float | None, half_width: float | None, unit: str) -> str:
-    """A figure with its interval, as far as there is one."""
+    """A figure with its interval, if there is one."""
     if value is None:
         return NOTHING
     return f"{value:.4g} {unit}" if half_width is None else f"{value:.4g} ± {half_width:.2g} {unit}"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> str:
-    """HTML of a table; whatever others wrote is text in it, and nothing else."""
+    """The HTML of a table. All text is escaped."""
 
     def cells(tag: str, values: Sequence[Any]) -> str:
         return "<tr>" + "".join(f"<{tag}>{_text(value)}</{tag}>" for value in values) + "</tr>"
@@ -51,9 +51,9 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class JobReport:
-    """A job's report, which shows itself in a notebook: cost by operator type, sum against whole, the verdict.
+    """The report of a job. A notebook shows cost by operator type, sum and whole, and the verdict.
 
-    `report` has everything as plain values, of which `to_json` makes JSON with units in its keys.
+    `report` has all plain values; `to_json` returns them as JSON with units in the keys.
     """
 
     report: Report

@@ -1,6 +1,6 @@
-"""Readings that could not be written because the database was away: kept on disk until it is back.
+"""The spool: readings on disk that could not be written because the database was away.
 
-A spooled reading is fenced like any other: it is accepted only if its claim still stands then.
+A spooled reading is accepted like any other: only if the token of its claim is still valid when it is written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,77 +24,60 @@ log = logging.getLogger("farm.worker")
 
 
 class Spool:
-    """A folder of one file a reading."""
+    """A folder with one file per reading."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def keep(self, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Path:
-        """Write one reading down, whole or not at all.
+        """Write one reading atomically; returns its file.
 
         Raises:
-            OSError: the disk is full, or the folder cannot be written to.
+            OSError: the disk is full, or the folder is not writable.
         """
         path = self.folder / f"{claimed.item_id}-{claimed.token}.json"
-        data = {
-            "claim": {**dataclasses.asdict(claimed)},
-            "reading": reading.to_json(),
-            "card_id": card_id,
-            "software_id": software_id,
-        }
-        write_whole(path, data)
+        about = {"card_id": card_id, "software_id": software_id}
+        write_whole(path, {"claim": dataclasses.asdict(claimed), "reading": reading.to_json(), **about})
         return path
 
     def __len__(self) -> int:
-        return sum(1 for _ in self.folder.glob("*.json")) if self.folder.is_dir() else 0
+        return sum(1 for _ in self.folder.glob("*.json"))
 
     def items(self) -> set[int]:
-        """The items whose readings wait here."""
+        """The ids of the items whose readings are in the spool."""
         numbers = [path.name.partition("-")[0] for path in self.folder.glob("*-*.json")]
         return {int(number) for number in numbers if number.isascii() and number.isdigit()}
 
     def flush(self, database: Database, card_id: str) -> list[Closed]:
-        """Write what waits for one card; what is accepted or fenced out leaves the disk.
+        """Write the readings of one card into the database, and remove their files whether accepted or not.
 
-        What the database refuses for good is put aside, so that it does not keep the others from it.
+        A reading that the database refuses for ever is renamed, so that it does not block the others.
 
         Raises:
-            DatabaseUnreachable: still away; the rest stays.
+            DatabaseUnreachable: the database is still away; the remaining files stay.
         """
         done = []
-        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
-            try:
-                with _alone(path) as text:
-                    closed = _write(text, path, database, card_id) if text else None
-            except FileNotFoundError:
-                continue
-            if closed is not None:
-                done.append(closed)
+        for path in sorted(self.folder.glob("*.json")):
+            # One process of this host at a time: a reading that is written twice would count as repeated work.
+            with contextlib.suppress(FileNotFoundError), path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                written = not os.fstat(file.fileno()).st_nlink  # by another process just now
+                if not written and (closed := _write(file.read(), path, database, card_id)) is not None:
+                    done.append(closed)
         return done
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[str]:
-    """The text of a file that no other process of this host writes into the database meanwhile; "" if one just did.
-
-    Written twice, a reading would count as repeated work.
-    """
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.read() if os.fstat(file.fileno()).st_nlink else ""
-
-
 def _write(text: str, path: Path, database: Database, card_id: str) -> Closed | None:
-    """One file's reading; None if it is another card's, or was put aside."""
+    """Write the reading of one file; None if it belongs to another card or was renamed."""
     try:
         data = json.loads(text)
         if data["card_id"] != card_id:
             return None
-        claimed, reading = _claim(data["claim"]), Reading.from_json(data["reading"])
+        parsed = {name: kind.from_json(data["claim"][name]) for name, kind in _PARSED.items()}
+        claimed, reading = Claim(**{**data["claim"], **parsed}), Reading.from_json(data["reading"])
         software_id = data["software_id"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        # Of another version or half of it lost.
-        log.error("%s cannot be read and is put aside", path)
+    except (ValueError, KeyError, TypeError, AttributeError):  # of another version, or damaged
+        log.error("%s cannot be read and is renamed", path)
         path.rename(path.with_name(path.name + ".unreadable"))
         return None
     try:
@@ -103,33 +85,21 @@ def _write(text: str, path: Path, database: Database, card_id: str) -> Closed | 
     except DatabaseUnreachable:
         raise
     except Exception:
-        log.exception("The database refuses %s, which is put aside", path)
+        log.exception("The database refuses %s, which is renamed", path)
         path.rename(path.with_name(path.name + ".refused"))
         return None
     path.unlink()
     return closed
 
 
-def _claim(data: dict[str, Any]) -> Claim:
-    return Claim(
-        **{
-            **data,
-            "subject": Subject.from_json(data["subject"]),
-            "protocol": Protocol.from_json(data["protocol"]),
-            "stopping": Stopping.from_json(data["stopping"]),
-        }
-    )
-
-
-# ----- merged from farm.jobs.spool
-# JSON on disk that is there whole or not at all.
+_PARSED: dict[str, Any] = {"subject": Subject, "protocol": Protocol, "stopping": Stopping}
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write a JSON file beside its place and move it there; its folder is made if need be.
+    """Write a JSON file atomically; its folder is created if necessary.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to; nothing is left then.
+        OSError: the disk is full, or the folder is not writable; nothing is left then.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")

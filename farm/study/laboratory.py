@@ -1,8 +1,7 @@
-"""Where a study measures: one card held exclusively, through the farm's own benchmark process, every reading kept.
+"""The card of a study: held exclusively, measured through the farm's own benchmark process, every reading stored.
 
-A study's readings go into the same table as all others, flagged ``study`` and with the study's id, name and
-circumstances in ``details["study"]``. A job never reuses them: they answer a question of their own, under windows and
-conditions that a job did not ask for.
+The readings of a study are flagged ``study``; ``details["study"]`` has its id, its name and the circumstances. Jobs never
+reuse them, since a study has its own windows and conditions.
 """
 
 from __future__ import annotations
@@ -35,44 +34,44 @@ from farm.store.database import Database
 from farm.types.protocol import Protocol, Software, Stopping, Subject, Variant
 from farm.types.request import Request
 
-STUDY = "study"  # the flag of every reading taken here
+STUDY = "study"  # the flag of every reading of a study
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One subject of a study. `weight_us` is its estimated share of the model's time, all calls together."""
+    """One subject of a study. `weight_us`: estimated time of all its calls in the model."""
 
     subject: Subject
     label: str
     short_name: str
     count: int = 1
     weight_us: float = 0.0
-    data: tuple[tuple[str, int], ...] = ()  # class of data -> calls; without a look at values, `normal` for all
+    data: tuple[tuple[str, int], ...] = ()  # (class of data, calls); `normal` for all if the values are unknown
 
     @property
     def data_class(self) -> str:
-        """The class of data of a whole, or of a tuple of which each class is a sample of its own."""
+        """The class of data of a whole, or of a tuple with a sample for each class."""
         return self.data[0][0] if self.data else "normal"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a person asked of a study."""
+    """The options of a study."""
 
     variant: Variant
     quick: bool = False
-    tuples: int | None = None  # how many of the model's tuples; None: what suits the study
+    tuples: int | None = None  # number of tuples of the model; None: the default of the study
     neighbours: tuple[Card, ...] = ()  # the host's other cards
 
 
 @dataclass
 class Laboratory:
-    """One card, held while a study runs. A context manager.
+    """A context manager that holds one card while a study runs.
 
     Raises (on entering):
-        CardBusy: a worker serves the card, or somebody else measures on it.
+        CardBusy, CardUnavailable, UnhealthyCard: see `hold_card`.
         Unmeasurable: the benchmark process does not get ready.
     """
 
@@ -82,7 +81,7 @@ class Laboratory:
     say: Callable[[str], None] = lambda line: None
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     readings: list[str] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)  # what could not be measured, and why
+    failures: dict[str, str] = field(default_factory=dict)  # label and protocol -> reason
     card_time_s: float = 0.0
     _begun: int = 0
     _expected: int = 0
@@ -123,47 +122,51 @@ class Laboratory:
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """The launch modes that differ on this card: a CPU has no graphs."""
+        """The launch modes of this card: a CPU has no graphs."""
         return ("eager",) if self.card.kind == "cpu" else ("graph", "eager")
 
     def protocol(self, **changes: Any) -> Protocol:
-        """The protocol that suits the card, with changes. Data is standard normal unless said otherwise."""
+        """The default protocol of the card with changes. Default data: standard normal values."""
         return Protocol(**{"launch": defaults_for(self.card.kind).launch, **changes})
 
     def stopping(self, *, quick: bool) -> Stopping:
-        """What a job would ask for on this card; with `quick` about half of it."""
+        """The stopping rule of a job on this card; with `quick` windows of about half the length."""
         usual = defaults_for(self.card.kind).stopping
         if not quick:
             return usual
         return Stopping(min(0.2, usual.warm_up_s), min(0.5, usual.minimum_s), min(1.0, usual.maximum_s), 0.02, 0.03)
 
     def exactly(self, window_s: float) -> Stopping:
-        """A window as long as said, whatever its intervals: the ceiling only leaves room for the counter's ticks."""
+        """A window of this length whatever the intervals; the maximum leaves room for the ticks of the energy counter."""
         warm_up_s = defaults_for(self.card.kind).stopping.warm_up_s
         return Stopping(warm_up_s, window_s, window_s * 1.1 + 0.25, time_half_width=1.0, energy_half_width=1.0)
 
     def scaled(self, seconds: float) -> float:
-        """A duration made for cards with an energy counter; on others a tenth of it serves: they tell time alone."""
+        """A duration for cards with an energy counter; a tenth of it for others, which measure only time."""
         return seconds if self.card.kind == "cuda" else seconds / 10
 
     def shuffled(self, sample: Sample, wanted: Sequence[T]) -> list[T]:
-        """What is to be read of a sample, in a random order: the card warms up and drifts meanwhile.
+        """The measurements of a sample in random order, since the card warms up and drifts.
 
-        The study's id and the sample's are the seed, so that the order can be had again and another go has another.
+        The ids of study and sample are the seed: the order can be reproduced, and another run has another order.
         """
         return random.Random(f"{self.id}/{sample.subject.id}").sample(wanted, len(wanted))
 
     def expect(self, readings: int) -> None:
-        """Say how many readings the study is going to ask for, so that its progress can be told."""
+        """Set the number of readings of the study, for its progress."""
         self._expected = readings
 
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
     ) -> tables.Reading | None:
-        """Measure and keep one reading; None, and a line in `failures`, where that cannot be."""
+        """Measure and store one reading; None and an entry in `failures` if that is not possible.
+
+        Raises:
+            UnhealthyCard: see `check_health`.
+        """
         self._begun += 1
-        told = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
-        self.say(f"{self._begun} of {self._expected}: {', '.join((sample.label, *told))}")
+        words = filter(None, (_in_words(name, value) for name, value in circumstances.items()))
+        self.say(f"{self._begun} of {self._expected}: {', '.join((sample.label, *words))}")
         try:
             self.check_health()  # of a process that was started again
             answer = self._process.measure(
@@ -180,10 +183,10 @@ class Laboratory:
         return row
 
     def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """What the model's calls take with tensors in slow memory, where they stand: `farm.benchmark.in_situ.compare`.
+        """Times of the model's calls with tensors in slow memory, within the model; see `farm.slow_memory.in_situ.compare`.
 
         Raises:
-            FarmError: that cannot be had of this card, or of this model.
+            FarmError: this card or this model does not support it.
         """
         self.say(f"{variant}: calls with tensors in slow memory, many a run and one a run")
         began_s = time.monotonic()
@@ -196,15 +199,15 @@ class Laboratory:
         return found
 
     def whole(self, variant: Variant) -> Sample:
-        """The whole model as a subject."""
+        """The whole model as a sample."""
         return Sample(Subject("variant", variant.id, variant.to_json()), f"{variant}, whole", "whole model")
 
     def samples(self, variant: Variant, most: int | None = None, *, values: bool = False) -> list[Sample]:
-        """The tuples of a model, the heaviest by estimated cost first.
+        """The tuples of a model, sorted by estimated cost.
 
         Args:
-            most: at most so many, and at most half of them of one operator type, so that they differ in kind.
-            values: look at the values in the running model as well (`Sample.data`).
+            most: the highest number of tuples; at most half of them have the same operator type.
+            values: run the model for the values in its tensors, too (`Sample.data`).
         """
         data = "seen" if values else "normal"
         request = Request(variant=variant, protocol=self.protocol(data=data))
@@ -216,7 +219,7 @@ class Laboratory:
         return found if most is None else _varied(found, most)
 
     def parts(self, variant: Variant, most: int | None = None) -> list[Sample]:
-        """The tuples of a model as a job's sum takes them: one that meets two classes of data is two samples."""
+        """The tuples of a model as in the sum of a job: a tuple with two classes of data is two samples."""
         values = defaults_for(self.card.kind).data == "seen"
         return [
             dataclasses.replace(
@@ -230,7 +233,7 @@ class Laboratory:
         by_tuple: dict[str, dict[str, int]] = {}
         for (operator_id, name), calls in classes(session, capture_id, data).items():
             by_tuple.setdefault(operator_id, {})[name] = calls
-        card = session.get_one(tables.Card, self.card.id)  # it has a fingerprint if a worker ever served it
+        card = session.get_one(tables.Card, self.card.id)  # with a fingerprint if a worker ever served it
         roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
         samples = []
         for operator_id, named in by_tuple.items():
@@ -250,7 +253,7 @@ def _in_words(circumstance: str, value: Any) -> str:
             return {"normal": "standard normal values", "zeros": "zeros"}.get(value, "values as seen in the model")
         case "busy_neighbours":
             return f"beside {value} busy cards" if value > 1 else "beside a busy card" if value else "alone"
-        case "of":  # the label says it
+        case "of":  # the label has it
             return ""
         case _:
             return f"{circumstance} {value}"
@@ -270,7 +273,7 @@ def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
 
 def require_neighbours(laboratory: Laboratory, plan: Plan) -> None:
     """Raises:
-    UsageError: the host has one card of the kind.
+    UsageError: the host has only one card of the kind.
     """
     if not plan.neighbours:
         raise UsageError(
@@ -280,7 +283,7 @@ def require_neighbours(laboratory: Laboratory, plan: Plan) -> None:
 
 def require(readings: Sequence[tables.Reading | None], laboratory: Laboratory) -> None:
     """Raises:
-    FarmError: nothing at all could be read, with the first reason.
+    FarmError: nothing was measured; with the first reason.
     """
     if not any(readings):
         reason = next(iter(laboratory.failures.values()), "nothing was measured")

@@ -1,4 +1,4 @@
-"""A training step on a card of this host: taken apart there, to be planned, and then run under the plans."""
+"""A training step on a card of this host: captured there, planned, and run under its plans."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from farm.types.protocol import Protocol, Subject, Variant
 
 @dataclass(frozen=True)
 class StepOnCard:
-    """A step as its card runs it, which may be others' operators than a capture without a card predicts.
+    """A step as its card runs it, which may use other operators than a capture without a card predicts.
 
     Attributes:
-        memory: what it needs, its times estimated.
+        memory: the memory that it needs, with estimated times.
     """
 
     memory: Memory
@@ -34,18 +34,18 @@ class StepOnCard:
     process: BenchmarkProcess
 
     def wire(self) -> Wire:
-        """What copies get beside it.
+        """The bandwidth of copies during the step.
 
         Raises:
-            Unmeasurable: that cannot be had of this card.
+            Unmeasurable: the card does not support it.
         """
         return self.process.call(WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s)
 
     def run(self, planned: Memory) -> Memory:
-        """The same step under its plans, and with all fast.
+        """Run the same step under its plans, and with all tensors in fast memory.
 
         Raises:
-            Unmeasurable: that cannot be had of this card.
+            Unmeasurable: the card does not support it.
         """
         offload_plans = planned.offload_plans
         assert offload_plans is not None, "there are plans"
@@ -63,11 +63,11 @@ class StepOnCard:
 
 @contextlib.contextmanager
 def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
-    """The step of a variant on a card, which is held for as long as the block lasts.
+    """The step of a variant on a card, which is held while the block lasts.
 
     Raises:
         UsageError: the card has no slow memory, or no data sheet.
-        CardBusy, UnhealthyCard, Unmeasurable: it is not to be had, or the step is not.
+        CardBusy, UnhealthyCard, Unmeasurable: the card cannot be used, or the step cannot run on it.
     """
     if why := no_slow_memory(card):
         raise UsageError(why, "Leave --run away, or choose another card with --card.")

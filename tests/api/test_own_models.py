@@ -74,7 +74,7 @@ def test_keyword_inputs_count_and_training_is_another_variant() -> None:
 
 
 def test_what_cannot_be_captured_is_refused_with_the_reason() -> None:
-    with pytest.raises(UsageError, match="no model"):
+    with pytest.raises(UsageError, match="not a model"):
         farm.capture_model(torch.relu, torch.ones(2))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="lazy"):
         farm.capture_model(torch.nn.LazyLinear(3), torch.ones(2, 2))
@@ -143,11 +143,11 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
         answer = answered(process, subject, *more, **{**options, "verify": False})
         if subject.kind == "operator":
             return answer
-        first = captured.apart.capture.calls[0]  # all that the card runs
+        first = captured.extraction.capture.calls[0]  # all that the card runs
         observed = {
             "calls": [{**dataclasses.asdict(first), "index": 0}],
-            "tuples": {first.tuple_id: captured.apart.capture.tuples[first.tuple_id].to_json()},
-            "costs": {first.tuple_id: dataclasses.asdict(captured.apart.costs[first.tuple_id])},
+            "tuples": {first.tuple_id: captured.extraction.capture.tuples[first.tuple_id].to_json()},
+            "costs": {first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])},
         }
         return dataclasses.replace(answer, observed=observed, verification=Verification())
 

@@ -104,7 +104,7 @@ def test_the_first_items_of_a_sweep_are_published_while_the_others_are_planned(a
         def told(doing, done, of):
             said.append((doing, done, of, client.llen(f"card.{card}")))
 
-        submit.submit(any_database, request, [card], told=told)
+        submit.submit(any_database, request, [card], progress=told)
         assert client.llen(f"card.{card}") == 10
     assert said == [
         ("Planning ten", 2, 10, 0),
