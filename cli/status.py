@@ -1,4 +1,4 @@
-"""``farm status``: what the farm does now."""
+"""``farm status``: the progress of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``farm study``: the questions that the method rests on, each as a command that anyone can repeat on a card."""
+"""``farm study``: measurements that answer the questions behind the method, one command per question."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_FAILURES = 5
 
 app = typer.Typer(
-    help="Ask a card the questions that the method rests on; each study prints a table and keeps it.",
+    help="Repeat the measurements behind the method on a card; each study prints a table and stores it.",
     no_args_is_help=True,
 )
 Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Draw the findings (.png, .svg or .pdf).")]
@@ -30,13 +30,17 @@ Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Dra
 
 def _verb(study: Study) -> Callable[..., None]:
     def verb(
-        model: Annotated[str, typer.Argument(metavar="[MODEL]", help="The model whose tuples are read.")] = "resnet18",
+        model: Annotated[
+            str, typer.Argument(metavar="[MODEL]", help="The model whose tuples are measured.")
+        ] = "resnet18",
         batch: Annotated[int | None, typer.Option("-b", "--batch", help="Batch size. Default: as in a job.")] = None,
         dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: float32.")] = None,
         card: Annotated[
             str | None, typer.Option(help="A card of this host, as in `farm run`. Default: the first.")
         ] = None,
-        tuples: Annotated[int | None, typer.Option(min=1, help="Only so many of the model's heaviest tuples.")] = None,
+        tuples: Annotated[
+            int | None, typer.Option(min=1, help="Only this many of the model's heaviest tuples.")
+        ] = None,
         quick: Annotated[bool, typer.Option("--quick", help="About a minute of card time.")] = False,
         png: Picture = None,
         as_json: AsJson = False,
@@ -52,14 +56,14 @@ for _study in STUDIES:
 
 
 @app.command("show")
-def show_kept(
+def show_stored(
     study: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="The study's id, or its beginning. Default: list all.")
     ] = None,
     png: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the studies that were made on this host, or show one again."""
+    """List the studies of this host, or show one again."""
     from farm.errors import UsageError
     from farm.pages import plots
     from farm.study import results
@@ -69,7 +73,7 @@ def show_kept(
             raise UsageError("There is no study to draw.", "Name one: `farm study show ID --png FILE`.")
         plots.check_path(png)
     if study is not None:
-        _give(results.find_kept(study), png, as_json)
+        _output(results.find_kept(study), png, as_json)
         return
     found = results.kept(say)
     if as_json:
@@ -90,7 +94,7 @@ def perform(
     png: Path | None,
     as_json: bool,
 ) -> None:
-    """Choose the card, measure, show."""
+    """Choose the card, run the study, show the result."""
     from farm.models.catalog import find
     from farm.pages import plots
     from farm.requests.partial_request import PartialRequest, complete
@@ -117,11 +121,11 @@ def perform(
         made = results.perform(study, database, chosen, plan, say)
     finally:
         database.close()
-    _give(made, png, as_json)
+    _output(made, png, as_json)
 
 
-def _give(made: StudyResult, png: Path | None, as_json: bool) -> None:
-    """Print, and draw only then: a drawing that fails costs no findings."""
+def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
+    """Print the result, then draw it: a failed drawing loses no findings."""
     if as_json:
         emit_json(made.to_json())
     else:

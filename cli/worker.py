@@ -1,4 +1,4 @@
-"""``farm worker``: this host's cards join the farm."""
+"""``farm worker``: let the cards of this host join the farm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.output import said_through
 if TYPE_CHECKING:
     from farm.devices.device import Card
 
-#: By these a ``--card`` means GPUs, also before their driver is loaded.
+#: Words in ``--card`` that mean GPUs, even before their driver is loaded.
 GPUS = ("gpu", "cuda")
 
 
@@ -46,9 +46,9 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     """The cards to serve.
 
     Raises:
-        CardUnavailable: a GPU that is asked for does not answer its driver, or the driver is not loaded, as when a host
-            has just started. A service tries again.
-        NoSuchCard: nothing matches.
+        CardUnavailable: a requested GPU does not answer its driver, or the driver is not loaded, as on a host that has just
+            started. A service tries again.
+        NoSuchCard: no card matches.
     """
     from farm.errors import CardUnavailable, NoSuchCard
     from farm.requests.card_selection import matching_cards
@@ -66,6 +66,6 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     if not cards and any(found.refusal for found in opening.all_own_cards()):
         raise CardUnavailable(
             "No GPU of this host can be measured on.",
-            "Mend what stands above, or serve the CPU with `farm worker --card cpu`.",
+            "Correct the problems above, or serve the CPU with `farm worker --card cpu`.",
         )
     return cards or usable

@@ -116,7 +116,7 @@ def _extract(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], gr
     from farm.training.extract import Extraction
 
     about: Any = {"device_type": _device(model, (*args, *kwargs.values())), "grad_enabled": grad}
-    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
+    with contextlib.redirect_stdout(sys.stderr):  # what the model prints must not mix with results
         try:
             taken = predict(model, args, kwargs, **about)
         except CaptureError:
@@ -134,7 +134,7 @@ def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
 
 
 def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:
-    """Named by its class and the hash of its capture; batch and size are told by its first input."""
+    """The variant of a captured model: its name has the class and the hash of its calls; the first input gives batch and size."""
     import torch
 
     taken = extraction.capture
