@@ -109,31 +109,32 @@ def add_round(
     there = set(
         session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
     )
-    tuples = _tuples(
-        session,
-        job,
-        request,
-        cards,
-        [
-            (operator, protocol_id)
-            for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
-            if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
-        ],
-    )
+    wanted = [
+        (operator, protocol_id)
+        for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
+        if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
+    ]
+    tuples = _tuples(session, job, request, cards, wanted)
     new = [item for item in tuples if item.state == ItemState.WAITING]
+    busy = {item.card_id for item in new}
     extra: list[Item] = []
     if request.variant is not None and job.round == 1:
-        extra += _wholes(session, job, request, cards, tuples, _mean_s(tuples))
-        if len(busy := {item.card_id for item in new}) > 1:
+        extra += _wholes(session, job, request, cards, tuples)
+        if len(busy) > 1:
             heaviest = max(new, key=lambda item: item.expected_s)
-            extra += [_canary(job, card, heaviest) for card in cards if card.id in busy]
+            subject = (heaviest.subject_kind, heaviest.subject_id, heaviest.protocol_id, heaviest.expected_s)
+            extra += [new_item(job, card, "canary", *subject) for card in cards if card.id in busy]
     elif request.variant is not None:
-        for card_id in sorted({item.card_id for item in new}):
+        for card_id in sorted(busy):
             extra += bound_to(session, job, card_id)
         _reuse(session, extra, request, cards)
     items = tuples + extra
     session.add_all(items)
     session.flush()
+    return _planned(job, items)
+
+
+def _planned(job: tables.Job, items: Sequence[Item]) -> PlannedRound:
     closed = sum(item.state == ItemState.DONE for item in items)
     return PlannedRound(job.id, job.round, len(items) - closed, closed)
 
@@ -157,8 +158,7 @@ def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -
     session.add_all(items)
     note_planning(session, job)
     session.flush()
-    closed = sum(item.state == ItemState.DONE for item in items)
-    return PlannedRound(job.id, job.round, len(items) - closed, closed)
+    return _planned(job, items)
 
 
 def note_planning(session: Session, job: tables.Job, *, ended: bool = False) -> None:
@@ -178,21 +178,14 @@ def _tuples(
     operators: Sequence[tuple[Any, str]],
 ) -> list[Item]:
     """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
-    roofline = _roofline(request, cards[0])
+    dtype = request.variant.computes_in if request.variant else "float32"
+    kind = (cards[0].kind, cards[0].model, cards[0].fingerprint)
+    roofline = roofline_of(*kind, dtype=dtype, tf32=request.protocol.tf32)
     now_s = read_clock_s(session)
-    tuples = [
-        new_item(
-            job,
-            cards[0],
-            "tuple",
-            "operator",
-            operator.id,
-            protocol_id,
-            _expected_s(request, roofline, operator),
-            now_s,
-        )
-        for operator, protocol_id in operators
-    ]
+    tuples = []
+    for operator, protocol_id in operators:
+        expected_s = _expected_s(request, roofline, operator)
+        tuples.append(new_item(job, cards[0], "tuple", "operator", operator.id, protocol_id, expected_s, now_s))
     _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
@@ -206,12 +199,13 @@ def _wholes(
     request: Request,
     cards: Sequence[tables.Card],
     tuples: Sequence[Item],
-    expected_s: float,
 ) -> list[Item]:
     """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
     assert request.variant is not None
     protocol = request.protocol.of_whole
     store_protocol(session, protocol)
+    mean_s = sum(item.expected_s for item in tuples) / max(1, len(tuples))
+    subject = ("whole", "variant", request.variant.id, protocol.id, mean_s + 2.0)
     by_id = {card.id: card for card in cards}
     measuring = {item.card_id for item in tuples if item.state == ItemState.WAITING}
     lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
@@ -219,12 +213,12 @@ def _wholes(
     for card_id in sorted(measuring | lenders) or [cards[0].id]:
         card = by_id.get(card_id) or session.get(tables.Card, card_id)
         assert card is not None
-        whole = new_item(job, card, "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0)
+        whole = new_item(job, card, *subject)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
             wholes.append(whole)  # a card that was not chosen lends readings, but measures nothing
     if not wholes:
-        wholes.append(new_item(job, cards[0], "whole", "variant", request.variant.id, protocol.id, expected_s + 2.0))
+        wholes.append(new_item(job, cards[0], *subject))
     return wholes
 
 
@@ -245,18 +239,6 @@ def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     session.add_all(wanted)
     session.flush()
     return wanted
-
-
-def _canary(job: tables.Job, card: tables.Card, heaviest: Item) -> Item:
-    return new_item(
-        job,
-        card,
-        "canary",
-        heaviest.subject_kind,
-        heaviest.subject_id,
-        heaviest.protocol_id,
-        heaviest.expected_s,
-    )
 
 
 def new_item(
@@ -348,10 +330,6 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
     return tuples
 
 
-def _mean_s(items: Sequence[Item]) -> float:
-    return sum(item.expected_s for item in items) / max(1, len(items))
-
-
 def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> None:
     """Close the items that a reading serves."""
     software_id = cards[0].software_id
@@ -384,8 +362,3 @@ def _expected_s(request: Request, roofline: Roofline, operator: Any) -> float:
     """Estimate an item's time on the card: the window holds at least a dozen passes. Unit: s."""
     one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
     return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)
-
-
-def _roofline(request: Request, card: tables.Card) -> Roofline:
-    dtype = request.variant.computes_in if request.variant else "float32"
-    return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
