@@ -63,5 +63,5 @@ def resume(
 
 
 def retry(job: Job, wait: Follow = False) -> None:
-    """Measure again only what failed in a job or was cancelled with it, with all attempts. Its newest verdict is made again."""
+    """Measure again what failed in a job or was cancelled with it, with all attempts, and make its verdict again."""
     resume(job, failed=True, wait=wait)

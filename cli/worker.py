@@ -46,8 +46,8 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
     """The cards to serve.
 
     Raises:
-        CardUnavailable: a requested GPU does not answer its driver, or the driver is not loaded, as on a host that has just
-            started. A service tries again.
+        CardUnavailable: a requested GPU does not answer its driver, or the driver is not loaded, as on a host that has
+            just started. A service tries again.
         NoSuchCard: no card matches.
     """
     from farm.errors import CardUnavailable, NoSuchCard

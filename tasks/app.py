@@ -32,8 +32,8 @@ CONTROL_QUEUE = "control"
 
 POOL_START_S = 120.0
 
-#: How long the broker counts a chord after its last part. A chord that takes longer, or whose item moved to another card, is
-#: lost: the process that closes the last item of a round publishes the aggregation in any case. Unit: s.
+#: How long the broker counts a chord after its last part. A chord that takes longer, or whose item moved to another
+#: card, is lost: the process that closes the last item of a round publishes the aggregation in any case. Unit: s.
 CHORD_EXPIRES_S = 24 * 3600
 
 # Only warnings of these. Flower's page shows itself that a worker did not answer in time.
@@ -94,8 +94,8 @@ def configure(current: Settings) -> Celery:
         worker_concurrency=1,
         # A forked copy of a process that has touched CUDA cannot use it.
         worker_pool_start_method="spawn",
-        # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again. With its
-        # default of 4 s, workers that all start at once on a few cores would never come up.
+        # A pool process imports Celery and the farm before it is up; Celery kills a slower one and starts it again.
+        # With its default of 4 s, workers that all start at once on a few cores would never come up.
         worker_proc_alive_timeout=POOL_START_S,
         task_time_limit=hard_s,
         # Nobody reads results: progress and outcomes are in the database. They would fill the broker.

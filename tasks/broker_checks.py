@@ -72,7 +72,7 @@ def _transport(url: str) -> Check:
 
 
 def _checks_certificate(query: str) -> bool:
-    """Whether the query of a URL keeps certificate checks on. Values are those of Redis (none) or Celery (CERT_NONE)."""
+    """Whether the query of a URL keeps certificate checks on. Values are of Redis (none) or Celery (CERT_NONE)."""
     said = {name.lower(): values[-1].lower() for name, values in parse_qs(query).items()}
     wanted = said.get("ssl_cert_reqs", "required").removeprefix("cert_")
     return wanted == "required" and said.get("ssl_check_hostname", "true") not in ("0", "f", "false", "n", "no")
@@ -150,8 +150,8 @@ def programs(found: Mapping[str, Mapping[str, str]]) -> Check:
     """Compare versions.
 
     Args:
-        found: "this host" or name of a worker -> program -> version. A missing program (a broker's host has no torch) is not
-            a difference.
+        found: "this host" or name of a worker -> program -> version. A missing program (a broker's host has no torch)
+            is not a difference.
     """
     names = ("farm", "torch", "torchvision", "Python")
     differing = [name for name in names if len({one[name] for one in found.values() if name in one}) > 1]

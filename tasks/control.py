@@ -1,8 +1,8 @@
 """The work of a control worker: closing rounds, and the reconciler.
 
-The task `aggregate` is the body and the errback of a round's chord. The reconciler publishes again, from the database, what
-the broker lost or a crash interrupted. Both trust the database only and may run on several hosts at once: an extra message
-finds its claim declined, and a round closes once.
+The task `aggregate` is the body and the errback of a round's chord. The reconciler publishes again, from the database,
+what the broker lost or a crash interrupted. Both trust the database only and may run on several hosts at once: an extra
+message finds its claim declined, and a round closes once.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _publish_lost(store: Database, current: Settings, views: Sequence[CardStatus
 def _move_stranded(
     store: Database, current: Settings, views: Sequence[CardStatus], farm: str, job_id: str | None = None
 ) -> list[int]:
-    """Move tuples of cards that are away to their peers, and give up wholes at the end of their jobs; ids to publish."""
+    """Move tuples of absent cards to their peers, and give up wholes at the end of jobs; returns ids to publish."""
     away, for_now = set(), set()
     to_publish: list[int] = []
     working = [view for view in views if view.state in WORKING]

@@ -1,6 +1,7 @@
 """A complete farm for one command: a private broker, a control worker and a worker per card.
 
-They are the same processes as on many hosts; embedded means that the command starts and stops them. All end with the command,
+They are the same processes as on many hosts; embedded means that the command starts and stops them. All end with the
+command,
 even after SIGKILL: the kernel ends them with their parent.
 """
 
@@ -79,7 +80,7 @@ class EmbeddedFarm:
         self._stack.close()
 
     def registered(self) -> bool:
-        """Whether the database has all cards with the installed software, so that jobs can be planned without workers."""
+        """Whether the database has all cards with the installed software: jobs can then be planned without workers."""
         with self.database.read() as session:
             for card in self.cards:
                 row = session.get(tables.Card, card.id)
@@ -108,8 +109,8 @@ class EmbeddedFarm:
     def _start(self) -> None:
         broker = self._stack.enter_context(BrokerServer())
         self._stack.enter_context(_environment(FARM_BROKER_URL=broker.url))
-        # Logs and temporary files are in the broker's folder, which the next farm removes if this one is killed. Not in a
-        # folder below it: paths of sockets must stay below 108 bytes.
+        # Logs and temporary files are in the broker's folder, which the next farm removes if this one is killed. Not in
+        # a folder below it: paths of sockets must stay below 108 bytes.
         self.supervisor = Supervisor(
             [card.id for card in self.cards],
             environment={"TMPDIR": str(broker.folder)},
@@ -147,7 +148,8 @@ class EmbeddedFarm:
                 unfit = [row for row in ours.values() if row.state == CardState.QUARANTINED]
                 if len(unfit) == len(wanted):
                     raise NoWorker(
-                        f"No card can measure: {'; '.join(f'{row.id} is quarantined: {row.state_reason}' for row in unfit)}",
+                        "No card can measure: "
+                        + "; ".join(f"{row.id} is quarantined: {row.state_reason}" for row in unfit),
                         f"Correct that and run again: the card is checked again{_releasing(unfit)}.",
                     )
                 return
@@ -159,7 +161,8 @@ class EmbeddedFarm:
                 )
             if time.monotonic() > deadline:
                 raise NoWorker(
-                    f"The workers of {', '.join(sorted(wanted - ready))} did not get ready within {READY_TIMEOUT_S:.0f} s.",
+                    f"The workers of {', '.join(sorted(wanted - ready))} did not get ready "
+                    f"within {READY_TIMEOUT_S:.0f} s.",
                     "Run again; the first import of torch can be slow.",
                 )
             time.sleep(0.1)

@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """One line per record. Control characters are escaped: a text from a message must not look like a record of its own."""
+    """One line per record. Control characters are escaped: text from a message must not look like a record."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s  %(message)s")

@@ -1,8 +1,8 @@
 """``python -m tasks.main``: the process of a worker (see `tasks.worker`).
 
-Garbage collection is off during imports, which create no garbage: it would take a fifth of a worker's start. A pool process
-imports this module first, so that everything that Celery looks up by name is loaded. A `__main__` of the package would not
-be imported there.
+Garbage collection is off during imports, which create no garbage: it would take a fifth of a worker's start. A pool
+process imports this module first, so that everything that Celery looks up by name is loaded. A `__main__` of the
+package would not be imported there.
 """
 
 import gc

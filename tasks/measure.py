@@ -1,8 +1,8 @@
 """The Celery task on a card's queue. It adapts `farm.jobs.item_driver` to Celery.
 
-The task returns a status and never raises for what happened on the card: a chord with a failed header task never runs its
-body. Only a message without anything to do raises ``Ignore``, which does not count as a part of the chord. Celery takes
-every returned status for a success; `ItemRequest` lets the *event* of a failed item say that it failed.
+The task returns a status and never raises for what happened on the card: a chord with a failed header task never runs
+its body. Only a message without anything to do raises ``Ignore``, which does not count as a part of the chord. Celery
+takes every returned status for a success; `ItemRequest` lets the *event* of a failed item say that it failed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CardWorker(ItemDriver):
     task: Task | None = None  # the task that runs now
 
     def registered(self, card: Card) -> None:
-        """Take the card's fingerprint if it has none with this driver. Without one, the card is measured all the same."""
+        """Take the card's fingerprint if it has none with this driver. The card measures without one, too."""
         try:
             if cards.wants_fingerprint(self.database, card.id, card.driver):
                 cards.keep_fingerprint(
@@ -54,7 +54,7 @@ class CardWorker(ItemDriver):
             log.warning("The card %s has no fingerprint: %s", card.id, error.message)
 
     def follow_up(self, closed: Closed) -> None:
-        """Publish what the closing of an item asks for. What cannot be published now, the reconciler publishes later."""
+        """Publish what the closing of an item asks for; if that fails, the reconciler publishes it later."""
         try:
             follow_up(self.database, closed)
         except FarmError as error:

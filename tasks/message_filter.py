@@ -1,9 +1,10 @@
 """A filter for messages in front of Celery. Messages that no publisher of the farm would send are dropped and logged.
 
-Without it a malformed body ends the worker that takes the message, the message returns to the queue, and it ends the next
-worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker lives but
-takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message trusted: it may
-only name a task of the farm and carry ids, whose meaning is in the database.
+Without it a malformed body ends the worker that takes the message, the message returns to the queue, and it ends the
+next
+worker: one message would stop a card for ever. A header that Celery cannot handle has the same effect: the worker lives
+but takes no more messages. Only the headers of the farm's own messages pass. The filter does not make a message
+trusted: it may only name a task of the farm and carry ids, whose meaning is in the database.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {"measure": _item, "aggregate":
 _TEXTS = ("lang", "task", "id", "root_id", "parent_id", "group", "origin", "argsrepr", "kwargsrepr", "shadow")
 _NUMBERS = ("retries", "group_index", "replaced_task_nesting")
 _FLAGS = ("ignore_result", "redelivered")
-#: The headers of the farm's own messages and their types; all other headers are removed. Among them are headers of Celery
-#: that the farm never sends: when a message is due and expires (a card that waits for it takes nothing else), its time limit
-#: (it would override that of the worker), stamps, and compression.
+#: The headers of the farm's own messages and their types; all other headers are removed. Among them are headers of
+#: Celery that the farm never sends: when a message is due and expires (a card that waits for it takes nothing else),
+#: its time limit (it would override that of the worker), stamps, and compression.
 _HEADERS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(_TEXTS, (str, type(None))),
     **dict.fromkeys(_NUMBERS, (int, type(None))),
@@ -158,8 +159,8 @@ class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection that describes itself without passwords: workers send this to Flower."""
 
     def info(self) -> dict[str, Any]:
-        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to mask
-        # it, Flower to connect, and Celery removes it from the answers of a worker.
+        # The URL of a socket has its password in the place of the host. The password itself stays: `as_uri` needs it to
+        # mask it, Flower to connect, and Celery removes it from the answers of a worker.
         return {name: value if name == "password" else _masked(value) for name, value in super().info().items()}
 
 

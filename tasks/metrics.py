@@ -1,8 +1,8 @@
 """The farm's metrics for Prometheus: one exporter per host, in its control worker.
 
-Every scrape counts in the database (`farm.jobs.listing`) and reads the power of this host's cards, so there is no state to
-lose and nothing to add up between processes. A host reports its own cards, so that sums over hosts count nothing twice;
-only lost cards are reported by every host, since their own may be down.
+Every scrape counts in the database (`farm.jobs.listing`) and reads the power of this host's cards, so there is no state
+to lose and nothing to add up between processes. A host reports its own cards, so that sums over hosts count nothing
+twice; only lost cards are reported by every host, since their own may be down.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger("farm.control")
 
 CARD = ("host", "card", "index", "model")
 
-#: (family, name, help, value) of the metrics with one value per card. Counters only grow. Items that are tried again, moved
-#: or handed back lower the gauges; as counters, rate() would take that for a restart.
+#: (family, name, help, value) of the metrics with one value per card. Counters only grow. Items that are tried again,
+#: moved or handed back lower the gauges; as counters, rate() would take that for a restart.
 PER_CARD: tuple[tuple[Any, str, str, Callable[[CardCensus], float]], ...] = (
     (CounterMetricFamily, "farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
     (CounterMetricFamily, "farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),

@@ -1,7 +1,8 @@
 """Publishing messages: rounds as chords over the queues of the cards, single items, and aggregations.
 
-Messages carry ids only. An extra message is harmless, since its claim is declined, but thousands fill the broker. So the
-database marks the items that need a message (``published_at_s`` is NULL), and each round has one publisher at a time.
+Messages carry ids only. An extra message is harmless, since its claim is declined, but thousands fill the broker. So
+the database marks the items that need a message (``published_at_s`` is NULL), and each round has one publisher at a
+time.
 """
 
 from __future__ import annotations
@@ -213,8 +214,8 @@ def _leave(session: Session, job_id: str, number: int, me: str) -> bool:
 def _marked(database: Database, job_id: str, number: int) -> Iterator[Sequence[int]]:
     """The ids of the items to publish, in batches.
 
-    The whole is first, since it may show that the prediction was wrong. The others are in random order, so that drift of
-    the card does not coincide with the position in the model.
+    The whole is first, since it may show that the prediction was wrong. The others are in random order, so that drift
+    of the card does not coincide with the position in the model.
     """
     with database.read() as session:
         rows = session.execute(
@@ -302,8 +303,8 @@ def aggregate_signature(job_id: str, number: int) -> Signature:
 
 def _measure(item_id: int, card_id: str, short_name: str | None, label: str | None) -> Signature:
     signature: Signature = app.signature("measure", (item_id,), immutable=True, app=app)
-    # The shadow name becomes a Prometheus label in Flower: the name of the operator without shapes. The time limit is None,
-    # so that the limit of the worker counts; a publisher that has imported the task would send its own.
+    # The shadow name becomes a Prometheus label in Flower: the name of the operator without shapes. The time limit is
+    # None, so that the limit of the worker counts; a publisher that has imported the task would send its own.
     return signature.set(
         queue=card_queue(card_id),
         shadow=short_name or "whole model",

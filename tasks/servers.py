@@ -5,7 +5,8 @@ Requirements on the private server:
 - only its owner reaches it: a Unix socket in a folder of mode 0700, no TCP port;
 - it ends with its owner, even if the owner is killed with SIGKILL (on Linux, by the kernel);
 - Ctrl-C in the terminal reaches only the owner, which stops the server: the server has its own session;
-- it leaves nothing behind: `BrokerServer.close` removes the folder, and the next server removes folders of killed owners.
+- it leaves nothing behind: `BrokerServer.close` removes the folder, and the next server removes folders of killed
+owners.
 
 The path of a Unix socket is limited to 107 bytes, so the folder is in the shortest temporary folder.
 """
@@ -39,8 +40,8 @@ SWEEP_AFTER_S = 60.0
 _PREFIX = "farm-"
 _OWNED = "owned"  # the owner and its servers hold a flock on it; it is free when all of them have ended
 
-# Runs in the child before the server. A separate program, because code between fork and exec (preexec_fn) may deadlock in a
-# process with threads, as any process with torch.
+# Runs in the child before the server. A separate program, because code between fork and exec (preexec_fn) may deadlock
+# in a process with threads, as any process with torch.
 _TIE_TO_PARENT = """
 import ctypes, os, sys
 parent, user, group, *command = sys.argv[1:]
@@ -125,7 +126,7 @@ class PrivateFolder:
         fcntl.flock(self.owned_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Remove the folder; a second call does nothing. Tries for a while, since a dying process may still write files."""
+        """Remove the folder, with retries, since a dying process may still write files. A second call does nothing."""
         if self.owned_fd >= 0:
             deadline = time.monotonic() + STOP_TIMEOUT_S
             shutil.rmtree(self.path, ignore_errors=True)
@@ -157,7 +158,7 @@ def _short_temporary_folder() -> Path:
 
 
 class PrivateServer:
-    """A server in a private folder. As a context manager it runs inside; afterwards it is stopped and the folder removed."""
+    """A context manager: a server in a private folder; on exit it is stopped and the folder removed."""
 
     def __init__(self) -> None:
         self._folder = PrivateFolder()

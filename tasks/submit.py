@@ -34,14 +34,14 @@ def submit(
     Args:
         tuples: see `farm.jobs.create.open_job`.
         pinned: a person named the cards; no other card takes items of the job.
-        ready: starts the workers of an embedded farm and returns when they listen; called before anything is published, and
-            before planning unless the cards are known.
+        ready: starts the workers of an embedded farm and returns when they listen; called before anything is published,
+            and before planning unless the cards are known.
         known: the database has the cards as they are now.
         progress: called with what is being done, how much is done, and of how much (0 of 0 if unknown).
 
     Raises:
-        FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in the
-            database but could not be published.
+        FarmError: about the request, the cards, the database or the broker. `farm resume` continues a job that is in
+            the database but could not be published.
     """
     ready = functools.cache(ready)  # called once: a worker that dies later is restarted without waiting for it
     if request.variant is not None:

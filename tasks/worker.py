@@ -221,7 +221,8 @@ def _reconcile_regularly(current: Settings, ended: threading.Event) -> None:
 
 
 def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) -> int:
-    # The warning names an option that the farm does not have. No message is executable (docs/security.md), as root or not.
+    # The warning names an option that the farm does not have. No message is executable (docs/security.md), as root or
+    # not.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         hostname=f"{name}@{host}",
@@ -285,8 +286,8 @@ ALLOWED = frozenset(
         *("active", "reserved", "scheduled", "revoked", "query_task"),
         # Flower needs these to receive events and to learn of workers.
         *("enable_events", "heartbeat"),
-        # For `farm flower --writable`. The farm repairs their effects: a revoked item is published again, a terminated one
-        # is begun again, and a worker that was shut down is started again.
+        # For `farm flower --writable`. The farm repairs their effects: a revoked item is published again, a terminated
+        # one is begun again, and a worker that was shut down is started again.
         *("revoke", "terminate", "shutdown"),
     }
 )
@@ -296,7 +297,7 @@ _loaded = program_versions()
 
 @inspect_command(name=QUESTION)
 def farm_versions(_state: Any) -> dict[str, str]:
-    """The versions of the farm and its libraries that were loaded when the worker started, whatever is installed now."""
+    """The versions of the farm and its libraries that the worker loaded, whatever is installed now."""
     return _loaded
 
 

@@ -1,4 +1,4 @@
-"""Capturing a torch.nn.Module of the caller. It needs no name and no registration: its name contains the hash of its calls."""
+"""Capturing a torch.nn.Module of the caller, without registration: its name contains the hash of its calls."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CapturedModel:
-    """A model with its example inputs and the operator tuples of one pass. A notebook shows it as a table of its tuples.
+    """A model with its example inputs and the operator tuples of one pass. A notebook shows it as a table of its
+    tuples.
 
-    `variant` is its identity: captures with equal calls in the same order and places are one variant, whatever the weights.
+    `variant` is its identity: captures with equal calls in the same order and places are one variant, whatever the
+    weights.
     """
 
     variant: Variant
@@ -80,8 +82,8 @@ def capture_model(
 ) -> CapturedModel:
     """Capture a model as operator tuples. Measures nothing and does not change the model.
 
-    If possible the model runs without values other than small integers: no memory, no arithmetic. If it needs values, a copy
-    runs once on the device of the model.
+    If possible the model runs without values other than small integers: no memory, no arithmetic. If it needs values, a
+    copy runs once on the device of the model.
 
     Args:
         model: the module, in the mode (``eval()`` or ``train()``) to measure.
@@ -91,7 +93,8 @@ def capture_model(
 
     Raises:
         UsageError: the model has lazy modules, or a dtype that the farm does not measure.
-        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that no tuple describes.
+        CaptureError: the model does not run on these inputs, is compiled or scripted, or has parts that no tuple
+            describes.
     """
     from torch import nn
 
@@ -134,7 +137,7 @@ def _device(model: nn.Module, values: tuple[Any, ...]) -> str:
 
 
 def _variant(model: nn.Module, values: tuple[Any, ...], extraction: Extraction) -> Variant:
-    """The variant of a captured model: its name has the class and the hash of its calls; the first input gives batch and size."""
+    """The variant of a captured model: named by class and hash of its calls, with batch and size of the first input."""
     import torch
 
     taken = extraction.capture

@@ -1,8 +1,9 @@
 """Measure tuples and models on a card of this host now, without a broker and without a worker.
 
-Tuples and models of the catalog go to the card's benchmark process, as they do everywhere. A captured model cannot: it would
-have to be unpickled there. Its whole is measured in this process, after all its tuples, with the same `Bench`. That leaves a
-CUDA context of this process on the card, and whatever else the program does meanwhile affects the reading.
+Tuples and models of the catalog go to the card's benchmark process, as they do everywhere. A captured model cannot: it
+would have to be unpickled there. Its whole is measured in this process, after all its tuples, with the same `Bench`.
+That leaves a CUDA context of this process on the card, and whatever else the program does meanwhile affects the
+reading.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ AGAIN_S = 0.5  # between two looks at items that another farm measures for this 
 class TupleReading:
     """One tuple measured on one card; a notebook shows it as a table.
 
-    `reading` has the figures of one call with their 95 % intervals and flags. `reading_id` is the id of its row, "" if it
-    is not stored.
+    `reading` has the figures of one call with their 95 % intervals and flags. `reading_id` is the id of its row, "" if
+    it is not stored.
     """
 
     spec: OperatorTuple
@@ -100,7 +101,8 @@ def measure_tuples(
     Args:
         tuples: the tuples of a `CapturedModel`, or their plain JSON.
         database: where to store the readings. None: they are only returned.
-        card: as in ``--card``: an id, an index, "cpu", "gpu", part of a model name. Default: the first GPU, else the CPU.
+        card: as in ``--card``: an id, an index, "cpu", "gpu", part of a model name. Default: the first GPU, else the
+            CPU.
         protocol: how to measure. Default: what suits the card.
         stopping: how long to measure. Default: what suits the card.
         quick: use short windows: the figures are rough.
@@ -154,8 +156,8 @@ def measure_model(
         quick: as in `measure_tuples`.
         operators: the operator types to measure: ("all",), ("auto",) or names such as ("Conv2d", "Linear").
         target: the accuracy of a pass.
-        reuse: "model": use readings of any card of the model; "card": of this card; "none": measure everything. A captured
-            model is identified by its calls, whatever its weights.
+        reuse: "model": use readings of any card of the model; "card": of this card; "none": measure everything. A
+            captured model is identified by its calls, whatever its weights.
         placements: "all" or "each": measure tuples with tensors in slow memory, too.
 
     Raises:

@@ -59,7 +59,7 @@ def readings(database: Database, *wanted: str, card: str = "") -> Any:
 
 
 def calls(database: Database, *wanted: str, card: str = "") -> Any:
-    """The calls of every captured model that has one of these readings, as a frame with one row each; see `readings`."""
+    """The calls of every captured model with one of these readings, as a frame with one row each; see `readings`."""
     return _frame(database, "calls", wanted, card)
 
 
@@ -84,15 +84,16 @@ def step_memory(
         database: source of times and of the cost of slow memory. Default: the readings that come with the package.
         card: part of the model name of a card; or ``cpu``.
         fast: amounts of fast memory to plan for: ``8GB``, or shares of the peak, ``75%,50%``.
-        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings there. Default: from readings.
+        slow_bandwidth: bandwidth of slow memory, ``55GB/s``, for operators without readings there. Default: from
+            readings.
 
     Returns:
-        The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow memory, and ``offload_plans.curve`` has
-        the effect of less and more. ``to_json()`` is what ``farm memory --json`` prints.
+        The memory over the step. With ``fast``, ``offload_plans.plans`` name the tensors in slow memory, and
+        ``offload_plans.curve`` has the effect of less and more. ``to_json()`` is what ``farm memory --json`` prints.
 
     Raises:
-        UsageError: a forward pass, no such card, a malformed amount, less than the largest operator needs, or no readings to
-            plan from.
+        UsageError: a forward pass, no such card, a malformed amount, less than the largest operator needs, or no
+            readings to plan from.
         CaptureError: the step cannot be captured.
     """
     if variant.step != "training":

@@ -1,7 +1,7 @@
 """Which card measures what, and how long the cards take: by expected seconds and the slowness of each card.
 
-Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good. While cards work,
-waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
+Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good. While cards
+work, waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and
 `balance_groups` are arithmetic without a database, so that a simulation of a hundred cards runs the same code.
 """
 
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass
 class Queue:
-    """One card with its items. ``slowness`` is taken over expected seconds: 4.0 is a card four times slower (`slowness`)."""
+    """One card with its items. ``slowness`` is taken over expected seconds: 4.0 is four times slower than expected."""
 
     card_id: str
     waiting: list[Work] = field(default_factory=list)

@@ -1,7 +1,8 @@
-"""The cards in the database: registered by the worker that serves them, seen by its heartbeat. The names of workers and farms.
+"""The cards in the database: registered by the worker that serves them, seen by its heartbeat. The names of workers and
+farms.
 
-A worker signs its card and its claims with its holder name. An embedded farm, which one command starts for itself, has a
-name of its own; its jobs and the holder names of its workers carry it.
+A worker signs its card and its claims with its holder name. An embedded farm, which one command starts for itself, has
+a name of its own; its jobs and the holder names of its workers carry it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from farm.types.protocol import Software
 #: A card is lost if its worker has not been seen for this many heartbeats.
 LOST_AFTER_HEARTBEATS = 3
 
-#: A card is silent if it is idle and began nothing for this many heartbeats while published items wait for it. Longer than
-#: the reconciler needs to publish again what the broker lost.
+#: A card is silent if it is idle and began nothing for this many heartbeats while published items wait for it. Longer
+#: than the reconciler needs to publish again what the broker lost.
 SILENT_AFTER_HEARTBEATS = 6
 
 #: States that a person or a failed health check set and only a person ends. A worker that starts or stops keeps them.
@@ -51,7 +52,7 @@ def farm_of(holder: str) -> str:
 
 
 def farm_name(host: str, pid: int, tag: str) -> str:
-    """The name of the embedded farm of a process: ``embedded:HOST:PID:START:TAG``, without START if the process is unknown."""
+    """The name of a process's embedded farm: ``embedded:HOST:PID:START:TAG``, without START if there is no process."""
     return ":".join([farm_prefix(host) + str(pid), *filter(None, (_started(str(pid)), tag))])
 
 
@@ -197,7 +198,8 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
     """Keep a card from measuring until a person releases it.
 
     Args:
-        farm: the embedded farm that found the card unhealthy, for itself alone; the next one tries it again (`try_again`).
+        farm: the embedded farm that found the card unhealthy, for itself alone; the next one tries it again
+            (`try_again`).
 
     Raises:
         NoSuchCard: the card is not registered.
@@ -213,7 +215,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 
 
 def try_again(database: Database, card_ids: Sequence[str]) -> list[str]:
-    """End quarantines that an earlier embedded farm set for itself, and return those cards. Their next process checks them."""
+    """End quarantines that an earlier embedded farm set for itself; returns those cards, which are checked again."""
     with database.write() as session:
         own = col(tables.Card.id).in_(card_ids), col(tables.Card.state) == CardState.QUARANTINED
         rows = session.exec(select(tables.Card).where(*own, col(tables.Card.quarantined_by) != "")).all()

@@ -1,7 +1,7 @@
 """Closing a round: its verdict, and the next round if one follows. Also the global set of significant operators.
 
-(job, round) is a unique key of the verdict, so that a second caller changes nothing. The verdict and the items of the next
-round are one transaction, so that a crash cannot lose a round.
+(job, round) is a unique key of the verdict, so that a second caller changes nothing. The verdict and the items of the
+next round are one transaction, so that a crash cannot lose a round.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
 
 
 def close_known_rounds(database: Database, job_id: str, number: int) -> int | None:
-    """Close rounds from this one on while readings serve all their items; returns the first round that needs measuring."""
+    """Close rounds from this one on while readings serve all their items; returns the first that needs measuring."""
     wanted: int | None = number
     while wanted is not None:
         closed = close_round(database, job_id, wanted)
@@ -126,7 +126,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
 def _next_round(
     session: Session, job: tables.Job, request: Request, parts: Sequence[Part], verdict: Verdict
 ) -> int | None:
-    """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operator types."""
+    """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
     this = session.get_one(tables.Round, (job.id, job.round))
     if this.capture_id is None:
         return None
@@ -137,8 +137,8 @@ def _next_round(
     if newest is not None and newest.id != this.capture_id:
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round
-    # Without a whole, or without valid readings, more operators do not help. Nor if the sum is too large: each type that is
-    # added makes it larger.
+    # Without a whole, or without valid readings, more operators do not help. Nor if the sum is too large: each type
+    # that is added makes it larger.
     if request.operators != ("auto",) or verdict.outcome == "none" or verdict.too_large:
         return None
     remember_significant(session, this.operators, "loop")

@@ -88,8 +88,9 @@ def open_job(
 ) -> OpenedJob:
     """Create the job of a request with its first round; nothing is published.
 
-    The tuples of a sweep are added in batches, each in its own transaction, so that the first are measured while the others
-    are built. KeyboardInterrupt cancels the job; `plan_rest` continues a planning that was interrupted otherwise.
+    The tuples of a sweep are added in batches, each in its own transaction, so that the first are measured while the
+    others are built. KeyboardInterrupt cancels the job; `plan_rest` continues a planning that was interrupted
+    otherwise.
 
     Args:
         tuples: the tuples of a model, if `tuples_of` was called before.
@@ -239,7 +240,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
 
 
 def capture_all_layers(database: Database, request: Request, card_ids: Sequence[str]) -> None:
-    """If only some layers of a model are measured, capture the whole model, too: its report has a sum for all layers."""
+    """Capture all layers of a model of which only some are measured: its report has a sum for all layers."""
     if request.variant is None or not request.variant.layers:
         return
     whole = request.replace(

@@ -1,7 +1,7 @@
 """A dry run of a job: how many items it would measure, how many readings serve, how long it would take.
 
-The job is planned by the same code as every job, in a temporary database. Cards, captures and readings are copied into it;
-the farm's database is only read.
+The job is planned by the same code as every job, in a temporary database. Cards, captures and readings are copied into
+it; the farm's database is only read.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterat
 
     Args:
         database: None: there is none yet.
-        own: cards of this host whose workers would start with the jobs; readings of other software than the installed one
-            do not serve them.
+        own: cards of this host whose workers would start with the jobs; readings of other software than the installed
+            one do not serve them.
     """
     with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
         scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")

@@ -42,7 +42,8 @@ def check_health(process: BenchmarkProcess) -> Software:
     """Wait until a benchmark process is ready and return its software.
 
     Raises:
-        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next one checks again.
+        UnhealthyCard: the card failed the check at the start of the process. The process is killed; the next one checks
+            again.
         Unmeasurable: the process does not get ready.
     """
     software = process.wait_ready()
@@ -50,7 +51,7 @@ def check_health(process: BenchmarkProcess) -> Software:
         process.kill()
         raise UnhealthyCard(
             reason,
-            f"Check the card with `farm doctor`. If it is in quarantine, `farm cards release {process.card_id}` ends that.",
+            f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its quarantine.",
         )
     return software
 
@@ -60,8 +61,9 @@ def hold_card(card: Card, database: Database | None = None) -> Iterator[Benchmar
     """Lock a card of this host and start its benchmark process, for as long as the block lasts.
 
     Args:
-        database: where the state of the card is kept. A card that fails its health check is put in quarantine there, until
-            a person releases it or the next command that starts its own farm tries it again. None: the state is unknown.
+        database: where the state of the card is kept. A card that fails its health check is put in quarantine there,
+            until a person releases it or the next command that starts its own farm tries it again. None: the state is
+            unknown.
 
     Raises:
         CardBusy: a worker or another command holds the card.
@@ -286,8 +288,8 @@ class ItemDriver:
             claimed: this driver holds a claim whose outcome must be written: it goes on waiting when told to stop.
 
         Raises:
-            DatabaseUnreachable: the database was away for as long as an item may take, or this process is to stop. A claim
-                then ends with its lease.
+            DatabaseUnreachable: the database was away for as long as an item may take, or this process is to stop. A
+                claim then ends with its lease.
         """
         deadline_s = time.monotonic() + max(settings().item_timeout_s, 60.0)
         pauses_s = _pauses_s(2.0)
@@ -353,7 +355,8 @@ class ItemDriver:
         """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
 
         If the disk of the spool is full too, the reading waits in memory until one of them has room; its token decides
-        whether it is accepted then. A reading that the database refuses for another reason is kept in the spool as well.
+        whether it is accepted then. A reading that the database refuses for another reason is kept in the spool as
+        well.
         """
         about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
         complete = partial(items.complete, self.database, claimed, answer.reading, **about)

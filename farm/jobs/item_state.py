@@ -1,9 +1,9 @@
 """The states of an item: every transition from one state to the next, and the columns that it writes.
 
-Nothing else sets an item's state, the import of jobs included. A row that others may change at the same time is changed by
-`Transition.update`, which repeats the states that the transition begins in; the caller goes by the number of changed rows.
-A row that is new or that the caller has locked is changed by `Transition.apply`; `Transition.values` gives the columns of
-an INSERT of many. The caller checks all other conditions of a transition.
+Nothing else sets an item's state, the import of jobs included. A row that others may change at the same time is changed
+by `Transition.update`, which repeats the states that the transition begins in; the caller goes by the number of changed
+rows. A row that is new or that the caller has locked is changed by `Transition.apply`; `Transition.values` gives the
+columns of an INSERT of many. The caller checks all other conditions of a transition.
 
 ``docs/architecture.md`` shows this table; a test compares the two.
 """
@@ -85,7 +85,7 @@ class Transition:
             setattr(item, column, value)
 
     def values(self, **given: Any) -> dict[str, Any]:
-        """Column -> value of everything that it writes; for a transition that creates an item, the columns of an INSERT."""
+        """Column -> value of everything that it writes; of a transition that creates an item, for an INSERT."""
         if set(given) != set(self.given):
             raise TypeError(f"'{self.event}' needs the columns {self.given}, not {tuple(given)}.")
         return {**({"state": self.next} if self.next else {}), **self.writes, **given}
@@ -174,8 +174,8 @@ CANCEL = Transition(
     OPEN,
     CANCELLED,
     "its job is cancelled; if it is being measured, it keeps token, lease and key",
-    # A running measurement is finished and its reading kept. While its lease lasts it keeps its key, too: items of other
-    # jobs with the same subject go on waiting for that reading.
+    # A running measurement is finished and its reading kept. While its lease lasts it keeps its key, too: items of
+    # other jobs with the same subject go on waiting for that reading.
     {
         "claim_key": case(
             (and_(col(Item.state) == CLAIMED, col(Item.lease_until_s) >= database_now()), col(Item.claim_key)),

@@ -5,8 +5,8 @@ These rules make sure that each item is measured once and accepted once, whichev
 * A claim sets holder, token and lease. When the lease ends, another worker may take the item. **Only the token decides
   whether a result is accepted**, in the transaction that writes the reading.
 * ``claim_key`` is unique while claimed. An item of a second job with the same subject is *deferred*. It closes with the
-  reading of the first if that is good enough for it; otherwise, or if the first fails, it wakes. An item that is cancelled
-  while it is measured keeps the key until that ends.
+  reading of the first if that is good enough for it; otherwise, or if the first fails, it wakes. An item that is
+  cancelled while it is measured keeps the key until that ends.
 * Attempts are counted here only. The claim after the last attempt closes the item as failed.
 """
 
@@ -238,8 +238,8 @@ def _defer(database: Database, item_id: int, software_id: str) -> Declined:
 def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: str, software_id: str) -> Closed:
     """Write the reading and close the item and the deferred items that the reading serves; other deferred items wake.
 
-    If the token is no longer that of the item, only the item's count `repeated` changes. If the item was cancelled while
-    it was measured, the reading is kept and the item stays cancelled.
+    If the token is no longer that of the item, only the item's count `repeated` changes. If the item was cancelled
+    while it was measured, the reading is kept and the item stays cancelled.
     """
     packed = reading.trace.pack() if reading.trace is not None else None  # before other writers have to wait
     with database.write() as session:
@@ -334,8 +334,9 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
 def _held(session: Session, claimed: Claim) -> Item | None:
     """The item if the claim is still valid; otherwise the work is counted as repeated.
 
-    The item is locked together with the items deferred to it, in the order of ids. Otherwise the claim of a deferred item
-    would hold that item and wait for the key that this transaction frees, while this transaction waits for the item.
+    The item is locked together with the items deferred to it, in the order of ids. Otherwise the claim of a deferred
+    item would hold that item and wait for the key that this transaction frees, while this transaction waits for the
+    item.
     """
     key = select(col(Item.subject_key)).where(Item.id == claimed.item_id).scalar_subquery()
     behind = and_(col(Item.subject_key) == key, col(Item.state) == ItemState.DEFERRED)

@@ -1,4 +1,4 @@
-"""Jobs: create, find, progress, cancel, retry, take over. Each is a transaction on the database; `tasks` publishes messages."""
+"""Jobs: create, find, progress, cancel, retry, take over. Each is one transaction; `tasks` publishes messages."""
 
 from __future__ import annotations
 

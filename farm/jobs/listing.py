@@ -110,7 +110,8 @@ def _silence(silent_s: float) -> str:
 class CardCensus:
     """The items of one card in numbers. ``within`` is cumulative and belongs to `DURATION_BOUNDS_S`.
 
-    `measured`, `reused` and the durations only grow. The other numbers fall when items are tried again, moved or handed back.
+    `measured`, `reused` and the durations only grow. The other numbers fall when items are tried again, moved or handed
+    back.
     """
 
     view: CardStatus

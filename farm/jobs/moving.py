@@ -1,9 +1,10 @@
 """Moving items between cards: away from cards that are lost, drained or quarantined, and to cards that will be idle.
 
-A move changes the card of an item in the database and publishes a new message; the old message finds its claim gone. Each
-function is a transaction that returns the ids of the items to publish.
+A move changes the card of an item in the database and publishes a new message; the old message finds its claim gone.
+Each function is a transaction that returns the ids of the items to publish.
 
-Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary measures its own
+Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary measures
+its own
 card: it waits for that card, and is given up only when its job waits for nothing else.
 """
 
@@ -37,12 +38,13 @@ def move_items(
 ) -> list[int]:
     """Move a card's open tuples to its peers; returns the ids to publish.
 
-    Each goes to the peer that is free first among those that its job may use. Late results of the old card are rejected.
+    Each goes to the peer that is free first among those that its job may use. Late results of the old card are
+    rejected.
 
     Args:
         in_work: also claimed items: right for a card that is gone, wrong for one that drains.
-        unseen_s: only if the card has not been seen for this long, and only items that it claimed before. A card that is
-            back keeps its items. Unit: s.
+        unseen_s: only if the card has not been seen for this long, and only items that it claimed before. A card that
+            is back keeps its items. Unit: s.
         farm: only jobs of this farm, whose broker gets the messages.
         job_id: only this job.
     """

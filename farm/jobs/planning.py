@@ -1,7 +1,7 @@
 """Planning a round of a job: the items that it needs, those that readings serve already, and the cards for the rest.
 
-Items with a reading that serves them are closed at once. Only the others are placed on cards, together with the whole model
-and a canary. All of this happens in the transaction of the caller that opens or continues the job.
+Items with a reading that serves them are closed at once. Only the others are placed on cards, together with the whole
+model and a canary. All of this happens in the transaction of the caller that opens or continues the job.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def add_round(
         capture_id: of a model: its calls.
         operator_ids: of a sweep: its tuples.
         reason: why there is this round, for people.
-        whole: these are all tuples of the round; otherwise `add_tuples` adds more until `note_planning` ends the planning.
+        whole: these are all tuples of the round; otherwise `add_tuples` adds more until `note_planning` ends the
+            planning.
 
     Raises:
         NoSuchCard, UsageError: see `chosen_cards`.
@@ -254,8 +255,8 @@ def new_item(
     """A new waiting item.
 
     Args:
-        now_s: the time on the clock of the database, if the caller makes many: rows with a time that the database fills in
-            are inserted one by one. Unit: s.
+        now_s: the time on the clock of the database, if the caller makes many: rows with a time that the database fills
+            in are inserted one by one. Unit: s.
     """
     item = Item(
         job_id=job.id,
@@ -303,7 +304,7 @@ def _operators(
 def _under_placements(
     session: Session, request: Request, found: Mapping[str, Any], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[Any, str]]:
-    """The tuples under each requested placement, with the class of data of their first call: transfers do not depend on values."""
+    """The tuples under each requested placement, with the data of their first call: values do not affect transfers."""
     from farm.operators.replay import placements_of
 
     first = dict(reversed(pairs))
@@ -343,7 +344,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
 
 
 def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> list[str]:
-    """Place each item, longest first, on the card that is free first, behind the items that wait there (LPT); a card id each."""
+    """A card id for each item: longest first, on the card that is free first, behind the items that wait there (LPT)."""
     ahead = dict(
         session.execute(
             select(Item.card_id, func.sum(Item.expected_s))

@@ -23,8 +23,8 @@ from farm.types.protocol import Protocol, Stopping
 
 
 def data(laboratory: Laboratory, plan: Plan) -> Findings:
-    """How much do the values in the tensors matter? Each tuple with normal values, with zeros, and with the values that most
-    of its calls have in the model.
+    """How much do the values in the tensors matter? Each tuple with normal values, with zeros, and with the values that
+    most of its calls have in the model.
     """
     stopping = laboratory.stopping(quick=plan.quick)
     samples = laboratory.samples(plan.variant, plan.tuples or (10 if plan.quick else 24), values=True)

@@ -1,7 +1,7 @@
 """The card of a study: held exclusively, measured through the farm's own benchmark process, every reading stored.
 
-The readings of a study are flagged ``study``; ``details["study"]`` has its id, its name and the circumstances. Jobs never
-reuse them, since a study has its own windows and conditions.
+The readings of a study are flagged ``study``; ``details["study"]`` has its id, its name and the circumstances. Jobs
+never reuse them, since a study has its own windows and conditions.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Laboratory:
         return Stopping(min(0.2, usual.warm_up_s), min(0.5, usual.minimum_s), min(1.0, usual.maximum_s), 0.02, 0.03)
 
     def exactly(self, window_s: float) -> Stopping:
-        """A window of this length whatever the intervals; the maximum leaves room for the ticks of the energy counter."""
+        """A window of this length whatever the intervals; the maximum leaves room for ticks of the energy counter."""
         warm_up_s = defaults_for(self.card.kind).stopping.warm_up_s
         return Stopping(warm_up_s, window_s, window_s * 1.1 + 0.25, time_half_width=1.0, energy_half_width=1.0)
 
@@ -183,7 +183,8 @@ class Laboratory:
         return row
 
     def in_situ(self, variant: Variant, most: int | None) -> dict[str, Any]:
-        """Times of the model's calls with tensors in slow memory, within the model; see `farm.slow_memory.in_situ.compare`.
+        """Times of the model's calls with tensors in slow memory, within the model; see
+        `farm.slow_memory.in_situ.compare`.
 
         Raises:
             FarmError: this card or this model does not support it.

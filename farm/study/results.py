@@ -1,7 +1,7 @@
 """Running a study, and its findings: a table with notes and charts, stored so that they can be shown again.
 
-The readings are in the database. The findings are one JSON file on the host that ran the study, since each kind of study
-has its own columns and nothing queries across studies.
+The readings are in the database. The findings are one JSON file on the host that ran the study, since each kind of
+study has its own columns and nothing queries across studies.
 """
 
 from __future__ import annotations

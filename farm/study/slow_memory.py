@@ -22,9 +22,9 @@ MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
 def placement(laboratory: Laboratory, plan: Plan) -> Findings:
     """Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?
 
-    Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes all
-    calls of a run that do not touch each other, `alone` one call. Without `quick`, `isolated` is the tuple's own reading
-    under that placement.
+    Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes
+    all calls of a run that do not touch each other, `alone` one call. Without `quick`, `isolated` is the tuple's own
+    reading under that placement.
 
     Raises:
         FarmError: the card has no slow memory, or no tensor could be placed.
@@ -85,8 +85,8 @@ def _placement_row(one: dict[str, Any], isolated_us: float | None) -> dict[str, 
 def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) -> list[str]:
     runs, took_s = found["runs"], found["took_s"]
     notes = [
-        f"{runs['alone']} runs one at a time, {runs['together']} with many together: {runs['alone'] / runs['together']:.1f} times "
-        f"fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
+        f"{runs['alone']} runs one at a time, {runs['together']} with many together: "
+        f"{runs['alone'] / runs['together']:.1f} times fewer; {took_s['alone']:.1f} s and {took_s['together']:.1f} s."
     ]
     changes = known([row["change"] for row in rows])
     if len(changes) > 1:
@@ -97,13 +97,14 @@ def _placement_notes(found: dict[str, Any], rows: tuple[dict[str, Any], ...]) ->
             if row["change"] is not None and row["half_width"] is not None
         )
         notes.append(
-            f"Many against one: {statistics.median(changes):+.2%} in the median of {len(changes)}, nine tenths between {low:+.2%} "
-            f"and {high:+.2%}; {percent(within, 0)} within their intervals."
+            f"Many against one: {statistics.median(changes):+.2%} in the median of {len(changes)}, "
+            f"nine tenths between {low:+.2%} and {high:+.2%}; {percent(within, 0)} within their intervals."
         )
     if apart := known([row["change_isolated"] for row in rows]):
         size = statistics.median(map(abs, apart))
         notes.append(
-            f"In place against by itself: {statistics.median(apart):+.2%} in the median of {len(apart)}, {size:.2%} whatever the sign."
+            f"In place against by itself: {statistics.median(apart):+.2%} in the median of {len(apart)}, "
+            f"{size:.2%} whatever the sign."
         )
     if left_out := found["left_out"]:
         notes.append(
@@ -137,8 +138,8 @@ Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
 def peer(laboratory: Laboratory, plan: Plan) -> Findings:
     """What do tensors in the memory of another GPU cost, compared with the memory of the host?
 
-    Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the memory
-    of the first neighbour, which is idle meanwhile, then with that of the host.
+    Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the
+    memory of the first neighbour, which is idle meanwhile, then with that of the host.
 
     Raises:
         UsageError: the host has one card.

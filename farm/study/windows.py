@@ -106,7 +106,7 @@ FIGURES = ("mean", "median", "trimmed mean")
 
 
 def averaging(laboratory: Laboratory, plan: Plan) -> Findings:
-    """Which average to trust? Deviation and scatter of mean, median and trimmed mean of short windows, against a long one."""
+    """Which average to trust? Deviation and scatter of three averages of short windows, against a long one."""
     short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if plan.quick else 10.0)
     times = 5 if plan.quick else 10
     protocol = laboratory.protocol()

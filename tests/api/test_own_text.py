@@ -1,4 +1,4 @@
-"""A language model reads somebody's own text, to its readings: ids made here, stored, and handed to the process that measures."""
+"""A language model with the caller's own text: ids are made here, stored, and passed to the measuring process."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ class Hurt:
     def _deliver_again(self, job_id: str) -> None:
         """Do at once what the broker does after the visibility timeout: give out again what was never acknowledged.
 
-        A worker that was killed leaves its message so. None may be of an open item or round, which would wait that long,
-        and none may begin an item again.
+        A worker that was killed leaves its message so. None may be of an open item or round, which would wait that
+        long, and none may begin an item again.
         """
         before = {item.id: item.attempts for item in self.farm.items(job_id)}
         self.farm.wait_for(lambda: not self._awaited(job_id))

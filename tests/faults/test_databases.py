@@ -76,7 +76,7 @@ def test_a_reading_that_ends_while_the_database_is_away_is_kept(pair, postgres, 
 
 
 def test_a_database_that_takes_no_writes_is_waited_for(start, postgres):
-    """As a standby does, or a server that its operator closed. Of one card: a peer would take over what has no lease."""
+    """Like a standby, or a server closed by its operator. One card only: a peer would take over items without lease."""
     postgres.start()
     hurt = start(database_url=postgres.new_database())
     job_id = hurt.submit(["slow"] * 6, 0.5)

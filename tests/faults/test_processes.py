@@ -93,7 +93,8 @@ def test_a_worker_that_is_told_to_stop_finishes_its_item(hurt):
     psutil.wait_procs([supervisor], TIMEOUT_S)
     states = {one.id: (one.state, one.attempts) for one in hurt.farm.items(job_id)}
     assert states[item.id] == ("done", 1)
-    # Of what it said, each line is the farm's or its workers': no hint at options of Celery's own, nothing of the migrations.
+    # Of what it said, each line is the farm's or its workers': no hint at options of Celery's own, nothing of the
+    # migrations.
     lines = [line for line in hurt.said().splitlines() if line]
     assert any("shutdown" in line for line in lines)
     assert [line for line in lines if not re.match(r"[\d-]+ [\d:,]+ (INFO|WARNING) +(farm|celery)\.", line)] == []

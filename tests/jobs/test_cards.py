@@ -1,4 +1,4 @@
-"""A card's row: announced by its worker, registered when it can measure, kept out of work by a person or a failed check."""
+"""The row of a card: announced by its worker, registered when it can measure, drained, quarantined, released."""
 
 from __future__ import annotations
 

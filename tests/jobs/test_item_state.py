@@ -1,4 +1,4 @@
-"""An item goes only the ways of one table: the code knows no other, the documentation shows it, no sequence leaves it."""
+"""An item changes only by the transitions of one table: nothing else sets its state, and the docs show the table."""
 
 from __future__ import annotations
 

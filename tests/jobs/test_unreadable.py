@@ -1,4 +1,4 @@
-"""Rows that no longer hold what the farm wrote there: what they belong to ends as failed, with the reason; all else goes on."""
+"""Damaged rows: the items that need them fail with the reason; all others go on."""
 
 from __future__ import annotations
 

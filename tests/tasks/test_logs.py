@@ -1,4 +1,4 @@
-"""What a worker's processes write down: in the form that was asked for, whichever process it is and whatever happens."""
+"""The logs of a worker's processes have the requested format in every process, whatever happens."""
 
 from __future__ import annotations
 

@@ -69,7 +69,10 @@ def test_another_broker_forgets(client_of):
 
 
 def test_dies_with_an_owner_that_is_killed():
-    code = "from tasks.servers import BrokerServer as B; import time; b = B(); b.start(); print(b.pid, b.folder, flush=True); time.sleep(60)"
+    code = (
+        "from tasks.servers import BrokerServer as B; import time; b = B(); b.start(); "
+        "print(b.pid, b.folder, flush=True); time.sleep(60)"
+    )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid, folder = owner.stdout.readline().split()
     assert psutil.pid_exists(int(pid))
