@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -153,7 +152,10 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
 
     monkeypatch.setattr(BenchmarkProcess, "measure", measure)
     known = measure_module._store(database, captured, Protocol(), "simulated", torch_version())
-    monkeypatch.setattr(measure_module, "open_job", functools.partial(measure_module.open_job, tuples=known))
+    opened = measure_module.open_job
+    monkeypatch.setattr(
+        measure_module, "open_job", lambda *about, **more: opened(*about, **{**more, "tuples": known, "title": "t"})
+    )
     report = farm.measure_model(captured.variant, database=database, protocol=Protocol()).report
     assert asked == ["variant", "operator"]
     assert report.readings.not_run == 2

@@ -157,7 +157,7 @@ def test_a_registered_card_is_found_by_any_name_that_means_it_alone(database):
             first,
         ]
         for word, said in (
-            ("SIM", f"means several cards: {first}, {second}."),
+            ("SIM", f"matches several cards: {first}, {second}."),
             ("7", "No card '7'"),
             ("", "No card ''"),
         ):

@@ -136,7 +136,7 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
 
 def test_who_cancels_a_job_while_it_is_planned_ends_that(any_database, small_batches):
     (card,) = register(any_database, 0)
-    with pytest.raises(NoSuchJob, match="has ended before it was planned"):
+    with pytest.raises(NoSuchJob, match="ended before its planning was complete"):
         open_job(any_database, TEN, [card], grown=lambda opened, _: jobs.cancel(any_database, opened.job_id))
     with any_database.read() as session:
         assert set(session.exec(select(Item.state))) == {"cancelled"}

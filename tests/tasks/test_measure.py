@@ -110,7 +110,7 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
         monkeypatch.setattr(measure, *(("_told_to_stop", [1]) if ending == "told to stop" else ("_parent", -1)))
         os.kill(process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(process, "_stand_by", lambda: threading.Thread(target=end).start())
+    monkeypatch.setattr(process, "_start_verifier", lambda: threading.Thread(target=end).start())
     with pytest.raises(Reject):
         measure.run_item(None, worker, item.id)
     assert cards.written_state(any_database, "SIM-0") == "idle"
