@@ -63,8 +63,7 @@ TORCH_ROOMS = (
     "farm/slow_memory/memory_tier.py",
     "farm/slow_memory/offload.py",
     "farm/slow_memory/planned_step.py",
-    "farm/models/decoding.py",
-    "farm/models/tensors.py",
+    "farm/models/building.py",
 )
 TORCH_FREE_AT_IMPORT = (
     "cli.main",
@@ -74,7 +73,7 @@ TORCH_FREE_AT_IMPORT = (
     "farm.benchmark.intervals",
     "farm.benchmark_process.client",
     "farm.models.catalog",
-    "farm.models.texts.given",
+    "farm.models.texts.user_text",
     "farm.devices.host",
     "farm.api.capture",
     "farm.api.measure",

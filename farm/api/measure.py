@@ -262,7 +262,7 @@ def measure_whole(
     from farm.benchmark.measure import Bench
     from farm.benchmark.passes import give_variant
     from farm.benchmark.workload import why_it_raised
-    from farm.models.own import by_position
+    from farm.models.building import ByPosition
 
     torch_device = _torch_device(card)
     device = open_device(card)
@@ -274,7 +274,7 @@ def measure_whole(
             except Exception as error:
                 raise why_it_raised(error) from error
             if captured.kwargs:
-                model = by_position(model, len(captured.args), tuple(captured.kwargs))
+                model = ByPosition(model, len(captured.args), tuple(captured.kwargs))
             give_variant(captured.variant, torch_device, model, values)
             return bench.measure(subject, protocol, stopping)
     finally:

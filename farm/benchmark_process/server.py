@@ -55,7 +55,7 @@ from farm.benchmark_process.requests import (
 from farm.devices.device import Card, Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError, Unmeasurable
-from farm.models.texts.known import know
+from farm.models.texts import hold_tokens
 from farm.settings import settings
 from farm.types.protocol import OnPhase, Software
 from farm.types.reading import Reading, Verification
@@ -138,7 +138,7 @@ def _serve(data: dict[str, Any], runner: Runner, events: EventWriter) -> bool:
         request = from_json(REQUESTS[data.pop("request")], data)
         subject = getattr(request, "subject", None)
         if subject is not None and subject.tokens is not None:
-            know(Tokens.from_json(subject.tokens), alone=True)
+            hold_tokens(Tokens.from_json(subject.tokens), alone=True)
         events.send("answer", id=item_id, answer=to_json(runner.answer(request, on_phase)))
         return True
     except Unmeasurable as error:

@@ -1,7 +1,8 @@
-"""A model that can be asked for by name, and what a source of models has to answer. No torch."""
+"""A model of the catalog with the checks of its variants, and the interface of a source of models. No torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -11,25 +12,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farm.errors import UnsupportedModel, UsageError
+from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from farm.types.protocol import Variant
-
 SMALLEST_OF_ALL = 32
 LARGEST_OF_ALL = 4096
-CACHE = 1024  # tokens that a decode pass is beside by default
+CACHE = 1024  # tokens in the cache of a decode pass, by default
+_DEFAULTS = {one.name: one.default for one in dataclasses.fields(Variant)}
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the catalog. Sizes are the side of the square input, in pixels; 0: it takes no images.
+    """A model of the catalog.
 
-    ``input_size`` is the default; ``fixed_size`` says that the model takes no other, and ``smallest_size`` is the
-    least it takes. They mean nothing for a user's model whose function returns its own example inputs. ``parameters``
-    and ``flops`` (of one pass at batch 1, of that size) are None where nobody has counted them.
+    Attributes:
+        input_size: the default side of the square input, in pixels; 0: it takes no images. The sizes mean nothing for a user's
+            model that has its own example inputs.
+        smallest_size: the smallest size that it takes.
+        fixed_size: it takes the default size only.
+        origin: the name of its source.
+        parameters, flops: counts; FLOPs of one pass at batch 1 and the default size; None if not counted.
+        length: of a sequence, by default: tokens, or a sound's values if it has no phases; 0: it takes no sequences.
+        shortest, longest: the least and greatest length; 0 for any.
+        fixed_length: it takes the default length only.
+        phases: the phases that it has, the default first.
+        masked: it takes padded sequences.
+        depth: its layers, of which a variant may keep fewer; 0: it cannot be cut.
     """
 
     name: str
@@ -37,18 +48,16 @@ class ModelEntry:
     input_size: int
     smallest_size: int = SMALLEST_OF_ALL
     fixed_size: bool = False
-    origin: str = "torchvision"  # the source's name
+    origin: str = "torchvision"
     parameters: int | None = None
     flops: int | None = None
-    length: int = (
-        0  # of a sequence, by default: tokens, or a sound's values where there are no phases; 0: it takes none
-    )
+    length: int = 0
     shortest: int = 1
-    longest: int = 0  # that it has positions for; 0 any
+    longest: int = 0
     fixed_length: bool = False
-    phases: tuple[str, ...] = ()  # that it has, its default first
-    masked: bool = False  # whether it takes padded sequences
-    depth: int = 0  # layers, of which a variant may keep fewer; 0: it cannot be cut
+    phases: tuple[str, ...] = ()
+    masked: bool = False
+    depth: int = 0
 
     @property
     def own_name(self) -> str:
@@ -57,7 +66,7 @@ class ModelEntry:
 
     @property
     def generates(self) -> bool:
-        """Whether it goes on with a text: its default pass is over a prompt."""
+        """Whether it continues a text: its default pass is over a prompt."""
         return self.phases[:1] == ("prefill",)
 
     @property
@@ -65,7 +74,7 @@ class ModelEntry:
         return "decode" in self.phases
 
     def check_size(self, input_size: int | None) -> int:
-        """The size to use; None is the default.
+        """The size to use; None stands for the default.
 
         Raises:
             UsageError: the model does not take it.
@@ -74,7 +83,7 @@ class ModelEntry:
             return self.input_size
         if not self.input_size:
             raise UsageError(
-                f"{self.name} takes no images: --input-size {input_size} means nothing to it.",
+                f"{self.name} takes no images: --input-size {input_size} has no meaning.",
                 "Leave the input size away"
                 + ("." if self.fixed_length else f"; --length changes the sequences' {self.length}."),
             )
@@ -90,29 +99,28 @@ class ModelEntry:
             )
         return input_size
 
-    def completed(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """What a variant of this model is made with: fields as they were said, and the model's own defaults.
+    def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a variant of this model: as given, with the model's own defaults for the others.
 
         Raises:
             UsageError: the model does not take one of them, or has no use for it.
         """
-        phase = said.get("phase") or (self.phases[0] if self.phases else "")
+        phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
             has = f"It has {' and '.join(self.phases)}." if self.phases else "Leave --phase away: it has no phases."
             raise UsageError(f"{self.name} has no phase '{phase}'.", has)
         found = {
-            **said,
-            "input_size": self.check_size(said.get("input_size")),
+            **given,
+            "input_size": self.check_size(given.get("input_size")),
             "phase": phase,
-            **self._lengths(phase, said),
+            **self._lengths(phase, given),
         }
-        if said.get("padded") and (not self.masked or phase == "decode"):
-            raise UsageError(
-                f"{self.name} takes no padded sequences{' in ' + phase if phase else ''}.", "Leave it out."
-            )
-        if said.get("text") and not phase:
+        if given.get("padded") and (not self.masked or phase == "decode"):
+            where = f" in {phase}" if phase else ""
+            raise UsageError(f"{self.name} takes no padded sequences{where}.", "Leave it out.")
+        if given.get("text") and not phase:
             raise UsageError(f"{self.name} takes no text.", "Leave it out.")
-        if layers := said.get("layers"):
+        if layers := given.get("layers"):
             if not self.depth:
                 raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Leave --layers away.")
             if layers > self.depth:
@@ -120,30 +128,23 @@ class ModelEntry:
                     f"{self.name} has {self.depth} layers, not {layers}.", f"Give --layers {self.depth} or less."
                 )
             found["layers"] = layers if layers < self.depth else 0
-        return found | self._step(phase, said)
+        if given.get("step"):
+            if phase == "decode":
+                raise UsageError(f"{self.name} is not trained in decode.", "Leave --phase away.")
+            optimizer = _optimizer(given.get("optimizer") or "sgd", given.get("amp") or "")
+            return found | {"mode": "train", "optimizer": optimizer}
+        for name in ("optimizer", "amp", "recompute", "accumulate"):
+            if given.get(name, _DEFAULTS[name]) not in (_DEFAULTS[name], None):
+                raise UsageError(f"--{name} is for a training step.", f"Give --step training, or leave --{name} away.")
+        return found
 
-    def _step(self, phase: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        """A training step is one in train mode, with an optimizer."""
-        if not said.get("step"):
-            for name in ("optimizer", "amp", "recompute"):
-                if said.get(name):
-                    raise UsageError(
-                        f"--{name} is of a training step.", f"Give --step training, or leave --{name} away."
-                    )
-            if said.get("accumulate", 1) > 1:
-                raise UsageError("--accumulate is of a training step.", "Give --step training, or leave it away.")
-            return {}
-        if phase == "decode":
-            raise UsageError(f"{self.name} is not trained in decode.", "Leave --phase away.")
-        return {"mode": "train", "optimizer": _optimizer(said.get("optimizer") or "sgd", said.get("amp") or "")}
-
-    def _lengths(self, phase: str, said: Mapping[str, Any]) -> dict[str, int]:
-        length, cache = said.get("length"), said.get("cache")
+    def _lengths(self, phase: str, given: Mapping[str, Any]) -> dict[str, int]:
+        length, cache = given.get("length"), given.get("cache")
         if phase == "decode":
             if length not in (None, 0, 1):
                 raise UsageError(
-                    "In decode one token of each sequence goes in; --length means nothing to it.",
-                    "Give --cache, the number of tokens that it is beside.",
+                    "In decode the input is one token per sequence; --length has no meaning.",
+                    "Give --cache, the number of tokens in the cache.",
                 )
             cache = cache or (min(CACHE, self.longest) if self.longest else CACHE)
             self._check_positions(cache, "cache")
@@ -153,16 +154,14 @@ class ModelEntry:
                 )
             return {"length": 1, "cache": cache}
         if cache:
-            what = f"in {phase}" if phase else "it takes no tokens"
-            raise UsageError(
-                f"{self.name} has no cache of tokens{' ' + what if phase else ': ' + what}.",
-                "Give --phase decode with it." if self.decodes else "Leave --cache away.",
-            )
+            why = f" in {phase}" if phase else ": it takes no tokens"
+            step = "Give --phase decode with it." if self.decodes else "Leave --cache away."
+            raise UsageError(f"{self.name} has no cache of tokens{why}.", step)
         if not length or length == self.length:
             return {"length": self.length}
         if not self.length:
             raise UsageError(
-                f"{self.name} takes no sequences: --length {length} means nothing to it.",
+                f"{self.name} takes no sequences: --length {length} has no meaning.",
                 "Leave it out; --input-size changes the images.",
             )
         if self.fixed_length:
@@ -186,13 +185,13 @@ class ModelEntry:
 def _optimizer(name: str, amp: str) -> str:
     """
     Raises:
-        UsageError: an implementation was named that no gradient scaler goes with in a graph.
+        UsageError: the named implementation does not work with a gradient scaler in a CUDA graph.
     """
     if amp != "float16" or name.endswith("-fused"):
         return name
     if "-" in name:
         raise UsageError(
-            f"With --amp float16 {name} waits on the host for whether a gradient is infinite, which no CUDA graph holds.",
+            f"With --amp float16 {name} waits on the host to learn whether a gradient is infinite, which a CUDA graph cannot hold.",
             f"Give --optimizer {name.partition('-')[0]}-fused, which reads that on the card, or --amp bfloat16.",
         )
     return f"{name}-fused"
@@ -200,39 +199,38 @@ def _optimizer(name: str, amp: str) -> str:
 
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size where they are known; made by
-    benchmarks/model_costs.py."""
+    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known; benchmarks/model_costs.py makes it."""
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 
 class Source(Protocol):
-    """Where models come from: a file of this folder each. What it names needs no torch; what it makes does."""
+    """A source of models: one module of this package each. Only `make` and `inputs` need torch."""
 
-    NAME: str  # what stands before the slash: timm/mobilevit_s
-    PACKAGE: str  # that makes its models; "" the farm's own
-    EXTRA: str  # of pyproject.toml, that installs it; "" where every farm has it
+    NAME: str  # before the slash: timm/mobilevit_s
+    PACKAGE: str  # the package that makes its models; "" for the farm itself
+    EXTRA: str  # the extra of pyproject.toml that installs it; "" if always installed
 
     def entries(self) -> Mapping[str, ModelEntry]:
-        """What can be measured, by name."""
+        """The models that can be measured, by name."""
 
     def refused(self) -> Mapping[str, str]:
-        """What cannot, by name: the reason, as it goes on after "NAME is"."""
+        """The models that cannot, by name: the reason, as a continuation of "NAME is"."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
         """The module in the variant's dtype, with random weights of torch's generator.
 
-        ``device`` is where it is to go: meta, where ``torch.empty`` gives meta tensors meanwhile, or a real one. It may be
-        made elsewhere, and is moved.
+        ``device`` is its destination: a real one, or meta, where ``torch.empty`` makes meta tensors meanwhile. The module may
+        be made elsewhere; the caller moves it.
         """
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-        """What `make`'s module is called with, by position."""
+        """The positional arguments of the module."""
 
 
 def check_installed(source: Source, name: str) -> None:
     """
     Raises:
-        UnsupportedModel: the package that makes the source's models is not there; names the line that installs it.
+        UnsupportedModel: the package that makes the source's models is not installed.
     """
     if not is_installed(source):
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""The user's own models: registered on each host in the setting ``models``, a name and 'module:function'.
+"""The user's own models, which the setting ``models`` registers on each host: a name and 'module:function'.
 
 The function takes no argument and returns the module, or a pair of the module and its example inputs:
 
@@ -7,14 +7,13 @@ The function takes no argument and returns the module, or a pair of the module a
     a dict of values                          keyword arguments
     a pair of a tuple and a dict              positional and keyword arguments
 
-Its module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only what this host's own settings
-name is ever imported; messages and the database carry the name alone.
+The Python module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only modules that this host's own
+settings name are imported; messages and the database hold the name alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -33,23 +32,23 @@ if TYPE_CHECKING:
 
 NAME = "user"
 PACKAGE = EXTRA = ""
-IMAGE_PX = 224  # of the images that a model without example inputs of its own gets
+IMAGE_PX = 224  # size of the images for a model without example inputs
 
 
 def targets() -> dict[str, str]:
     """Name -> 'module:function', checked but not imported.
 
     Raises:
-        SettingsError: one is not of that form.
+        SettingsError: one has another form.
     """
     return _checked("models", settings().models, "takes no argument and returns the module")
 
 
 def loss(name: str) -> Callable[[Any], Any] | None:
-    """What a model of the user's is trained for: takes what the model gives, and gives a scalar. None where none is named.
+    """The loss of a user's model: takes the model's output and returns a scalar. None if none is registered.
 
     Raises:
-        SettingsError: it is not of that form, or could not be imported.
+        SettingsError: it has another form, or could not be imported.
     """
     found = _checked("losses", settings().losses, "takes the model's output and returns a scalar")
     if name not in found:
@@ -77,7 +76,7 @@ def _checked(setting: str, named: dict[str, str], takes: str) -> dict[str, str]:
 def _imported(target: str) -> Any:
     module_name, _, function_name = target.partition(":")
     if (path := settings().models_path) and (folder := os.path.abspath(path)) not in sys.path:
-        sys.path.append(folder)  # last: nothing in it may stand in for what is installed
+        sys.path.append(folder)  # last: nothing in it may replace an installed module
     return getattr(importlib.import_module(module_name), function_name)
 
 
@@ -93,11 +92,11 @@ def refused() -> Mapping[str, str]:
 
 
 def refuse_size(name: str) -> None:
-    """Called where somebody asked for an input size.
+    """Refuses an input size for a model that has its own example inputs.
 
     Raises:
-        UsageError: the model brings its own example inputs, which no size changes.
-        SettingsError: it could not be made.
+        UsageError: the model has its own example inputs.
+        SettingsError: the model could not be made.
     """
     if given_inputs(name) is not None:
         raise UsageError(
@@ -110,24 +109,22 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
     """The module, which takes the values of `inputs` by position.
 
     Raises:
-        SettingsError: it could not be made, or is no module.
+        SettingsError: it could not be made, or is not a module.
     """
-    from farm.models.tensors import dtype_of
+    from farm.models.building import ByPosition, dtype_of
 
     model, positional, keywords = _made(entry.own_name)
     model = model.to(dtype_of(variant))
-    return by_position(model, len(positional or ()), tuple(keywords)) if keywords else model
+    return ByPosition(model, len(positional or ()), tuple(keywords)) if keywords else model
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
-    """The model's own example inputs in the variant's dtype, or images where it brings none.
-
-    Of its own, tensors whose first dimension is that of the first one are repeated or cut to the batch.
+    """The model's own example inputs in the variant's dtype and batch (see `batched`), or images if it has none.
 
     Raises:
         SettingsError: see `make`.
     """
-    from farm.models.tensors import dtype_of, images
+    from farm.models.building import dtype_of, images
 
     if (given := given_inputs(entry.own_name)) is None:
         return (images(variant, device, seed),)
@@ -135,7 +132,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 
 def given_inputs(name: str) -> tuple[Any, ...] | None:
-    """The model's own example inputs: positional arguments of what `make` returns. None where it brings none.
+    """The model's own example inputs: positional arguments of the module that `make` returns. None if it has none.
 
     Raises:
         SettingsError: see `make`.
@@ -145,7 +142,7 @@ def given_inputs(name: str) -> tuple[Any, ...] | None:
 
 
 def batched(given: Sequence[Any], batch: int) -> list[Any]:
-    """A user's own example inputs: tensors whose first dimension is that of the first one are repeated or cut to the batch."""
+    """Example inputs for another batch: tensors with the first dimension of the first tensor are repeated or cut."""
     import torch
 
     tensors = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
@@ -160,28 +157,28 @@ def batched(given: Sequence[Any], batch: int) -> list[Any]:
 
 
 def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
-    """A user's own example input, brought to the dtype and device; what is on meta is filled at random."""
+    """An example input with the dtype and on the device; a meta tensor gets random values."""
     import torch
 
-    from farm.models.tensors import random_normal
+    from farm.models.building import random_normal
 
     if not isinstance(value, torch.Tensor):
         return value
-    wanted = dtype if value.is_floating_point() else value.dtype
+    dtype = dtype if value.is_floating_point() else value.dtype
     if value.device.type == "meta" and device.type != "meta":
         if value.is_floating_point():
-            return random_normal(tuple(value.shape), wanted, device, seed)
-        return torch.zeros(value.shape, dtype=wanted, device=device)
-    return value.to(device=device, dtype=wanted)
+            return random_normal(tuple(value.shape), dtype, device, seed)
+        return torch.zeros(value.shape, dtype=dtype, device=device)
+    return value.to(device=device, dtype=dtype)
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:
-    """The user's module, its positional arguments (None where it brings no inputs) and its keyword arguments."""
+    """The user's module, its positional arguments (None if it has no example inputs) and its keyword arguments."""
     from torch import nn
 
     target = targets()[name]
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no result of ours
+        with contextlib.redirect_stdout(sys.stderr):  # its output is not output of this program
             made = _imported(target)()
     except (Exception, SystemExit) as error:
         raise SettingsError(
@@ -203,7 +200,7 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
     positional, keywords = _arguments(given)
     if wrong := [key for key in keywords if not isinstance(key, str)]:
         raise SettingsError(
-            f"'{target}' names an argument of the model '{name}' {wrong[0]!r}, which is no name.",
+            f"'{target}' names an argument of the model '{name}' {wrong[0]!r}, which is not a name.",
             "Give the example inputs as a dict from names of arguments to their values.",
         )
     return model, positional, keywords
@@ -212,31 +209,10 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
 def _arguments(given: Any) -> tuple[tuple[Any, ...] | None, Mapping[str, Any]]:
     if given is None:
         return None, {}
-    if isinstance(given, Mapping):  # BatchEncoding of transformers is one, too
+    if isinstance(given, Mapping):  # also BatchEncoding of transformers
         return (), dict(given)
     if not isinstance(given, tuple | list):
-        return (given,), {}  # a tensor would come apart along its batch
+        return (given,), {}  # a tensor would be split along its batch
     if len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping):
         return tuple(given[0]), dict(given[1])
     return tuple(given), {}
-
-
-def by_position(model: nn.Module, positional: int, names: tuple[str, ...]) -> nn.Module:
-    """The model behind one that takes all arguments by position, as everything that measures gives them."""
-    return _by_name_class()(model, positional, names)
-
-
-@functools.cache
-def _by_name_class() -> Any:
-    from torch import nn
-
-    class ByName(nn.Module):
-        def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
-            super().__init__()
-            self.model, self.positional, self.names = model, positional, names
-
-        def forward(self, *values: Any) -> Any:
-            named = dict(zip(self.names, values[self.positional :], strict=True))
-            return self.model(*values[: self.positional], **named)
-
-    return ByName

@@ -1,4 +1,4 @@
-"""timm's models of image classification. ``timm.json`` has their names and sizes, as timm's registry told them."""
+"""timm's models of image classification. ``timm.json`` has their names and sizes, from timm's registry."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def refused() -> Mapping[str, str]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    from farm.models.tensors import dtype_of
+    from farm.models.building import dtype_of
 
     timm = _package()
     if not timm.is_model(entry.own_name):
         raise UnsupportedModel(
-            f"{entry.name} is a model that timm {timm.__version__} does not have.", "Install another version of timm."
+            f"timm {timm.__version__} does not have the model {entry.name}.", "Install another version of timm."
         )
     return timm.create_model(entry.own_name, pretrained=False).to(dtype_of(variant))
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
-    from farm.models.tensors import images
+    from farm.models.building import images
 
     return (images(variant, device, seed),)
 
@@ -56,7 +56,7 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 def _package() -> Any:
     from farm.models.torchvision import torchvision_models
 
-    torchvision_models()  # timm imports torchvision, which may want mending first
+    torchvision_models()  # timm imports torchvision, which may need a fix first
     import timm
 
     return timm

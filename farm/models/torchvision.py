@@ -1,6 +1,6 @@
-"""torchvision's models: classification, segmentation and video; of the others, why they are refused.
+"""torchvision's models: classification, segmentation and video, and the reasons why the others are refused.
 
-The names are written down here; a test holds the list against torchvision.
+The names are listed here; a test compares the list with torchvision.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _REASONS = {
 
 _DEFAULT_SIZE = {"classification": 224, "segmentation": 520, "video": 112}
 _FRAMES = 16
-# Where a model needs another size than its task's default, or only one.
+# Models that need another size than the default of their task, or take only one size.
 _SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224}
 _SIZES |= {"swin3d_b": 224, "swin3d_s": 224, "swin3d_t": 224}
 _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "maxvit_t", "mvit_v1_b", "mvit_v2_s"})
@@ -85,13 +85,9 @@ _TORCHVISION = (
     _named(_CLASSIFICATION, "classification") | _named(_SEGMENTATION, "segmentation") | _named(_VIDEO, "video")
 )
 _REFUSED = {
-    name: reason
-    for text, reason in (
-        (_DETECTION, _REASONS["detection"]),
-        (_QUANTIZED, _REASONS["quantized"]),
-        (_FLOW, _REASONS["flow"]),
-    )
-    for name in text.split()
+    name: _REASONS[task]
+    for task, names in {"detection": _DETECTION, "quantized": _QUANTIZED, "flow": _FLOW}.items()
+    for name in names.split()
 }
 
 
@@ -104,11 +100,11 @@ def refused() -> Mapping[str, str]:
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
-    from farm.models.tensors import dtype_of
+    from farm.models.building import dtype_of
 
     models, dtype = torchvision_models(), dtype_of(variant)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # googlenet and inception_v3 announce another default of theirs
+        warnings.simplefilter("ignore")  # googlenet and inception_v3 announce a change of a default
         if entry.task == "segmentation":
             return models.get_model(variant.model, weights=None, weights_backbone=None).to(dtype)
         return models.get_model(variant.model, weights=None).to(dtype)
@@ -116,7 +112,7 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
     """Images, or clips of shape (batch, 3, 16, size, size)."""
-    from farm.models.tensors import dtype_of, images, random_normal
+    from farm.models.building import dtype_of, images, random_normal
 
     if entry.task != "video":
         return (images(variant, device, seed),)
@@ -126,10 +122,10 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 @functools.cache
 def torchvision_models() -> Any:
-    """``torchvision.models``, also where torchvision lacks its compiled operators.
+    """``torchvision.models``, also if torchvision lacks its compiled operators.
 
-    A torchvision of the package index beside a CPU build of torch fails on import because ``torchvision::nms`` does
-    not exist. Only then are the schemas of the two operators that it asks for defined; no model here calls them.
+    A torchvision of the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does not exist.
+    Only then this defines the schemas of the two missing operators; no model here calls them.
     """
     import torch
 
@@ -143,9 +139,9 @@ def torchvision_models() -> Any:
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _kept.append(library)  # the definitions live as long as it
+        _libraries.append(library)  # the definitions live as long as it
         import torchvision.models as models
     return models
 
 
-_kept: list[Any] = []
+_libraries: list[Any] = []

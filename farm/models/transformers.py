@@ -1,10 +1,10 @@
-"""Models of transformers, made from their own configurations with the sizes of the checkpoints that people know.
+"""Models of transformers, made from their own configurations with the sizes of well-known checkpoints.
 
-``transformers.json`` writes down, for each name, the class, its configuration and what it takes; nothing is downloaded, and
-weights are random. What a name takes is told by its kind:
+``transformers.json`` lists for each name the class, its configuration and its inputs; nothing is downloaded, and weights are
+random. The kind of a model decides its inputs:
 
-    encoder, pair            tokens, read at once (CLIP's beside an image)           phase encode
-    decoder                  a prompt, or one token beside a cache                   phases prefill, decode
+    encoder, pair            tokens, read at once (for CLIP with an image)           phase encode
+    decoder                  a prompt, or one token with a cache                     phases prefill, decode
     prompt, choices          a prompt; transformers has no static cache for it       phase prefill
     both                     a text and as many tokens after it, or the text alone   phases prefill, encode
     image, sound, frames     an image, a sound's values at 16 kHz, or its spectrum   no phase
@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import UnsupportedModel, UsageError
 from farm.models.entry import ModelEntry, costs_of
-from farm.models.texts import Specials, given, token_ids
-from farm.models.texts.known import known
+from farm.models.texts import Specials, token_ids, tokens_of_text, user_text
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +49,7 @@ _TASK |= dict.fromkeys(("decoder", "prompt", "choices"), "language model") | dic
 )
 _LENGTH = {"encoder": 128, "both": 128}
 _PROMPT = 512  # tokens, by default
-_CHOICES = 2  # that a model with double heads chooses from
+_CHOICES = 2  # for a model with double heads
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 _MEL_BINS = 80
@@ -96,26 +95,23 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     import torch
 
-    from farm.models.own import by_position
-    from farm.models.tensors import dtype_of
+    from farm.models.building import ByPosition, Decoding, dtype_of
 
     about = _TABLE[entry.own_name]
     kind, config = about["kind"], about["config"]
     if variant.layers:
         config = config | {key: variant.layers for key in _DEPTH if key in config}
     made = _class_of(entry)
-    if variant.mode == "train" and variant.phase == "encode":  # what it is trained as
+    if variant.mode == "train" and variant.phase == "encode":  # its training task
         made = getattr(_package(), f"{made.__name__.removesuffix('Model')}ForMaskedLM", made)
     with _quietly(), contextlib.nullcontext() if device.type == "meta" else torch.device(device):
         model = made._from_config(made.config_class(**config), dtype=dtype_of(variant))
         if variant.phase == "decode":
-            from farm.models.decoding import Decoding
-
             return Decoding(model, variant.batch, variant.cache, entry.depth)
     if kind == "frames" or (kind == "both" and variant.phase == "encode"):
         model = model.get_encoder()
     model.forward = _masked_by_padding_alone(model.forward, variant.padded)
-    return by_position(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
+    return ByPosition(model, 0, tuple(_call(entry, variant, torch.device("meta"), 0)))
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
@@ -123,8 +119,8 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 
 
 def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> dict[str, Any]:
-    """What the model is called with, by name."""
-    from farm.models.tensors import dtype_of, images, random_normal
+    """The model's arguments, by name."""
+    from farm.models.building import dtype_of, images, random_normal
 
     about, dtype = _TABLE[entry.own_name], dtype_of(variant)
     kind = about["kind"]
@@ -137,7 +133,7 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     ids, mask = _texts(entry, variant, device)
     if kind == "choices":
         return {"input_ids": ids.view(variant.batch, _CHOICES, variant.length)}
-    # Each with memory of its own: a part of another tensor is another input.
+    # Clones: a view of another tensor is another input.
     call: dict[str, Any] = {"input_ids": ids[: variant.batch].clone()}
     if variant.padded:
         call["attention_mask"] = mask[: variant.batch].clone()
@@ -149,13 +145,13 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
         call["pixel_values"] = images(variant, device, seed)
     if variant.phase == "prefill":
         taken = inspect.signature(_class_of(entry).forward).parameters
-        wanted = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}
-        call |= {key: value for key, value in wanted.items() if key in taken}
+        options = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}
+        call |= {key: value for key, value in options.items() if key in taken}
     return call
 
 
 def specials_of(name: str) -> Specials:
-    """The ids of a model that no text gives."""
+    """The ids of a model that are not text."""
     about: dict[str, Any] = _TABLE[name.rpartition("/")[2]].get("specials", {})
     around: dict[str, Any] = {key: tuple(about[key]) for key in ("first", "last") if key in about}
     return Specials(**{**about, **around})
@@ -167,12 +163,12 @@ def vocabulary_of(name: str) -> int:
 
 
 def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) -> Tokens:
-    """The ids that a variant reads of somebody's text.
+    """The ids of a user's text for a variant.
 
     Raises:
-        UsageError, SettingsError: see `farm.models.texts.given.of_a_user`.
+        UsageError, SettingsError: see `farm.models.texts.user_text.tokenize`.
     """
-    return given.of_a_user(
+    return user_text.tokenize(
         text,
         tokenizer,
         vocabulary_of(entry.name),
@@ -180,33 +176,33 @@ def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) 
         variant.length,
         padded=variant.padded,
         specials=specials_of(entry.name),
-        bare=variant.phase == "decode",  # one token goes in, which is none of those around a row
+        bare=variant.phase == "decode",  # the input is one token of the text
     )
 
 
 def _rows(entry: ModelEntry, variant: Variant) -> int:
-    """Of tokens that go in: of an encoder-decoder as many again, which the decoder reads."""
+    """The number of rows of tokens: an encoder-decoder needs as many again, for its decoder."""
     kind = _TABLE[entry.own_name]["kind"]
     each = _CHOICES if kind == "choices" else 2 if kind == "both" and variant.phase != "encode" else 1
     return each * variant.batch
 
 
 def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ids of a text's rows, and the mask of what is no padding: (rows, length), int64."""
+    """Ids and mask (0 for padding) of a text's rows: (rows, length), int64."""
     import torch
 
     rows, vocabulary = _rows(entry, variant), vocabulary_of(entry.name)
     if device.type == "meta":
         return (torch.empty((rows, variant.length), dtype=torch.int64, device=device),) * 2
     if variant.text:
-        found = known(variant.text)
+        found = tokens_of_text(variant.text)
         if found.length != variant.length or found.largest >= vocabulary:
             raise UsageError(
                 f"The token ids of the text {variant.text} are not those of {variant}: they are rows of {found.length}, up "
                 f"to {found.largest}.",
                 "Give the text again, with --text and --tokenizer.",
             )
-        order = [row % found.batch for row in range(rows)]  # looked at with another batch, it begins again
+        order = [row % found.batch for row in range(rows)]  # with another batch, the text starts again
         return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
     specials = Specials() if variant.phase == "decode" else specials_of(entry.name)
     kind = _TABLE[entry.own_name]["tokenizer"]
@@ -215,11 +211,11 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
 
 
 def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
-    """A pass that has a mask where there is padding, and none where there is none, also while a CUDA graph is recorded.
+    """A pass that has a mask only if there is padding, also while a CUDA graph is recorded.
 
-    A model of transformers reads its mask to see whether it can do without, and in training its positions, to see whether
-    texts are packed into one row. While it is recorded it cannot read: it keeps the mask then, or makes one, which is another
-    and slower attention than the same pass takes when it is launched. What it would read is known here.
+    A model of transformers reads its mask to see whether it is needed, and in training its positions, to see whether texts are
+    packed into one row. It cannot read while a graph is recorded: it then keeps the mask, or makes one, and runs another and
+    slower attention than an eager pass. The values that it would read are known here.
     """
 
     @functools.wraps(forward)
@@ -234,7 +230,7 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
                 if not padded and (
                     decides := getattr(masking_utils, name, None)
-                ):  # on a mask that the model made itself
+                ):  # for a mask that the model made itself
                     until.enter_context(_replaced(masking_utils, name, functools.partial(_without_mask, decides)))
             return forward(*args, **kwargs)
 
@@ -257,7 +253,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without remarks on configurations: nothing is generated with these."""
+    """Without warnings about configurations: nothing is generated with these models."""
     logging = _package().logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -268,7 +264,7 @@ def _quietly() -> Iterator[None]:
 
 
 def class_name(name: str) -> str:
-    """What a model is made of: models of one class are one architecture in several sizes."""
+    """The class of a model: models of one class are one architecture in several sizes."""
     return _TABLE[name.rpartition("/")[2]]["class"]
 
 
@@ -277,7 +273,7 @@ def _class_of(entry: ModelEntry) -> Any:
     found = getattr(_package(), name, None)
     if found is None:
         raise UnsupportedModel(
-            f"{entry.name} is made of {name}, which transformers {_package().__version__} does not have.",
+            f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have.",
             "Install another version of transformers.",
         )
     return found
@@ -287,7 +283,7 @@ def _class_of(entry: ModelEntry) -> Any:
 def _package() -> Any:
     from farm.models.torchvision import torchvision_models
 
-    torchvision_models()  # transformers imports torchvision, which may want mending first
+    torchvision_models()  # transformers imports torchvision, which may need a fix first
     import transformers
 
     return transformers

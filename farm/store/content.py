@@ -17,7 +17,7 @@ from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import Unreadable, UsageError
-from farm.models.texts.known import is_known, know, known
+from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import in_batches
@@ -167,10 +167,10 @@ def share_tokens(session: Session, tokens_id: str) -> None:
     Raises:
         Unreadable: see `find_tokens`.
     """
-    if is_known(tokens_id):
-        store_tokens(session, known(tokens_id))
+    if holds_tokens(tokens_id):
+        store_tokens(session, tokens_of_text(tokens_id))
     else:
-        know(find_tokens(session, tokens_id))
+        hold_tokens(find_tokens(session, tokens_id))
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:

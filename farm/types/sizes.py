@@ -19,18 +19,84 @@ Shape = tuple[int, ...]
 _CONVOLUTIONS = {f"Conv{rank}d": rank for rank in (1, 2, 3)}
 _POOLS = {f"{kind}Pool{rank}d": rank for kind in ("Max", "Avg") for rank in (1, 2, 3)}
 _ADAPTIVE = {f"{name}{rank}d": rank for name in ("AdaptiveAvgPool", "adaptive_avg_pool") for rank in (1, 2, 3)}
-_PRODUCTS = frozenset("mm bmm matmul addmm baddbmm".split())
+_PRODUCTS = frozenset(["mm", "bmm", "matmul", "addmm", "baddbmm"])
 #: The output has the shape of the first input.
 _SAME_SHAPE = frozenset(
-    """
-    ReLU ReLU6 LeakyReLU ELU GELU SiLU Mish Sigmoid Tanh Hardswish Hardsigmoid Hardtanh Softmax LogSoftmax Identity
-    Dropout Dropout1d Dropout2d Dropout3d AlphaDropout BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm
-    InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm RMSNorm relu relu_ relu6 gelu silu sigmoid sigmoid_
-    tanh softmax log_softmax hardswish hardsigmoid dropout layer_norm contiguous clone exp rsqrt sqrt neg abs
-    """.split()
+    [
+        "ReLU",
+        "ReLU6",
+        "LeakyReLU",
+        "ELU",
+        "GELU",
+        "SiLU",
+        "Mish",
+        "Sigmoid",
+        "Tanh",
+        "Hardswish",
+        "Hardsigmoid",
+        "Hardtanh",
+        "Softmax",
+        "LogSoftmax",
+        "Identity",
+        "Dropout",
+        "Dropout1d",
+        "Dropout2d",
+        "Dropout3d",
+        "AlphaDropout",
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
+        "LayerNorm",
+        "GroupNorm",
+        "InstanceNorm1d",
+        "InstanceNorm2d",
+        "InstanceNorm3d",
+        "LocalResponseNorm",
+        "RMSNorm",
+        "relu",
+        "relu_",
+        "relu6",
+        "gelu",
+        "silu",
+        "sigmoid",
+        "sigmoid_",
+        "tanh",
+        "softmax",
+        "log_softmax",
+        "hardswish",
+        "hardsigmoid",
+        "dropout",
+        "layer_norm",
+        "contiguous",
+        "clone",
+        "exp",
+        "rsqrt",
+        "sqrt",
+        "neg",
+        "abs",
+    ]
 )
 #: The output has the broadcast shape of the inputs.
-_ELEMENTWISE = frozenset("add sub mul div add_ sub_ mul_ div_ maximum minimum ge gt le lt eq ne".split())
+_ELEMENTWISE = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "add_",
+        "sub_",
+        "mul_",
+        "div_",
+        "maximum",
+        "minimum",
+        "ge",
+        "gt",
+        "le",
+        "lt",
+        "eq",
+        "ne",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +185,9 @@ def _windows(sizes: Shape, given: Mapping[str, Any]) -> list[int]:
     for size, padding, dilation, width, stride in zip(sizes, *columns, strict=True):
         room = size + 2 * padding - dilation * (width - 1) - 1
         count = (-(-room // stride) if given.get("ceil_mode") else room // stride) + 1
-        if given.get("ceil_mode") and (count - 1) * stride >= size + padding:  # no window begins in the padding at the end
+        if (
+            given.get("ceil_mode") and (count - 1) * stride >= size + padding
+        ):  # no window begins in the padding at the end
             count -= 1
         counts.append(count)
     return counts

@@ -10,7 +10,7 @@ from sqlmodel import select
 import farm
 from farm.errors import Unreadable
 from farm.jobs.create import open_job
-from farm.models.texts import known
+from farm.models import texts
 from farm.store.content import find_tokens, store_variant
 from farm.store.tables import TokenInput
 from farm.types.protocol import Protocol
@@ -44,22 +44,22 @@ def test_it_is_measured_by_a_process_that_was_handed_the_ids(variant: farm.Varia
 
 def test_workers_find_the_ids_in_the_database(any_database: farm.Database, variant: farm.Variant) -> None:
     cards = register(any_database, 0)
-    ids = known.known(variant.text)
+    ids = texts.tokens_of_text(variant.text)
     opened = open_job(any_database, Request(variant=variant, protocol=Protocol(launch="eager", data="seen")), cards)
     with any_database.read() as session:
         assert find_tokens(session, variant.text) == ids
     (whole,) = items_of(any_database, opened.job_id, "whole")
     assert claim(any_database, whole).subject.tokens == ids.to_json()
 
-    known._known.clear()  # another process takes it apart, for another kind of card
+    texts._held.clear()  # another process takes it apart, for another kind of card
     open_job(any_database, Request(variant=variant, protocol=Protocol(launch="graph", data="seen")), cards)
-    assert known.known(variant.text) == ids
+    assert texts.tokens_of_text(variant.text) == ids
 
 
 def test_a_variant_of_another_farm_whose_ids_are_not_here_is_refused_when_it_is_to_run(
     database: farm.Database, variant: farm.Variant
 ) -> None:
-    known._known.clear()
+    texts._held.clear()
     with database.write() as session:
         store_variant(session, variant)  # as an import does
     with pytest.raises(Unreadable, match="has no token ids") as caught:

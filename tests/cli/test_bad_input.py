@@ -57,7 +57,7 @@ def _on_the_cpu(monkeypatch):
         ("run resnet18 --memory-format odd", 2, "memory format 'odd' is unknown", "contiguous, channels_last"),
         ("run vit_b_16 --input-size 160", 2, "vit_b_16 takes images of 224 px only", "224"),
         ("run inception_v3 --input-size 50", 2, "from 75", "299"),
-        ("run bert-base --text none.txt", 2, "--text means nothing without --tokenizer", "Give both"),
+        ("run bert-base --text none.txt", 2, "--text needs --tokenizer", "Give both"),
         ("run bert-base --text none.txt --tokenizer t", 2, "The text none.txt does not exist", "the path of a file"),
         (
             "operators resnet18 --text t --tokenizer t",
@@ -65,7 +65,7 @@ def _on_the_cpu(monkeypatch):
             "resnet18 takes no tokens, and so no text",
             "--tokenizer away",
         ),
-        ("estimate bert-base --tokenizer t", 2, "--tokenizer means nothing without --text", "Give both"),
+        ("estimate bert-base --tokenizer t", 2, "--tokenizer needs --text", "Give both"),
         ("run resnet18 --operators Conv2", 2, "There is no operator named 'Conv2'", "Did you mean"),
         ("run resnet18 --operators all,Conv2d", 2, "mixes 'all' with names", "Conv2d,Linear"),
         ("run resnet18 --operators ,", 2, "No operators were named", "Conv2d,Linear"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from farm.errors import SettingsError, UsageError
-from farm.models.texts import FOLDER, KINDS, Specials, corpus, given, token_ids
+from farm.models.texts import FOLDER, KINDS, Specials, corpus, token_ids, user_text
 from tests.own_text import WORDS, tokenizer_json, write_own_text
 
 BERT = Specials((101,), (102,), pad=0, others=(100, 103))
@@ -101,7 +101,7 @@ def own(tmp_path):
 
     def read(batch=2, length=6, vocabulary=100, **more):
         pytest.importorskip("tokenizers")
-        return given.of_a_user(text, folder, vocabulary, batch, length, **more)
+        return user_text.tokenize(text, folder, vocabulary, batch, length, **more)
 
     read.text, read.folder = text, folder
     return read
@@ -157,12 +157,12 @@ def test_a_text_that_is_none_is_refused(own):
     assert "is empty" in refusal(own)
     own.text.write_bytes(b"caf\xe9")
     assert "is not UTF-8: its byte 3" in refusal(own)
-    own.text.write_bytes(b"x" * (given.MOST_TEXT_BYTES + 1))
+    own.text.write_bytes(b"x" * (user_text.MOST_TEXT_BYTES + 1))
     assert "larger than 16 MiB" in refusal(own)
     own.text.unlink()
     assert "does not exist" in refusal(own)
     os.mkfifo(own.text)
-    assert "is no file" in refusal(own)
+    assert "is not a regular file" in refusal(own)
 
 
 def test_a_text_too_short_for_a_row_says_how_long_it_is(own):
@@ -194,7 +194,7 @@ def test_a_tokenizer_of_another_model_is_refused(own):
     ids=["no JSON", "deep", "nothing", "unknown", "expression", "bomb"],
 )
 def test_a_tokenizer_that_is_none_or_hostile_is_refused(own, content, monkeypatch):
-    monkeypatch.setattr(given, "MOST_MEMORY_BYTES", 2**30)
+    monkeypatch.setattr(user_text, "MOST_MEMORY_BYTES", 2**30)
     (own.folder / "tokenizer.json").write_text(content)
     assert str(own.folder) in refusal(own)
 

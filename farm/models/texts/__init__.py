@@ -1,19 +1,19 @@
-"""The ids that a language model reads where nobody gives a text: of a small corpus that ships with the farm. No torch.
+"""The token ids that a language model reads: of a small corpus that ships with the farm, or of a user's text. No torch.
 
-Requirements this file answers:
+Requirements:
 
-- Ids have a text's distribution and not a uniform one, because what was just read lies in a card's cache: few rows of an
-  embedding are read very often, most hardly ever, and new ones come ever more slowly as a text goes on.
-- They are equal on every machine, since a variant's id is made of them. So the corpus is read as the ids that four
-  tokenizers, each of another kind and trained on it, gave once (`benchmarks/text_ids.py`): nothing is trained here, and
-  the library `tokenizers` need not be there.
-- They fit a model's own vocabulary, which is larger than any that a small corpus could train.
+- Ids have the distribution of a text, not a uniform one, because of a card's cache: few rows of an embedding are read very
+  often, most almost never, and new ones appear more and more slowly.
+- Ids are equal on every machine, since a variant's id depends on them. So the corpus is stored as the ids of four tokenizers of
+  different kinds that were trained on it once (`benchmarks/text_ids.py`): nothing is trained here, and the library
+  `tokenizers` is not needed.
+- Ids fit a model's own vocabulary, which is larger than any that a small corpus could train.
 
-So a token is known by its *rank*, by how often it occurs in the corpus. The ranks of tokens that occur at least
-`OFTEN` times are a model's lowest ids that are no special ones, as vocabularies of all kinds are sorted by frequency, or
-nearly so. The ids of the seldom ones are spread over the rest of the vocabulary. A text longer than the corpus begins it
-again, but takes its seldom tokens from a larger choice: it is another text of the same language, some of whose rare words
-are new. The choice grows with the root of the text's length, as the words of a text do (Heaps' law).
+So a token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get a model's
+lowest ids that are not special: vocabularies of all kinds are sorted by frequency, or nearly so. The ids of rare tokens are
+spread over the rest of the vocabulary. A text longer than the corpus starts it again, but takes rare tokens from a larger
+choice, as another text of the same language has some new rare words. The choice grows with the square root of the text's
+length, as the words of a text do (Heaps' law).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDER = Path(__file__).parent
-#: What tokenizers there are: as BERT's; as GPT-2's, RoBERTa's and Llama 3's; as T5's, ALBERT's and XLNet's; as Llama 2's.
+#: The kinds of tokenizers: of BERT; of GPT-2, RoBERTa and Llama 3; of T5, ALBERT and XLNet; of Llama 2.
 KINDS = ("wordpiece", "byte_level", "unigram", "bpe")
-#: Times that a token occurs in the corpus to be a common one, whose id never changes.
-OFTEN = 5
+#: A token that occurs so often in the corpus is common: its id never changes.
+COMMON_FROM = 5
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids of a model that no text gives.
+    """The ids of a model that are not text.
 
-    ``first`` and ``last`` stand around each row (BERT: 101 and 102), ``pad`` fills it up on the side ``padding``;
-    ``others`` occur in no row.
+    ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side ``padding``; ``others`` occur in
+    no row.
     """
 
     first: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Specials:
 
     @property
     def around(self) -> int:
-        """Tokens of each row that are no text."""
+        """The number of tokens in each row that are not text."""
         return len(self.first) + len(self.last)
 
     @property
@@ -67,7 +67,7 @@ class Specials:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The corpus of one kind: a rank for each token, where its paragraphs end, and how many ranks are common."""
+    """The corpus of one kind: the rank of each token, the ends of its paragraphs, the number of ranks and of common ones."""
 
     ranks: np.ndarray
     ends: np.ndarray
@@ -80,12 +80,11 @@ def token_ids(
 ) -> Tokens:
     """``batch`` rows of ``length`` ids below ``vocabulary``, of the farm's own corpus; equal wherever it runs.
 
-    Without ``padded`` every row is full, and each goes on where the one before it ended. With it, rows are as long as the
-    paragraphs of the text come: a row has as many whole paragraphs as fill half of it on average (at least one), is cut
-    where these are more than it holds, and padded where they are less.
+    Without ``padded`` every row is full and continues the one before. With it, a row has as many whole paragraphs as fill half
+    of it on average (at least one), and is cut or padded to the length.
 
     Raises:
-        UsageError: no such kind; a size that is none; a vocabulary or length that leaves no room for a text.
+        UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
     """
     if kind not in KINDS:
         raise UsageError(
@@ -104,10 +103,10 @@ def token_ids(
 
 
 def room_for_text(length: int, around: int) -> int:
-    """Tokens of text in a row.
+    """The number of text tokens in a row.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there is no room for any.
     """
     if length <= around:
         raise UsageError(
@@ -131,11 +130,11 @@ def _corpus(kind: str) -> _Corpus:
 
     with np.load(FOLDER / f"{kind}.npz", allow_pickle=False) as stored:
         ranks, ends, occurrences = (stored[name].astype(np.int64) for name in ("ranks", "ends", "occurrences"))
-    return _Corpus(ranks, ends, len(occurrences), int((occurrences >= OFTEN).sum()))
+    return _Corpus(ranks, ends, len(occurrences), int((occurrences >= COMMON_FROM).sum()))
 
 
 class _Vocabulary:
-    """How a model numbers the corpus' tokens."""
+    """The ids of the corpus' tokens in a model's vocabulary."""
 
     def __init__(self, text: _Corpus, vocabulary: int, specials: Specials) -> None:
         import numpy as np
@@ -150,19 +149,19 @@ class _Vocabulary:
             raise UsageError(
                 f"The special id {outside[0]} is not in a vocabulary of {vocabulary}.", "Give the model's own ids."
             )
-        # Of a vocabulary smaller than the corpus' own, ids stand for several tokens.
+        # In a vocabulary smaller than the corpus' own, one id stands for several tokens.
         self._common, self._rest = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
         self._step = _step(len(self._rest))
 
     def of(self, begin: int, end: int) -> np.ndarray:
-        """The ids of the tokens from place ``begin`` to ``end`` of a text that never ends."""
+        """The ids of the tokens from position ``begin`` to ``end`` of an endless text."""
         import numpy as np
 
         passes, place = np.divmod(np.arange(begin, end), len(self._text.ranks))
         rank = self._text.ranks[place]
         rare = self._text.used - self._text.common
         seldom = rank - self._text.common
-        # In whole numbers alone: a float's last digit is not the same everywhere.
+        # Only whole numbers: the last digit of a float differs between machines.
         choice = np.array(
             [math.isqrt(rare * rare * (number + 1)) for number in range(end // len(self._text.ranks) + 1)]
         )
@@ -172,7 +171,7 @@ class _Vocabulary:
 
 
 def _step(size: int) -> int:
-    """From one seldom id to the next: meets all of ``size`` before one comes twice, and spreads even a few evenly."""
+    """The step from one rare id to the next: visits all of ``size`` before any twice, and spreads even a few evenly."""
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
         step += 1
@@ -180,15 +179,15 @@ def _step(size: int) -> int:
 
 
 def paragraph_rows(ends: np.ndarray, batch: int, room: int) -> list[tuple[int, int]]:
-    """Where each row begins and ends, in tokens of a text that never ends: whole paragraphs, half of a row on average.
+    """The begin and end of each row, in tokens of an endless text: whole paragraphs, half of a row on average.
 
-    ``ends`` says where each paragraph of the text ends.
+    ``ends`` are the ends of the text's paragraphs.
     """
     paragraphs, tokens = len(ends), int(ends[-1])
     together = max(1, round(room * paragraphs / tokens / 2))
 
     def place(number: int) -> int:
-        """Where the ``number``-th paragraph begins."""
+        """The position at which the ``number``-th paragraph begins."""
         passes, within = divmod(number, paragraphs)
         return passes * tokens + (int(ends[within - 1]) if within else 0)
 
@@ -196,5 +195,40 @@ def paragraph_rows(ends: np.ndarray, batch: int, room: int) -> list[tuple[int, i
 
 
 def corpus() -> list[str]:
-    """The paragraphs of the corpus itself, which nothing but the training of its tokenizers reads."""
+    """The paragraphs of the corpus, for the training of its tokenizers."""
     return [part for part in (FOLDER / "corpus.txt").read_text(encoding="utf-8").split("\n\n") if part.strip()]
+
+
+# ------------------------------------------------------------------------------------------------ users' texts
+
+#: The ids of users' texts that this process holds, by their content id. A variant names its ids and does not hold them; whoever
+#: has them (from a new text, the database, or a request to measure) stores them here before a model needs its inputs.
+_held: dict[str, Tokens] = {}
+
+
+def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
+    """Holds the ids of a text in this process, and returns their content id.
+
+    Args:
+        alone: drop all others, in a long-lived process that gets what it needs with each request.
+    """
+    if alone:
+        _held.clear()
+    _held[tokens.id] = tokens
+    return tokens.id
+
+
+def holds_tokens(text: str) -> bool:
+    return text in _held
+
+
+def tokens_of_text(text: str) -> Tokens:
+    """
+    Raises:
+        UsageError: this process does not hold them; another farm does not pass them on, so the text itself is needed.
+    """
+    if text not in _held:
+        raise UsageError(
+            f"The token ids of the text {text} are not at hand.", "Give the text again, with --text and --tokenizer."
+        )
+    return _held[text]

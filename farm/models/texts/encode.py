@@ -1,11 +1,12 @@
-"""A process of its own that turns paragraphs into ids with somebody's `tokenizer.json`: run as a script, imports no farm.
+"""Turns paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that imports no farm.
 
-A tokenizer's file is data, and yet may ask for more time or memory than there is (an expression that never ends, one
-character that becomes a million), or end the process that reads it: so it is this one, and within limits.
+A tokenizer's file is data, but it may need more time or memory than there is (an expression that never ends, one character that
+becomes a million), or crash the process that reads it. So this process reads it, within limits.
 
-Standard input: one JSON object, ``tokenizer`` (the text of the file), ``paragraphs``, ``wanted`` (ids after which no
-further paragraph is read) and ``most_bytes`` (of memory). Standard output: a line of JSON, ``first`` and ``last`` (what the tokenizer puts around a row)
-and ``counts`` (ids of each paragraph read), or ``error``, and then all ids as 32-bit integers.
+Standard input: one JSON object with ``tokenizer`` (the text of the file), ``paragraphs``, ``needed`` (the number of ids after
+which no further paragraph is read) and ``most_bytes`` (of memory). Standard output: a line of JSON with ``first`` and ``last``
+(the ids that the tokenizer puts around a row) and ``counts`` (the ids of each paragraph), or with ``error``; then all ids as
+32-bit integers.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ def _limited(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def _encoded(asked: dict[str, Any]) -> tuple[dict[str, Any], array.array[int]]:
+def _encoded(request: dict[str, Any]) -> tuple[dict[str, Any], array.array[int]]:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(asked["tokenizer"])
+    tokenizer = Tokenizer.from_str(request["tokenizer"])
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids, counts = array.array("i"), []
-    paragraphs = asked["paragraphs"]
+    paragraphs = request["paragraphs"]
     for begin in range(0, len(paragraphs), PARAGRAPHS_AT_A_TIME):
         for encoding in tokenizer.encode_batch(
             paragraphs[begin : begin + PARAGRAPHS_AT_A_TIME], add_special_tokens=False
         ):
             ids.extend(encoding.ids)
             counts.append(len(encoding.ids))
-        if len(ids) >= asked["wanted"]:
+        if len(ids) >= request["needed"]:
             break
     around = tokenizer.encode(paragraphs[0])
     text = [place for place, special in enumerate(around.special_tokens_mask) if not special]
@@ -53,17 +54,17 @@ def _encoded(asked: dict[str, Any]) -> tuple[dict[str, Any], array.array[int]]:
 def main() -> None:
     ids = array.array("i")
     try:
-        asked = json.load(sys.stdin.buffer)
-        _limited(asked["most_bytes"])
-        told, ids = _encoded(asked)
+        request = json.load(sys.stdin.buffer)
+        _limited(request["most_bytes"])
+        answer, ids = _encoded(request)
     except KeyboardInterrupt:
         raise
     except ImportError:
-        told = {"error": "", "absent": True}
-    except BaseException as error:  # a panic of the library is no Exception
+        answer = {"error": "", "absent": True}
+    except BaseException as error:  # a panic of the library is not an Exception
         lines = (str(error).strip() or type(error).__name__).splitlines()
-        told = {"error": lines[0][:200]}
-    sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + ids.tobytes())
+        answer = {"error": lines[0][:200]}
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n" + ids.tobytes())
     sys.stdout.buffer.flush()
 
 

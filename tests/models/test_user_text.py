@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
-from farm.models import catalog
-from farm.models.texts import known
+from farm.models import catalog, texts
 from farm.types.protocol import Variant
 from tests.own_text import WORDS, write_own_text
 
@@ -67,8 +66,8 @@ def test_it_is_taken_apart_as_any_other(own):
 @pytest.mark.parametrize(
     ("model", "leave_out", "problem"),
     [
-        ("bert-base", "tokenizer", "--text means nothing without --tokenizer"),
-        ("bert-base", "text", "--tokenizer means nothing without --text"),
+        ("bert-base", "tokenizer", "--text needs --tokenizer"),
+        ("bert-base", "text", "--tokenizer needs --text"),
         ("resnet18", "", "resnet18 takes no tokens, and so no text"),
         ("wav2vec2-base", "", "takes no tokens"),
         ("bert-base", "", "has 18 tokens, and a row of 128 needs 126"),
@@ -92,6 +91,6 @@ def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
 
 def test_a_process_that_is_given_ids_each_time_keeps_the_last(own):
     first, second = (catalog.variant("bert-base", 2, length=length, **own).text for length in (6, 7))
-    known.know(known.known(second), alone=True)
-    assert known.is_known(second)
-    assert not known.is_known(first)
+    texts.hold_tokens(texts.tokens_of_text(second), alone=True)
+    assert texts.holds_tokens(second)
+    assert not texts.holds_tokens(first)

@@ -1,7 +1,7 @@
-"""A user's own text through a user's own tokenizer, a folder with a `tokenizer.json`.
+"""Tokenizes a user's text with a user's tokenizer, a folder with a `tokenizer.json`.
 
-No code of the folder is run, no other file of it is opened, and nothing is downloaded. The library `tokenizers` (the extra
-`language`) reads the file in a process of its own (`farm.models.texts.encode`).
+No code of the folder is run, none of its other files is opened, and nothing is downloaded. The library `tokenizers` (the extra
+`language`) reads the file in a separate process (`farm.models.texts.encode`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOKENIZER_STEP = "Give the folder of a tokenizer of Hugging Face's tokenizers, 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """The ids of the paragraphs that were read, where each ends, and what the tokenizer puts around a row."""
+    """The ids of the paragraphs, the end of each, and the ids that the tokenizer puts around a row."""
 
     ids: np.ndarray
     ends: np.ndarray
@@ -41,7 +41,7 @@ class _Encoded:
     last: tuple[int, ...]
 
 
-def of_a_user(
+def tokenize(
     text_file: str | Path,
     tokenizer_folder: str | Path,
     vocabulary: int,
@@ -54,13 +54,11 @@ def of_a_user(
 ) -> Tokens:
     """``batch`` rows of ``length`` ids of a text, for a model of ``vocabulary`` entries.
 
-    Rows are cut as those of `farm.models.texts.token_ids`; a text that is too short for all of them begins again. What
-    stands before and after a row is the tokenizer's own, and nothing does where it is to be ``bare``; the model's
-    ``specials`` say how rows are padded.
+    Rows are cut as in `farm.models.texts.token_ids`; a text that is too short for all of them starts again. The tokenizer
+    decides what surrounds a row, unless it is ``bare``; the model's ``specials`` say how rows are padded.
 
     Raises:
-        UsageError: a file is none, too large or not what it should be; the text is too short for one row, or is not for
-            this model. One line says which and why.
+        UsageError: a file is missing, too large or malformed; the text is too short for one row, or does not fit the model.
         SettingsError: the library `tokenizers` is not installed.
     """
     import numpy as np
@@ -101,10 +99,10 @@ def _check_vocabulary(folder: Path, ids: list[int], vocabulary: int) -> None:
 
 
 def _read(path: Path, what: str, most_bytes: int) -> str:
-    """A regular file's text, of at most so many bytes."""
+    """The text of a regular file of at most ``most_bytes``."""
     try:
         if not path.is_file():
-            reason = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+            reason = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
             raise UsageError(f"{what} {path} {reason}.", "Give the path of a file.")
         with path.open("rb") as file:
             data = file.read(most_bytes + 1)
@@ -117,7 +115,7 @@ def _read(path: Path, what: str, most_bytes: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {path} is not UTF-8: its byte {error.start} is none.", "Save it as UTF-8.") from error
+        raise UsageError(f"{what} {path} is not UTF-8: byte {error.start} is invalid.", "Save it as UTF-8.") from error
 
 
 def _text(path: Path) -> str:
@@ -135,41 +133,39 @@ def _tokenizer(folder: Path) -> str:
 
 
 def _paragraphs(text: str, padded: bool) -> list[str]:
-    """The text's parts between empty lines, or its lines if it has none; with what stands between them, unless padded."""
+    """The parts of the text between empty lines, or its lines if there are none; with the separators, unless padded."""
     parts = re.split(r"(?<=\n)(?=[^\n])" if "\n\n" not in text.strip() else r"(?<=\n\n)(?=[^\n])", text)
     return [part.strip("\n") if padded else part for part in parts if part.strip()]
 
 
-def _encode(folder: Path, paragraphs: list[str], wanted: int) -> _Encoded:
+def _encode(folder: Path, paragraphs: list[str], needed: int) -> _Encoded:
     import numpy as np
 
-    asked = {
+    request = {
         "tokenizer": _tokenizer(folder),
         "paragraphs": paragraphs,
-        "wanted": wanted,
+        "needed": needed,
         "most_bytes": MOST_MEMORY_BYTES,
     }
-    told, ids = _in_a_process(asked, folder)
-    if told.get("absent"):
+    answer, ids = _run_encoder(request, folder)
+    if answer.get("absent"):
         raise SettingsError("A text of your own needs the library 'tokenizers', which is not installed.", _INSTALL)
-    if "error" in told:
-        raise UsageError(
-            f"The tokenizer.json in {folder} is not one that can be read: {told['error']}.", _TOKENIZER_STEP
-        )
+    if "error" in answer:
+        raise UsageError(f"The tokenizer.json in {folder} cannot be read: {answer['error']}.", _TOKENIZER_STEP)
     return _Encoded(
         np.frombuffer(ids, dtype=np.int32).astype(np.int64),
-        np.cumsum([count for count in told["counts"] if count], dtype=np.int64),
-        tuple(told["first"]),
-        tuple(told["last"]),
+        np.cumsum([count for count in answer["counts"] if count], dtype=np.int64),
+        tuple(answer["first"]),
+        tuple(answer["last"]),
     )
 
 
-def _in_a_process(asked: dict[str, Any], folder: Path) -> tuple[dict[str, Any], bytes]:
+def _run_encoder(request: dict[str, Any], folder: Path) -> tuple[dict[str, Any], bytes]:
     settings = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     try:
         done = subprocess.run(
-            [sys.executable, "-P", str(_ENCODE)],  # -P: nothing in the script's folder stands in for a module
-            input=json.dumps(asked).encode(),
+            [sys.executable, "-P", str(_ENCODE)],  # -P: no file in the script's folder replaces a module
+            input=json.dumps(request).encode(),
             capture_output=True,
             timeout=MOST_S,
             env={**settings, "TOKENIZERS_PARALLELISM": "false"},
@@ -181,8 +177,8 @@ def _in_a_process(asked: dict[str, Any], folder: Path) -> tuple[dict[str, Any], 
     line, _, ids = done.stdout.partition(b"\n")
     if done.returncode or not line:
         raise UsageError(
-            f"The tokenizer in {folder} ended the process that read it (exit status {done.returncode}), as one does that "
-            "wants more memory than there is.",
+            f"The tokenizer in {folder} ended the process that read it (exit status {done.returncode}), for "
+            "example because it needs more memory than there is.",
             _TOKENIZER_STEP,
         )
     return json.loads(line), ids

@@ -1,0 +1,130 @@
+"""What the sources build their models and example inputs with; needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from farm.types.protocol import Variant
+
+
+class EmptyOnMeta(TorchFunctionMode):
+    """While active, ``torch.empty`` makes meta tensors.
+
+    Modules get their parameters from it. Everything else (stochastic-depth schedules that read values back, index buffers) is
+    computed for real and moved afterwards. ``torch.device("meta")`` as a context fails on 15 of 80 models of torchvision,
+    this on none.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            kwargs = kwargs | {"device": "meta"}
+        elif func is torch.Tensor.normal_ and args[0].is_meta:
+            return args[0]  # fills nothing, but takes torch a millisecond: half of the time to build a model
+        return func(*args, **kwargs)
+
+
+def random_normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> torch.Tensor:
+    """A standard normal tensor, equal for equal seeds; on meta a tensor of that shape."""
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
+
+
+def images(variant: Variant, device: torch.device, seed: int) -> torch.Tensor:
+    """Standard normal images of shape (batch, 3, size, size), in the variant's dtype and memory format."""
+    shape = (variant.batch, 3, variant.input_size, variant.input_size)
+    tensor = random_normal(shape, dtype_of(variant), device, seed)
+    return tensor.contiguous(memory_format=memory_format_of(variant))
+
+
+def dtype_of(variant: Variant) -> torch.dtype:
+    return getattr(torch, variant.dtype)  # one of the choices of a variant
+
+
+def memory_format_of(variant: Variant) -> torch.memory_format:
+    return torch.channels_last if variant.memory_format == "channels_last" else torch.contiguous_format
+
+
+class ByPosition(nn.Module):
+    """A model that takes all arguments by position: ``positional`` ones, then those of ``names``."""
+
+    def __init__(self, model: nn.Module, positional: int, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.positional, self.names = model, positional, names
+
+    def forward(self, *values: Any) -> Any:
+        named = dict(zip(self.names, values[self.positional :], strict=True))
+        return self.model(*values[: self.positional], **named)
+
+
+class Decoding(nn.Module):
+    """A decoder of transformers with a filled static cache, called with the ids of one token per sequence: (batch, 1).
+
+    The cache has room for ``size`` tokens, at least as many as the model has layers, and holds standard normal keys and
+    values. They are buffers: they move with the model, and a recorder sees them.
+
+    A layer of the cache counts its tokens in a tensor of its own, in place. Here all layers share one counter, which one call
+    creates before each pass, and the layers' calls are equal: with each layer the token is one position further, in a model of
+    ``depth`` layers up to the last position; a model that is cut to fewer layers makes the same calls. Otherwise the same
+    operators run; separate counters would need an extra kernel per layer to reset them. A layer with a window copies the number
+    of its last position from the host at each token, which a CUDA graph cannot hold; here it is on the card from the start, as
+    it is after such a model is compiled.
+    """
+
+    def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
+        from transformers import StaticCache
+
+        super().__init__()
+        self.model = model
+        self.cache: Any = StaticCache(config=model.config, max_cache_len=size)
+        self.before = size - max(depth, len(self.cache.layers))
+        heads, width = _heads_and_width(model.config)
+        # On meta, for the shapes alone: this call fills with zeros.
+        self.cache.early_initialization(batch, heads, width, model.dtype, torch.device("meta"))
+        for index, layer in enumerate(self.cache.layers):
+            for name in ("keys", "values"):
+                filled = torch.empty(getattr(layer, name).shape, dtype=model.dtype).normal_()
+                self.register_buffer(f"cached_{name}_{index}", filled, persistent=False)
+        self.register_buffer("last", torch.tensor([-1]), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        counter = torch.full((), self.before, device=ids.device)
+        for index, layer in enumerate(self.cache.layers):
+            layer.keys, layer.values = getattr(self, f"cached_keys_{index}"), getattr(self, f"cached_values_{index}")
+            layer.cumulative_length, layer.device = counter, ids.device
+            if layer.is_sliding:
+                layer.cumulative_length_int = self.before
+        with self._last_position_on_device():
+            return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+
+    @contextlib.contextmanager
+    def _last_position_on_device(self) -> Iterator[None]:
+        original = torch.tensor
+
+        def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            is_last = isinstance(data, list) and data == [-1]
+            return self.get_buffer("last") if is_last else original(data, *args, **kwargs)
+
+        torch.tensor = tensor
+        try:
+            yield
+        finally:
+            torch.tensor = original
+
+
+def _heads_and_width(config: Any) -> tuple[int, int]:
+    """The number of heads of the keys and values that one token adds in one layer, and the features of each."""
+    config = config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1, width
+    return getattr(config, "num_key_value_heads", None) or heads, width
