@@ -1,4 +1,4 @@
-"""``farm operators``: a model taken apart. Measures nothing; needs no broker, database or card."""
+"""``farm operators``: list the operator tuples of a model. Measures nothing; needs no broker, database or card."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def operators(
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import default_dtype, defaults_for
 
-    catalog.find(model)  # before the cards are looked for
+    catalog.find(model)  # before looking for cards
     kind = opening.kind_of_cards() if batch is None else ""
     variant = catalog.variant(
         model,
@@ -42,7 +42,7 @@ def operators(
     elif listed.rows:
         from cli import lists
 
-        suits = f" (the default batch on {_KINDS[kind]})" if kind else ""
-        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{suits}"))
+        default = f" (the default batch on {_KINDS[kind]})" if kind else ""
+        show(lists.operators(listed.to_json()["operators"], f"{catalog.title_of(listed.variant)}{default}"))
     if listed.refusal is not None:
         raise listed.refusal

@@ -16,9 +16,9 @@ from farm.types.protocol import Variant
 class EmptyOnMeta(TorchFunctionMode):
     """While active, ``torch.empty`` makes meta tensors.
 
-    Modules get their parameters from it. Everything else (stochastic-depth schedules that read values back, index buffers) is
-    computed for real and moved afterwards. ``torch.device("meta")`` as a context fails on 15 of 80 models of torchvision,
-    this on none.
+    Modules get their parameters from it. Everything else (stochastic-depth schedules that read values back, index
+    buffers) is computed for real and moved afterwards. ``torch.device("meta")`` as a context fails on 15 of 80 models
+    of torchvision, this on none.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,12 +71,12 @@ class Decoding(nn.Module):
     The cache has room for ``size`` tokens, at least as many as the model has layers, and holds standard normal keys and
     values. They are buffers: they move with the model, and a recorder sees them.
 
-    A layer of the cache counts its tokens in a tensor of its own, in place. Here all layers share one counter, which one call
-    creates before each pass, and the layers' calls are equal: with each layer the token is one position further, in a model of
-    ``depth`` layers up to the last position; a model that is cut to fewer layers makes the same calls. Otherwise the same
-    operators run; separate counters would need an extra kernel per layer to reset them. A layer with a window copies the number
-    of its last position from the host at each token, which a CUDA graph cannot hold; here it is on the card from the start, as
-    it is after such a model is compiled.
+    A layer of the cache counts its tokens in a tensor of its own, in place. Here all layers share one counter, which
+    one call creates before each pass, and the layers' calls are equal: with each layer the token is one position
+    further, in a model of ``depth`` layers up to the last position; a model that is cut to fewer layers makes the same
+    calls. Otherwise the same operators run; separate counters would need an extra kernel per layer to reset them. A
+    layer with a window copies the number of its last position from the host at each token, which a CUDA graph cannot
+    hold; here it is on the card from the start, as it is after such a model is compiled.
     """
 
     def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:

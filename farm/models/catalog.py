@@ -1,8 +1,8 @@
 """The catalog of models: from a name to a module and its example inputs, from any source.
 
-A name may include its source (``timm/mobilevit_s``). Without one it means torchvision's model or the user's own if there is one,
-otherwise the only model of that name. Finding and listing needs neither torch nor the packages of the sources. Nothing is
-downloaded: weights are random, seeded, and equal wherever the same torch builds them.
+A name may include its source (``timm/mobilevit_s``). Without one it means torchvision's model or the user's own if
+there is one, otherwise the only model of that name. Finding and listing needs neither torch nor the packages of the
+sources. Nothing is downloaded: weights are random, seeded, and equal wherever the same torch builds them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(name: str) -> list[str]:
-    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``, ignoring case; a plain name matches itself.
+    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``, ignoring case; a plain name matches
+    itself.
 
     Without a source: torchvision's models and the user's own; if none of these matches, those of the other sources.
 
@@ -138,7 +139,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
             `tokenizer.json`, are the input text: this process then holds its ids (`farm.models.texts.tokens_of_text`).
 
     Raises:
-        UsageError: the model does not take one of them, or has no use for it; see `farm.models.texts.user_text.tokenize`.
+        UsageError: the model does not take one of them, or has no use for it; see
+            `farm.models.texts.user_text.tokenize`.
         UnknownModel, UnsupportedModel: see `find`.
     """
     entry = find(name)
@@ -166,8 +168,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
 def build(
     model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0, real_buffers: bool = False
 ) -> nn.Module:
-    """The module of a variant; a name stands for the model's default variant. On meta it has shapes and no memory, elsewhere
-    random weights, equal for equal seeds.
+    """The module of a variant; a name stands for the model's default variant. On meta it has shapes and no memory,
+    elsewhere random weights, equal for equal seeds.
 
     Args:
         real_buffers: on meta, keep the values of tensors that are not made by ``torch.empty`` (caches, masks).

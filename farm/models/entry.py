@@ -29,8 +29,8 @@ class ModelEntry:
     """A model of the catalog.
 
     Attributes:
-        input_size: the default side of the square input, in pixels; 0: it takes no images. The sizes mean nothing for a user's
-            model that has its own example inputs.
+        input_size: the default side of the square input, in pixels; 0: it takes no images. The sizes mean nothing for a
+            user's model that has its own example inputs.
         smallest_size: the smallest size that it takes.
         fixed_size: it takes the default size only.
         origin: the name of its source.
@@ -191,7 +191,8 @@ def _optimizer(name: str, amp: str) -> str:
         return name
     if "-" in name:
         raise UsageError(
-            f"With --amp float16 {name} waits on the host to learn whether a gradient is infinite, which a CUDA graph cannot hold.",
+            f"With --amp float16 {name} waits on the host to learn whether a gradient is infinite; "
+            "a CUDA graph cannot hold that.",
             f"Give --optimizer {name.partition('-')[0]}-fused, which reads that on the card, or --amp bfloat16.",
         )
     return f"{name}-fused"
@@ -199,7 +200,8 @@ def _optimizer(name: str, amp: str) -> str:
 
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known; benchmarks/model_costs.py makes it."""
+    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known; benchmarks/model_costs.py
+    makes it."""
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 
@@ -219,8 +221,8 @@ class Source(Protocol):
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
         """The module in the variant's dtype, with random weights of torch's generator.
 
-        ``device`` is its destination: a real one, or meta, where ``torch.empty`` makes meta tensors meanwhile. The module may
-        be made elsewhere; the caller moves it.
+        ``device`` is its destination: a real one, or meta, where ``torch.empty`` makes meta tensors meanwhile. The
+        module may be made elsewhere; the caller moves it.
         """
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ The function takes no argument and returns the module, or a pair of the module a
     a dict of values                          keyword arguments
     a pair of a tuple and a dict              positional and keyword arguments
 
-The Python module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only modules that this host's own
-settings name are imported; messages and the database hold the name alone.
+The Python module is installed, on PYTHONPATH, or in the folder of the setting ``models_path``. Only modules that this
+host's own settings name are imported; messages and the database hold the name alone.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
     except (Exception, SystemExit) as error:
         raise SettingsError(
             f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
-            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and check "
-            "that the function takes no argument.",
+            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and "
+            "check that the function takes no argument.",
         ) from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):

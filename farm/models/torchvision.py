@@ -124,8 +124,8 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
 def torchvision_models() -> Any:
     """``torchvision.models``, also if torchvision lacks its compiled operators.
 
-    A torchvision of the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does not exist.
-    Only then this defines the schemas of the two missing operators; no model here calls them.
+    A torchvision of the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does not
+    exist. Only then this defines the schemas of the two missing operators; no model here calls them.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Models of transformers, made from their own configurations with the sizes of well-known checkpoints.
 
-``transformers.json`` lists for each name the class, its configuration and its inputs; nothing is downloaded, and weights are
-random. The kind of a model decides its inputs:
+``transformers.json`` lists for each name the class, its configuration and its inputs; nothing is downloaded, and
+weights are random. The kind of a model decides its inputs:
 
     encoder, pair            tokens, read at once (for CLIP with an image)           phase encode
     decoder                  a prompt, or one token with a cache                     phases prefill, decode
@@ -198,8 +198,8 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
         found = tokens_of_text(variant.text)
         if found.length != variant.length or found.largest >= vocabulary:
             raise UsageError(
-                f"The token ids of the text {variant.text} are not those of {variant}: they are rows of {found.length}, up "
-                f"to {found.largest}.",
+                f"The token ids of the text {variant.text} are not those of {variant}: they are rows of "
+                f"{found.length}, up to {found.largest}.",
                 "Give the text again, with --text and --tokenizer.",
             )
         order = [row % found.batch for row in range(rows)]  # with another batch, the text starts again
@@ -213,9 +213,9 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
 def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
     """A pass that has a mask only if there is padding, also while a CUDA graph is recorded.
 
-    A model of transformers reads its mask to see whether it is needed, and in training its positions, to see whether texts are
-    packed into one row. It cannot read while a graph is recorded: it then keeps the mask, or makes one, and runs another and
-    slower attention than an eager pass. The values that it would read are known here.
+    A model of transformers reads its mask to see whether it is needed, and in training its positions, to see whether
+    texts are packed into one row. It cannot read while a graph is recorded: it then keeps the mask, or makes one, and
+    runs another and slower attention than an eager pass. The values that it would read are known here.
     """
 
     @functools.wraps(forward)

@@ -1,11 +1,11 @@
 """Captures one forward pass: which operator calls it consists of, and a proof that none was missed.
 
-The owner of an aten operator is the leaf module of ``torch.nn`` that runs (the exact class, constructed as its attributes
-say), or the outermost call of a function of PyTorch's public API. `farm.operators.recorder` tells how a pass is watched,
-`farm.operators.profiler` compares a watched pass with an unwatched one.
+The owner of an aten operator is the leaf module of ``torch.nn`` that runs (the exact class, constructed as its
+attributes say), or the outermost call of a function of PyTorch's public API. `farm.operators.recorder` tells how a pass
+is watched, `farm.operators.profiler` compares a watched pass with an unwatched one.
 
-Which operators run depends on the device and the grad mode, so a capture names both. `predict` computes nothing: it runs on
-fake tensors that claim to be on a device; meta tensors would take other paths.
+Which operators run depends on the device and the grad mode, so a capture names both. `predict` computes nothing: it
+runs on fake tensors that claim to be on a device; meta tensors would take other paths.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from farm.operators.fake_pass import RepeatedCalls, fake_pass, repeatable
 from farm.operators.recorder import Around, Recorder, WatchedFunctions, WatchedOperators, replaced
 from farm.types.tuple import canonical_stride
 
-#: Called with a call's module path, its operator, its activations (each with whether the call wrote to it), and in the same
-#: way the buffers and parameters that it was passed as arguments (caches, for example), without a leaf module's own.
+#: Called with a call's module path, its operator, its activations (each with whether the call wrote to it), and in the
+#: same way the buffers and parameters that it was passed as arguments (caches, for example), without a leaf module's
+#: own.
 Watch = Callable[[str, str, list[tuple[torch.Tensor, bool]], list[tuple[torch.Tensor, bool]]], None]
 
 UNDER_AUTOCAST = "it runs under autocast, which a tuple does not hold"
@@ -79,9 +80,9 @@ def predict(
 ) -> Capture:
     """The capture of a pass that computes nothing: it runs on fake tensors, and does not repeat equal calls.
 
-    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors open a CUDA context, so
-    they are used only if this process already has one; otherwise the capture is the CPU's, and ``Capture.device_type`` says so.
-    ``watch`` gets the model's own tensors, and fake ones for all others.
+    ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors open a CUDA
+    context, so they are used only if this process already has one; otherwise the capture is the CPU's, and
+    ``Capture.device_type`` says so. ``watch`` gets the model's own tensors, and fake ones for all others.
 
     Raises:
         CaptureError: see `capture`.
@@ -106,8 +107,8 @@ def run_with_owners(
 ) -> None:
     """Runs one pass with ``around(number)`` entered around every call that takes the owner slot, in order.
 
-    Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass. The
-    numbers are positions in `Capture.slots` of a capture of the same pass.
+    Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass.
+    The numbers are positions in `Capture.slots` of a capture of the same pass.
     """
     recorder = ForwardRecorder(model, device_type, around=around)
     with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled), WatchedFunctions(recorder):
@@ -207,7 +208,7 @@ class ForwardRecorder(Recorder):
         with self.watching_modules(), replaced(scripted, "__call__", inlined):
             yield
 
-    # ------------------------------------------------------------------------------------------------ who owns the slot
+    # ------------------------------------------------------------------------------------------------ owners
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.open_calls or threading.get_ident() != self.thread:
@@ -305,12 +306,13 @@ class ForwardRecorder(Recorder):
             call.values_read.append((args[0], out))
         call.written.update(map(storage_key, written_tensors(func, args, kwargs)))
 
-    # ------------------------------------------------------------------------------------------------ what becomes a call
+    # ------------------------------------------------------------------------------------------------ calls
 
     def _split_off_reads(self, call: _OpenCall, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Replaces tensors that are passed instead of numbers (``x[:length]``) by their values.
 
-        The read of such a value becomes a call of its own: output sizes depend on it, and a tuple holds no tensor values.
+        The read of such a value becomes a call of its own: output sizes depend on it, and a tuple holds no tensor
+        values.
         """
         values = {id(tensor): value for tensor, value in call.values_read}
         args, in_args = _with_values(args, values)

@@ -1,8 +1,9 @@
 """What a capture consists of: operator calls, operator tuples and tensors of one forward pass or one training step.
 
-This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are leaf modules and public
-functions. `farm.training.capture` captures training steps: their calls are aten operators, and each belongs to exactly one
-part (the forward of an owner, its backward, its recomputation, gradient accumulation, the loss or the optimizer).
+This is plain data, without torch. `farm.operators.capture` captures forward passes: their calls are leaf modules and
+public functions. `farm.training.capture` captures training steps: their calls are aten operators, and each belongs to
+exactly one part (the forward of an owner, its backward, its recomputation, gradient accumulation, the loss or the
+optimizer).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def role_in_tuple(role: str) -> str:
 
 @dataclass(frozen=True)
 class Owner:
-    """The call of a leaf module or a function in the forward or the loss. ``what`` is its class or function ('Conv2d')."""
+    """The call of a leaf module or a function in the forward or the loss. ``what`` is its class or function
+    ('Conv2d')."""
 
     index: int
     path: str
@@ -44,8 +46,8 @@ class Owner:
 class CapturedCall:
     """One operator call. ``reads`` and ``writes`` are numbers of `Capture.tensors`.
 
-    The last four fields are empty in a forward pass. In a training step, ``owner`` is `Owner.what` of the call's owner and
-    ``owner_index`` its index; gradient accumulation and the optimizer have no owner.
+    The last four fields are empty in a forward pass. In a training step, ``owner`` is `Owner.what` of the call's owner
+    and ``owner_index`` its index; gradient accumulation and the optimizer have no owner.
     """
 
     index: int
@@ -66,8 +68,8 @@ class CapturedTensor:
     Attributes:
         shape, dtype: of the first tensor that was seen in this storage.
         born: the index of the call that made it; -1 if no call did.
-        released: the index of the last call during which it was held; None if it outlives the step. Forward captures do not
-            record it.
+        released: the index of the last call during which it was held; None if it outlives the step. Forward captures do
+            not record it.
         uses: the indices of the calls that read or wrote it, in order.
     """
 
@@ -138,7 +140,8 @@ class Capture:
         return self.held_bytes(self.tensors)
 
     def held_bytes(self, tensors: Iterable[CapturedTensor], *, rounded_to: int = 1) -> tuple[int, ...]:
-        """Bytes of ``tensors`` that are held during each call; each size is rounded up to a multiple of ``rounded_to``."""
+        """Bytes of ``tensors`` that are held during each call; each size is rounded up to a multiple of
+        ``rounded_to``."""
         changes = [0] * (len(self.calls) + 1)
         for tensor in tensors:
             size_bytes = -(-tensor.size_bytes // rounded_to) * rounded_to

@@ -1,8 +1,8 @@
-"""What an operator tuple costs on paper: FLOPs as PyTorch counts them, and the bytes it must move.
+"""The cost of an operator tuple on paper: FLOPs as PyTorch counts them, and the bytes it must move.
 
-Counted on meta tensors, always: the same attention is 22, 34 or 35 GFLOP for PyTorch's counter depending on the
-device and the grad mode, as the fused operators of the fast path hide their parts from it. On meta no fused path is
-taken, for a tuple as for a whole model, so that the sum over the tuples equals the count over the model.
+It is always counted on meta tensors: PyTorch's counter gives 22, 34 or 35 GFLOP for the same attention, depending on
+device and grad mode, because the fused operators of the fast path hide their parts. On meta neither a tuple nor a whole
+model takes a fused path, so the sum over the tuples equals the count for the model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
 class Cost:
     """The cost of one call.
 
-    ``flops`` counts 2 per multiply-add and, as PyTorch's counter does, only matrix products, convolutions and
-    attention. ``bytes`` is what must be read and written at least once: inputs, parameters and outputs, each distinct
-    element once (an expanded tensor by what it holds), what is written in place twice; of a tensor of which only a part is
-    touched (a row of a cache, the rows of a table), that part.
+    ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
+    ``bytes`` must be read or written at least: inputs, parameters and outputs, each distinct element once (an expanded
+    tensor by its memory), tensors that are written in place twice; if an operator touches only a part of a tensor (a
+    row of a cache, some rows of a table), that part.
     """
 
     flops: int
@@ -47,6 +47,7 @@ def cost(spec: OperatorTuple) -> Cost:
 
     Raises:
         TupleRejected: it cannot be built.
+        NotImplementedError: the size of its output depends on values.
     """
     built = rebuild(spec, "meta")
     with torch.no_grad(), flop_counter() as counter:
@@ -58,7 +59,14 @@ def cost(spec: OperatorTuple) -> Cost:
 def cost_of_run(
     spec: OperatorTuple, flops: int, tensors: Iterable[torch.Tensor], out: Any, written: Collection[int]
 ) -> Cost:
-    """The cost of a call that has been run: what it counted, was given (``tensors``) and gave, and which it wrote."""
+    """The cost of a call that has run.
+
+    Args:
+        flops: as counted.
+        tensors: its inputs, in the order of ``spec.tensors``.
+        out: its output.
+        written: the indices of the tensors that it wrote.
+    """
     inputs = {storage_key(tensor) for tensor in tensors}
     outputs = {id(tensor): tensor for tensor in tensors_in(out)}
     produced: dict[int, int] = {}
@@ -73,46 +81,70 @@ def cost_of_run(
     if spec.kind == "aten":
         for storage in {tensor.storage for tensor in spec.tensors} - _storages_read(spec):
             read.pop(storage, None)
-    if part is not None and _name(spec) in _PLACING_ANEW:  # what was there before is not read
+    if part is not None and _name(spec) in _PLACING_ANEW:  # the old content is not read
         read.pop(spec.tensors[part[0]].storage, None)
     return Cost(flops, sum(read.values()) + sum(produced.values()) + written_bytes)
 
 
-# Take a part of their first tensor, as much as they return; place what their last tensor holds in a part of their first.
+#: Operators that take a part of their first tensor, as much as they return.
 _TAKING = frozenset(
-    {"gather", "index_select", "take", "take_along_dim", "select_copy", "slice_copy", "__getitem__", "masked_select"}
-    | {"index", "_unsafe_index"}
+    [
+        "gather",
+        "index_select",
+        "take",
+        "take_along_dim",
+        "select_copy",
+        "slice_copy",
+        "__getitem__",
+        "masked_select",
+        "index",
+        "_unsafe_index",
+    ]
 )
-_PLACING_ANEW = frozenset({"index_copy_", "scatter_", "index_put_", "put_", "__setitem__", "index_fill_"})
-#: Of aten operators: the arguments of which only the shape is read, or that are only written.
-_NOT_READ: dict[str, frozenset[str]] = {
-    **{f"{name}_like": frozenset({"self"}) for name in ("full", "ones", "zeros", "rand", "randn")},
-    **{f"new_{name}": frozenset({"self"}) for name in ("empty", "full", "ones", "zeros")},
-    **{
-        f"{name}_": frozenset({"self"})
-        for name in ("bernoulli", "copy", "exponential", "fill", "normal", "uniform", "zero")
-    },
-    **{f"{name}_": frozenset({"self"}) for name in ("_foreach_copy", "_foreach_zero")},
-    **{
-        f"{name}_backward": frozenset({"self"})
-        for name in ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "avg_pool2d")
-    },
-    **{
-        f"{name}_backward": frozenset({"self"})
-        for name in ("avg_pool3d", "adaptive_max_pool2d", "nll_loss", "nll_loss2d")
-    },
-    **{f"max_pool{rank}_with_indices_backward": frozenset({"self"}) for rank in ("2d", "3d")},
-}
-_PLACING = _PLACING_ANEW | {"index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"}
+#: Operators that write their last tensor to a part of their first one; the second set also reads what was there.
+_PLACING_ANEW = frozenset(["index_copy_", "scatter_", "index_put_", "put_", "__setitem__", "index_fill_"])
+_PLACING = _PLACING_ANEW | set(["index_add_", "scatter_add_", "scatter_reduce_", "index_reduce_"])
+#: Aten operators that read only the shape of their argument `self`, or only write it.
+_SELF_NOT_READ = frozenset(
+    [
+        "full_like",
+        "ones_like",
+        "zeros_like",
+        "rand_like",
+        "randn_like",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "bernoulli_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "normal_",
+        "uniform_",
+        "zero_",
+        "_foreach_copy_",
+        "_foreach_zero_",
+        "_adaptive_avg_pool2d_backward",
+        "_adaptive_avg_pool3d_backward",
+        "avg_pool2d_backward",
+        "avg_pool3d_backward",
+        "adaptive_max_pool2d_backward",
+        "nll_loss_backward",
+        "nll_loss2d_backward",
+        "max_pool2d_with_indices_backward",
+        "max_pool3d_with_indices_backward",
+    ]
+)
 
 
 def _storages_read(spec: OperatorTuple) -> set[int]:
     """The storages that an aten operator reads."""
-    unread = _NOT_READ.get(spec.short_name, frozenset())
+    unread = {"self"} if spec.short_name in _SELF_NOT_READ else set()
     return {
         tensor.storage
-        for tensor, its in zip(spec.tensors, tensor_arguments(spec), strict=True)
-        if any(argument not in unread for argument, _ in its)
+        for tensor, arguments in zip(spec.tensors, tensor_arguments(spec), strict=True)
+        if any(name not in unread for name, _ in arguments)
     }
 
 
@@ -121,10 +153,10 @@ def _name(spec: OperatorTuple) -> str:
 
 
 def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
-    """The tensor that an operator touches a part of, and the bytes of that part; None where it touches all.
+    """The index of the tensor of which an operator touches a part, and the bytes of that part; None if it touches all.
 
-    An embedding is as much of its weight as rows are asked for, at most all of it. Where a boolean mask says which part, that is not
-    known, and it counts as all.
+    An embedding touches as many rows of its weight as there are indices, at most all. The part behind a boolean mask is
+    not known and counts as all.
     """
     name = _name(spec)
     first = next((index for tree in spec.arguments for index in tensor_references(tree)), None)
@@ -140,14 +172,14 @@ def _part(spec: OperatorTuple, produced_bytes: int) -> tuple[int, int] | None:
         given = [tensor for tensor in spec.tensors if tensor is not target and tensor.dtype == target.dtype]
         region = _region(spec, target) if name == "__setitem__" else None
         if region is None and not given:
-            return None  # a number, in places that are not known
+            return None  # a number, written to unknown places
         placed = region if region is not None else max(tensor.numel for tensor in given)
         return first, min(placed * target.itemsize_bytes, target.distinct_bytes)
     return None
 
 
 def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
-    """How many elements an index means; None where tensors in it say which."""
+    """How many elements an index selects; None if tensors in it decide."""
     index = spec.arguments[1]
     if any(True for _ in tensor_references(index)):
         return None
@@ -158,9 +190,10 @@ def _region(spec: OperatorTuple, target: TensorSpec) -> int | None:
 def model_flops(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, computed: bool = False
 ) -> int:
-    """PyTorch's own count over a whole model, to hold the sum of the tuples against.
+    """PyTorch's own count for a whole model, to compare the sum of the tuples with.
 
-    Computes nothing, unless it is told to: then the model is run as it is.
+    Args:
+        computed: run the model as it is; otherwise nothing is computed.
 
     Raises:
         CaptureError: the model raised.
@@ -171,13 +204,13 @@ def model_flops(
             with _no_fused_path():
                 return _counted(model, args, named)
         if all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())) and not holds_other_tensors(model):
-            with contextlib.suppress(Exception, SystemExit):  # it reads values, say, that there are none of
+            with contextlib.suppress(Exception, SystemExit):  # for example it reads values, which do not exist here
                 return _counted(model, _on_meta(args), {name: _on_meta(value) for name, value in named.items()})
-        with fake_pass(model, args, kwargs, "cpu") as (_, stand_ins, named), _no_fused_path():
-            # Stand-ins: the counter hooks what a module is given that asks for gradients.
+        with fake_pass(model, args, kwargs, "cpu") as (_, fake_args, fake_kwargs), _no_fused_path():
+            # Fake parameters: the counter adds hooks to inputs that require gradients.
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
-            return _counted(model, stand_ins, named)
+            return _counted(model, fake_args, fake_kwargs)
     except (Exception, SystemExit) as error:
         raise CaptureError(
             f"The model raised on its example input: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
@@ -186,7 +219,11 @@ def model_flops(
 
 
 def _on_meta(tree: Any) -> Any:
-    """Raises TypeError for what may hold tensors otherwise than in a list, a tuple or a dictionary."""
+    """The tree with its tensors on meta.
+
+    Raises:
+        TypeError: an object other than a list, a tuple or a dictionary may hold tensors.
+    """
     if isinstance(tree, torch.Tensor):
         return tree.to("meta")
     if type(tree) in (list, tuple):
@@ -199,12 +236,12 @@ def _on_meta(tree: Any) -> Any:
 
 
 def flop_counter() -> FlopCounterMode:
-    """PyTorch's, with what it lacks."""
+    """PyTorch's counter, with the operators that it lacks."""
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_mm_flops, **_ATTENTION})
 
 
 def _grouped_mm_flops(rows: Any, experts: Any, *_: Any, **__: Any) -> int:
-    """Of rows (m, k), each with one of the matrices (groups, k, n)."""
+    """FLOPs of the product of rows (m, k), each with one of the matrices (groups, k, n)."""
     return 2 * math.prod(rows) * int(experts[-1])
 
 
@@ -218,7 +255,7 @@ def _attention_backward(
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
-#: The CPU's, which PyTorch's counter does not know.
+#: The CPU's attention, which PyTorch's counter does not know.
 _ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
@@ -233,7 +270,7 @@ def _counted(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @contextlib.contextmanager
 def _no_fused_path() -> Iterator[None]:
-    """Takes the paths that meta tensors take."""
+    """While active, the model takes the paths that meta tensors take."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -244,7 +281,8 @@ def _no_fused_path() -> Iterator[None]:
 
 
 def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) -> dict[int, int]:
-    """Bytes that the inputs touch, per storage; tensors that overlap count once, as far as their extent tells."""
+    """Bytes of the inputs that are touched, per storage; overlapping tensors count once, as far as their extents
+    tell."""
     touched: dict[int, int] = {}
     begin: dict[int, int] = {}
     end: dict[int, int] = {}
@@ -259,7 +297,7 @@ def _storage_bytes_touched(spec: OperatorTuple, part: tuple[int, int] | None) ->
 
 def _touched(spec: OperatorTuple, index: int) -> int:
     tensor = spec.tensors[index]
-    if "num_embeddings" in spec.parameters and tensor.name == "weight":  # only the rows that are asked for
+    if "num_embeddings" in spec.parameters and tensor.name == "weight":  # only the rows of the indices
         rows = sum(other.numel for other in spec.activations)
         return min(rows, tensor.shape[0]) * int(plain(spec.parameters["embedding_dim"])) * tensor.itemsize_bytes
     return tensor.distinct_bytes

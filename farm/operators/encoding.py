@@ -1,8 +1,9 @@
 """Converts the arguments of a call, and the constructor arguments of a leaf module, to a tuple's JSON trees and back.
 
-A module of ``torch.nn`` counts as a leaf only if its description rebuilds it: `describe_leaf` constructs the module again on
-meta and compares. A module that does not come out equal (hooks, a replaced ``forward``, an attribute changed after
-construction, tied weights inside) is not a leaf: the capture descends into it and finds the functions that it calls.
+A module of ``torch.nn`` counts as a leaf only if its description rebuilds it: `describe_leaf` constructs the module
+again on meta and compares. A module that does not come out equal (hooks, a replaced ``forward``, an attribute changed
+after construction, tied weights inside) is not a leaf: the capture descends into it and finds the functions that it
+calls.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ Layout = tuple[str, str, tuple[int, ...], str, tuple[int, ...], int, int]
 
 @dataclass(frozen=True, eq=False)
 class DescribedCall:
-    """The arguments of one call as a tuple. ``tensors`` and ``storages`` (addresses) are in the order of ``spec.tensors``.
+    """The arguments of one call as a tuple. ``tensors`` and ``storages`` (addresses) are in the order of
+    ``spec.tensors``.
 
     ``key`` holds the same information as the tuple, with unchanged strides; it is cheaper to make and to compare.
     """
@@ -264,7 +266,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _IGNORED_ATTRIBUTES = {"training", "_flat_weights", "_flat_weight_refs", "_modules", "_parameters", "_buffers"}
 # Old names of arguments; the module keeps the value under the new name.
 _SUPERSEDED = frozenset({"size_average", "reduce", "min_value", "max_value"})
-# torch 2.13 gave these a `bias`. If it follows `affine`, as before, it is left out: a tuple is the same in all versions.
+# torch 2.13 gave these a `bias`. If it follows `affine`, as before, it is left out: a tuple is the same in all
+# versions.
 _AFFINE = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _MOST_LAYERS = 256  # each is built in Python
 _RNN_ARGUMENTS = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")

@@ -2,15 +2,17 @@
 
 Requirements:
 
-- A model checks whether its mask hides anything, or where its cache ends, and branches on the answer. Such values come from
-  token ids, masks and positions: integers that the model was given, and what is computed from those and from numbers alone.
-  These stay real tensors and are computed; every result that a weight or an activation goes into is fake.
-- The real tensors are plain tensors, not fake ones with a value attached: transformers takes a fake mask as a sign of tracing,
-  and then runs other code than a normal pass.
-- The values of a storage are known or unknown. After something fake was written to it, everything computed from it is fake,
-  and reading a value fails, as it does for every fake tensor.
-- Three calls of four in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python. A
-  fake pass knows only the layouts of its tensors, so a second call with the same layouts does the same and is not run again.
+- A model checks whether its mask hides anything, or where its cache ends, and branches on the answer. Such values come
+  from token ids, masks and positions: integers that the model was given, and what is computed from those and from
+  numbers alone. These stay real tensors and are computed; every result that a weight or an activation goes into is
+  fake.
+- The real tensors are plain tensors, not fake ones with a value attached: transformers takes a fake mask as a sign of
+  tracing, and then runs other code than a normal pass.
+- The values of a storage are known or unknown. After something fake was written to it, everything computed from it is
+  fake, and reading a value fails, as it does for every fake tensor.
+- Three calls of four in a model repeat an earlier one, and a call on fake tensors takes up to a millisecond of Python.
+  A fake pass knows only the layouts of its tensors, so a second call with the same layouts does the same and is not run
+  again.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ _INDEXING = frozenset(
 def fake_pass(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device_type: str
 ) -> Iterator[tuple[FakeTensors, tuple[Any, ...], dict[str, Any]]]:
-    """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and ``kwargs``."""
+    """While active, ``model`` holds fake tensors on ``device_type``; yields these and the fake ``args`` and
+    ``kwargs``."""
     mode = FakeTensorMode()
     fakes = FakeTensors(mode, device_type)
     log = logging.getLogger(
@@ -71,8 +74,8 @@ def fake_pass(
 
 
 class FakeTensors:
-    """Replaces a model's own tensors, keeping identity and strides: integers with values by small real copies, others by
-    fake tensors."""
+    """Replaces a model's own tensors, keeping identity and strides: integers with values by small real copies, others
+    by fake tensors."""
 
     def __init__(self, mode: FakeTensorMode, device_type: str) -> None:
         self.mode, self.device = mode, torch.device(device_type)
@@ -81,7 +84,8 @@ class FakeTensors:
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def tensor(self, tensor: torch.Tensor, *, fake: bool = False) -> torch.Tensor:
-        """The replacement of a tensor, always the same one; with ``fake`` a fake one even if the values could be kept."""
+        """The replacement of a tensor, always the same one; with ``fake`` a fake one even if the values could be
+        kept."""
         if id(tensor) not in self._replacements:
             is_parameter = isinstance(tensor, nn.Parameter)
             replacement: torch.Tensor
@@ -110,8 +114,8 @@ class FakeTensors:
     ) -> FakeTensor:
         """A fake tensor with a storage of its own.
 
-        It is made from a meta tensor, as the mode itself does, but below the dispatcher: that takes a tenth of the time, and a
-        model has thousands of tensors.
+        It is made from a meta tensor, as the mode itself does, but below the dispatcher: that takes a tenth of the
+        time, and a model has thousands of tensors.
         """
         with torch._C._DisableTorchDispatch():
             meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta", requires_grad=requires_grad)
@@ -216,8 +220,8 @@ def _holds_tensors(value: Any, visited: dict[int, bool]) -> bool:
 
 
 class _RealIntegers(TorchDispatchMode):
-    """Above a `FakeTensorMode`: computes operators whose inputs are all real if no result is large; leaves all others to
-    that mode."""
+    """Above a `FakeTensorMode`: computes operators whose inputs are all real if no result is large; leaves all others
+    to that mode."""
 
     def __init__(self, fakes: FakeTensors) -> None:
         super().__init__()
@@ -299,8 +303,8 @@ _NewTensor = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 class _Effect:
     """What a call did: its aten operators that cost anything, what it wrote, and its one output.
 
-    ``written`` are positions among the call's tensors. So is ``output`` if the call returned one of them; otherwise it is a new
-    tensor.
+    ``written`` are positions among the call's tensors. So is ``output`` if the call returned one of them; otherwise it
+    is a new tensor.
     """
 
     operators: tuple[str, ...]
@@ -323,7 +327,8 @@ class RepeatedCalls:
         self.functions: set[str] = set()
 
     def repeat(self, call: DescribedCall) -> tuple[tuple[str, ...], set[int], torch.Tensor] | None:
-        """Operators, written storages and output of an equal earlier call, for this call's tensors; None if it must run."""
+        """Operators, written storages and output of an equal earlier call, for this call's tensors; None if it must
+        run."""
         effect = None if _has_real_tensors(call) else self.effects.get(_key(call))
         if effect is None:
             return None

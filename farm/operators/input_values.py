@@ -4,14 +4,16 @@ Requirements:
 
 - Activations are standard normal, weights scaled as in trained layers, variances positive, indices in range: no NaN, no
   infinity, nothing that a model would not see. Sweeps may ask for a share of zeros.
-- An operator that writes its input is run millions of times on one buffer. The buffer therefore holds a fixed point of the
-  operation, with random mantissas: an addend below half a unit in the last place of the sum, factors of plus and minus one,
-  the range in which an activation function is the identity. Only zero is a fixed point of multiplication by other factors.
-- Aten operators run below the argument checks of PyTorch's public functions: an index outside the input of a pool's backward
-  ends the process, a row outside the table of an embedding's backward overwrites memory. So an integer tensor needs a rule
-  that names its argument; without one the tuple is refused.
-- Arguments of aten operators that are variances, inverse deviations or second moments are positive, a log-sum-exp is above the
-  scores, a step count is a count: the result is finite, and kernels take the branches that they take in a training step.
+- An operator that writes its input is run millions of times on one buffer. The buffer therefore holds a fixed point of
+  the operation, with random mantissas: an addend below half a unit in the last place of the sum, factors of plus and
+  minus one, the range in which an activation function is the identity. Only zero is a fixed point of multiplication by
+  other factors.
+- Aten operators run below the argument checks of PyTorch's public functions: an index outside the input of a pool's
+  backward ends the process, a row outside the table of an embedding's backward overwrites memory. So an integer tensor
+  needs a rule that names its argument; without one the tuple is refused.
+- Arguments of aten operators that are variances, inverse deviations or second moments are positive, a log-sum-exp is
+  above the scores, a step count is a count: the result is finite, and kernels take the branches that they take in a
+  training step.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Fill:
 
 
 def settled(activation: str) -> Fill | None:
-    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if it settles from any values."""
+    """Values that an in-place activation function (`silu`, `LeakyReLU`) leaves unchanged; None if it settles from any
+    values."""
     function = activation.rstrip("_").replace("_", "").lower()
     if function in _IDENTITY_IF_LARGE:
         return Fill("positive", shift=_LARGE)
@@ -144,7 +147,8 @@ def impose(
 
 
 def channel_dimension(tensor: torch.Tensor) -> int | None:
-    """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens, features); otherwise None."""
+    """The channel dimension of an activation: 1 for (batch, channels, ...), 2 for (batch, tokens, features); otherwise
+    None."""
     if tensor.dim() in (2, 4, 5):
         return 1
     return 2 if tensor.dim() == 3 else None
@@ -206,7 +210,8 @@ def values_for(spec: OperatorTuple, index: int, written: frozenset[int]) -> Fill
 
 
 def may_be_zero(spec: OperatorTuple, index: int, written: frozenset[int]) -> bool:
-    """Whether the result stays finite if tensor ``index`` holds zeros: not if it is a divisor, or the input of a logarithm."""
+    """Whether the result stays finite if tensor ``index`` holds zeros: not if it is a divisor, or the input of a
+    logarithm."""
     if spec.kind == "aten":
         return aten_fills(spec)[index].form == "normal"
     name = spec.operator.rsplit(".", 1)[-1]

@@ -1,10 +1,10 @@
 """The values in the tensors of a model that runs: mean, spread, zeros and signs of each activation, call by call.
 
-For buffers and parameters that a call is passed as arguments (caches above all): the share of zeros, the part that is used, and
-whether they hold one value, if they differ from the random weights that a tuple is measured with.
+For buffers and parameters that a call is passed as arguments (caches above all): the share of zeros, the part that is
+used, and whether they hold one value, if they differ from the random weights that a tuple is measured with.
 
-One pass of the model runs on the CPU, with the same seeded weights as on the card and two samples of its input. Only cheap
-passes run: a very large model is not run at submit time, and its calls are measured with standard normal values.
+One pass of the model runs on the CPU, with the same seeded weights as on the card and two samples of its input. Only
+cheap passes run: a very large model is not run at submit time, and its calls are measured with standard normal values.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_FLOPS = 400e9  # of the pass: a few seconds on a few cores
 SAMPLE = 250_000  # values examined per tensor
 HELD_SHARE = 1 / 8  # of the bytes of a call's tensors: smaller buffers are not examined
 
-#: For one call: per activation {"mean", "spread", "zeros", "least", "channels"}, or None if unknown; then, unless all are like
-#: random weights, per buffer or parameter that it was passed the entry of `describe_held`.
+#: For one call: per activation {"mean", "spread", "zeros", "least", "channels"}, or None if unknown; then, unless all
+#: are like random weights, per buffer or parameter that it was passed the entry of `describe_held`.
 CallValues = list[dict[str, float] | None]
 #: (module path, operator) -> the values of each call there, in order.
 ObservedValues = dict[tuple[str, str], list[CallValues]]
@@ -106,8 +106,8 @@ def _held_entries(activations: _Tensors, held: _Tensors) -> CallValues:
 
 
 def describe_held(tensor: torch.Tensor) -> dict[str, float]:
-    """Values of a buffer or a parameter: `zeros`, `same` (it holds one value), and `used` of `used_dimension` if all values are
-    in a first part along that dimension; {} for integers and empty tensors."""
+    """Values of a buffer or a parameter: `zeros`, `same` (it holds one value), and `used` of `used_dimension` if all
+    values are in a first part along that dimension; {} for integers and empty tensors."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return {}
     values = _sample(tensor)
@@ -125,7 +125,8 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _used(tensor: torch.Tensor) -> dict[str, float]:
-    """The used part of a dimension other than the first (the samples): all values after it are zero, most before are not."""
+    """The used part of a dimension other than the first (the samples): all values after it are zero, most before are
+    not."""
     there = tensor[:1] != 0
     for dimension in range(1, tensor.dim()):
         positions = there.any(tuple(index for index in range(tensor.dim()) if index != dimension)).nonzero()
@@ -148,7 +149,8 @@ def _between_channels(tensor: torch.Tensor, spread: float) -> float:
 
 
 def describe_values(tensor: torch.Tensor) -> dict[str, float] | None:
-    """The input of `farm.types.value_profiles.class_of`; None for integers, empty tensors and values that are not finite."""
+    """The input of `farm.types.value_profiles.class_of`; None for integers, empty tensors and values that are not
+    finite."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return None
     values = _sample(tensor)

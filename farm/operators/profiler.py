@@ -154,8 +154,8 @@ def verify_on_device(
     All passes run after one warm-up pass, so that one-time work of cuDNN and cuBLAS is not counted.
 
     Args:
-        record: how the measured run is made, if it is not a plain pass. The capture then holds the operators that are called
-            while it is made, the counters what runs when it is launched; an eager pass is compared with it.
+        record: how the measured run is made, if it is not a plain pass. The capture then holds the operators that are
+            called while it is made, the counters what runs when it is launched; an eager pass is compared with it.
     """
     device = torch.device(device)
     ForwardRecorder(

@@ -1,7 +1,7 @@
-"""From a tuple's JSON to a callable with its tensors on a device: the same operators as in the model.
+"""Rebuilds an operator from its tuple: a callable with its tensors, which runs the same operators as in the model.
 
-The operator comes from `ALLOWED_OPERATORS`, a map made beforehand, or from the list in `farm.operators.aten`; nothing is imported, evaluated or looked up as an
-attribute because a tuple says so. Strides, shared storages, offsets and argument identity are those of the original
+The operator comes from the allow-list (`farm.operators.allow_list`); nothing is imported, evaluated or looked up as an
+attribute because a tuple names it. Strides, shared storages, offsets and argument identity are those of the original
 call, since they decide which kernels run.
 """
 
@@ -23,20 +23,18 @@ from farm.operators.input_values import aten_fills, fill, values_for
 from farm.types.label import label_of
 from farm.types.tuple import OperatorTuple, TensorSpec
 
-__all__ = ["ALLOWED_OPERATORS", "Rebuilt", "rebuild", "written_inputs"]
-
 #: More than any card holds.
 MOST_BYTES = 2**40
 
 
 class Rebuilt:
-    """An operator ready to run, as often as one likes.
+    """An operator that is ready to run, any number of times.
 
     Attributes:
         spec: what it was built from.
         tensors: one per entry of ``spec.tensors``.
-        in_place: whether it writes one of its inputs. Its data is then chosen so that it stays as it is over
-            millions of runs (see `farm.operators.values`).
+        in_place: whether it writes one of its inputs. Its values then stay the same over millions of runs (see
+            `farm.operators.input_values`).
     """
 
     def __init__(
@@ -48,7 +46,8 @@ class Rebuilt:
     ) -> None:
         """
         Args:
-            elsewhere: storages by their number that are not in the device's own memory, and what copies them there.
+            elsewhere: by number, the storages that are not in the device's own memory, with the function that copies
+                there.
         """
         self.spec = spec
         self.device = device
@@ -56,10 +55,11 @@ class Rebuilt:
         self._elsewhere = elsewhere or {}
         self.tensors = [_view(spec, index, storages) for index in range(len(spec.tensors))]
         for index, tensor in enumerate(spec.tensors):
-            if tensor.role == "parameter" and spec.kind != "aten":  # those run below what keeps a graph of gradients
-                # As in a model, also under no_grad: matmul folds its batch by whether its operand asks for gradients.
-                wanted = self.tensors[index].is_floating_point() or self.tensors[index].is_complex()
-                self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=wanted)
+            if tensor.role == "parameter" and spec.kind != "aten":  # these run below autograd
+                # As in a model, also under no_grad: matmul folds its batch depending on whether its operand requires
+                # gradients.
+                trained = self.tensors[index].is_floating_point() or self.tensors[index].is_complex()
+                self.tensors[index] = nn.Parameter(self.tensors[index], requires_grad=trained)
         self._target = _target(spec, self.tensors)
         self._arguments = tuple(decode(tree, self.tensors, device) for tree in spec.arguments)
         self._keywords = {name: decode(tree, self.tensors, device) for name, tree in spec.keywords.items()}
@@ -69,16 +69,16 @@ class Rebuilt:
         return self._target(*self._arguments, **self._keywords)
 
     def run_on(self, activation: torch.Tensor) -> Any:
-        """Calls the operator on another tensor in the place of its first argument: for chains of equal layers."""
+        """Calls the operator with another tensor as its first argument, for chains of equal layers."""
         return self._target(activation, *self._arguments[1:], **self._keywords)
 
     @property
     def storages(self) -> tuple[torch.Tensor, ...]:
-        """The memory behind the tensors, by the number that ``spec`` gives each storage."""
+        """The storages of the tensors, by their number in ``spec``."""
         return tuple(self._storages)
 
     def memory(self, index: int) -> torch.Tensor:
-        """The memory behind a tensor: what holds all of its elements once, whatever its strides."""
+        """The storage of a tensor: it holds all its elements once, whatever its strides."""
         return self._storages[self.spec.tensors[index].storage]
 
     @property
@@ -91,19 +91,19 @@ class Rebuilt:
 
     @property
     def activation_memory(self) -> list[torch.Tensor]:
-        """The memory behind the activations, shared storages once."""
+        """The storages of the activations, each once."""
         held = _weight_storages(self.spec)
         return [base for index, base in enumerate(self._storages) if index not in held]
 
     @property
     def weight_bytes(self) -> int:
-        """Memory behind the parameters and buffers, shared storages once."""
+        """Bytes of the storages of parameters and buffers, each once."""
         held = _weight_storages(self.spec)
         return sum(base.nbytes for index, base in enumerate(self._storages) if index in held)
 
     @property
     def activation_bytes(self) -> int:
-        """Memory behind the activations, shared storages once."""
+        """Bytes of the storages of the activations, each once."""
         return sum(base.nbytes for base in self.activation_memory)
 
     @functools.cached_property
@@ -113,9 +113,9 @@ class Rebuilt:
     def replica(self, weights: bool = False, activations: bool = False, *, index: int = 0) -> Rebuilt:
         """The same operator with copies of the weights, of the activations, or of both; the rest is shared.
 
-        The copies hold the same values in other memory. Strides, shared storages and argument identity are kept. A
-        storage that a weight and an activation share counts as a weight. ``index`` numbers the copies; all are
-        equal, and any number of them may be run in any order, in place or not.
+        The copies hold the same values in other memory, with the same strides, shared storages and argument identity. A
+        storage that a weight and an activation share counts as a weight. ``index`` numbers the copies; all are equal
+        and may run in any order, in place or not.
         """
         held = _weight_storages(self.spec)
         storages = [
@@ -125,7 +125,7 @@ class Rebuilt:
         return Rebuilt(self.spec, self.device, storages, self._elsewhere)
 
     def placed(self, numbers: Collection[int], copied: Callable[[torch.Tensor], torch.Tensor]) -> Rebuilt:
-        """The same operator with these storages where ``copied`` puts them, in its replicas, too."""
+        """The same operator, and its replicas, with the storages ``numbers`` where ``copied`` puts them."""
         storages = [copied(base) if number in numbers else base for number, base in enumerate(self._storages)]
         return Rebuilt(self.spec, self.device, storages, dict.fromkeys(numbers, copied))
 
@@ -147,10 +147,11 @@ def rebuild(
     """Builds the operator with its tensors on ``device``, filled by ``seed``.
 
     Args:
-        filled: whether the tensors get values; without, they are whatever the memory held.
+        filled: give the tensors values; otherwise they are uninitialized.
 
     Raises:
-        TupleRejected: the operator is not in the allow-list, its parameters are not its class's, or its integers have no rule.
+        TupleRejected: the operator is not in the allow-list, its class does not take the parameters, or no rule gives
+            values for its integers.
         Unmeasurable: the tensors would take more memory than any card has ('rejected').
     """
     device = torch.device(device)
@@ -159,7 +160,7 @@ def rebuild(
     elif spec.operator not in ALLOWED_OPERATORS:
         raise TupleRejected(f"'{spec.operator}' is not in the allow-list of operators.", "Capture the model again.")
     if (needed := needed_bytes(spec)) > MOST_BYTES:
-        raise Unmeasurable("rejected", f"{label_of(spec)} asks for {needed} bytes.", "No card holds as much.")
+        raise Unmeasurable("rejected", f"{label_of(spec)} needs {needed} bytes.", "No card has as much memory.")
     storages = [_allocate(spec, number, device) for number in range(len(storage_bytes(spec)))]
     if filled and device.type != "meta":
         _fill(spec, storages, device, seed)
@@ -168,9 +169,9 @@ def rebuild(
 
 @functools.lru_cache(maxsize=8192)
 def written_inputs(spec: OperatorTuple) -> frozenset[int]:
-    """Indices of the tensors whose memory the operator writes, found by running it on meta.
+    """Indices of the tensors whose storage the operator writes, found by running it on meta.
 
-    Where an operator has no meta implementation, its name decides; of an aten operator its schema says so.
+    If it has no meta implementation, its name decides; for an aten operator its schema does.
     """
     if spec.kind == "aten":
         return written_by_schema(spec)
@@ -195,7 +196,7 @@ def written_inputs(spec: OperatorTuple) -> frozenset[int]:
 
 
 def needed_bytes(spec: OperatorTuple) -> int:
-    """Memory behind all of a tuple's tensors, shared storages once."""
+    """Bytes of all storages of a tuple."""
     return sum(storage_bytes(spec).values())
 
 
@@ -224,7 +225,7 @@ def _users(spec: OperatorTuple) -> dict[int, list[TensorSpec]]:
 
 
 def _is_whole(tensor: TensorSpec) -> bool:
-    """Whether the tensor covers its memory exactly once, so that it can be a tensor of its own and no view."""
+    """Whether the tensor covers its storage exactly once, so that it can be a tensor of its own instead of a view."""
     expected = 1
     for step, size in sorted(zip(tensor.strides, tensor.shape, strict=True)):
         if size != 1 and step != expected:
@@ -234,12 +235,13 @@ def _is_whole(tensor: TensorSpec) -> bool:
 
 
 def _allocate(spec: OperatorTuple, storage: int, device: torch.device) -> torch.Tensor:
-    """The memory of one storage: the tensor itself where it is the only one, else flat elements of the first dtype."""
+    """The memory of one storage: the tensor itself if it is the only one, otherwise flat elements of the first
+    dtype."""
     users = _users(spec)[storage]
     first = users[0]
     dtype = dtype_of(first.dtype)
     if spec.kind == "aten" and device.type == "cuda" and storage in read_by_host(spec):
-        return torch.empty(first.shape, dtype=dtype, pin_memory=True)  # which host and card both read
+        return torch.empty(first.shape, dtype=dtype, pin_memory=True)  # host and card both read it
     if len(users) == 1 and _is_whole(first):
         return torch.empty_strided(first.shape, first.strides, dtype=dtype, device=device)
     widest = max(user.itemsize_bytes for user in users)
@@ -282,14 +284,14 @@ def _target(spec: OperatorTuple, tensors: list[torch.Tensor]) -> Callable[..., A
     operator = ALLOWED_OPERATORS[spec.operator]
     is_class = isinstance(operator, type) and issubclass(operator, nn.Module)
     if is_class != (spec.kind == "module"):
-        raise TupleRejected(f"'{spec.operator}' is no {spec.kind}.", "Capture the model again.")
+        raise TupleRejected(f"'{spec.operator}' is not a {spec.kind}.", "Capture the model again.")
     if spec.kind == "function":
         return operator
     module = _fresh(_prototype(spec))
     homes = dict(module.named_modules())
-    wanted = {name: tuple(tensor.shape) for name, tensor in _own_tensors(module)}
+    expected = {name: tuple(tensor.shape) for name, tensor in _own_tensors(module)}
     given = {tensor.name: tensor.shape for tensor in spec.tensors if tensor.name}
-    if wanted != given:
+    if expected != given:
         raise TupleRejected(
             f"The tensors of this {spec.short_name} are not those of its parameters.", "Capture the model again."
         )
@@ -313,12 +315,12 @@ def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 @functools.lru_cache(maxsize=64)
 def _prototype(spec: OperatorTuple) -> nn.Module:
-    with _disable_current_modes():  # kept for later callers, so no fake tensors of this one
+    with _disable_current_modes():  # cached for later callers, so without this caller's fake tensors
         return build_leaf(ALLOWED_OPERATORS[spec.operator], dict(spec.parameters))
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A module of its own that shares no dictionary with the prototype; a deep copy would cost milliseconds."""
+    """A copy of the module that shares no dictionary with it; a deep copy would take milliseconds."""
     twin: Any = copy.copy(module)
     for name in ("_parameters", "_buffers", "_modules"):
         twin.__dict__[name] = dict(twin.__dict__[name])

@@ -1,12 +1,13 @@
 """What the recorders of forward passes and of training steps share: the watched calls, descriptions and storages.
 
-One *owner slot* says whose an aten operator is: the leaf module that runs, or the outermost call of a public function. An aten
-operator that costs anything and has no owner is a *gap*, one with two owners an *overlap*; a capture without both is complete.
+One *owner slot* says whose an aten operator is: the leaf module that runs, or the outermost call of a public function.
+An aten operator that costs anything and has no owner is a *gap*, one with two owners an *overlap*; a capture without
+both is complete.
 
 Watching must not change what runs. An active ``TorchFunctionMode`` and any hook on a module switch off PyTorch's fused
-attention path (other operators, other strides after it). So there are no hooks: ``torch.nn.Module.__call__`` is replaced while
-the pass runs, and inside a leaf the function mode is disabled; only the dispatch mode sees inside. That mode sees every aten
-operator, so none is missed.
+attention path (other operators, other strides after it). So there are no hooks: ``torch.nn.Module.__call__`` is
+replaced while the pass runs, and inside a leaf the function mode is disabled; only the dispatch mode sees inside. That
+mode sees every aten operator, so none is missed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs rebuilt operators: their output shapes and storages, and a comparison with the calls they were captured from.
 
-A tuple is worth measuring only if the operator that is rebuilt from its JSON runs the same aten operators, and returns outputs
-of the same shapes and strides, as the call in the model did on the device where it is measured.
+A tuple is worth measuring only if the operator that is rebuilt from its JSON runs the same aten operators, and returns
+outputs of the same shapes and strides, as the call in the model did on the device where it is measured.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def mismatches(
     """What the rebuilt tuples of a capture do differently from the calls; empty if all agree.
 
     Args:
-        device: where to run them for real. None replays them on fake tensors that claim the capture's device; operators that
-            return a value to the host then run on the CPU.
+        device: where to run them for real. None replays them on fake tensors that claim the capture's device; operators
+            that return a value to the host then run on the CPU.
         only: the ids of the tuples to replay; all if None.
     """
     different = []
@@ -100,8 +100,8 @@ def output_shapes(spec: OperatorTuple) -> list[list[int]] | None:
 
 @dataclass(frozen=True)
 class Offloadable:
-    """What of a tuple can be in slow memory: ``inputs`` are numbers of storages, ``outputs`` is a count of storages that a
-    call makes and returns."""
+    """What of a tuple can be in slow memory: ``inputs`` are numbers of storages, ``outputs`` is a count of storages
+    that a call makes and returns."""
 
     inputs: tuple[int, ...]
     outputs: int

@@ -1,8 +1,8 @@
-"""What a call should cost at least: the larger of arithmetic and traffic at the card's peaks, plus a launch.
+"""The roofline of a card: a lower bound for the time of a call from its FLOPs and bytes, plus a launch.
 
-The estimate weighs tuples against each other (coverage, placement, the order of the accuracy loop) before and
-apart from any measurement. It need not be right in microseconds, only fair between a convolution that computes,
-an addition that moves bytes, and a tiny call that does neither: FLOPs alone would call the last two free.
+The estimate weighs tuples against each other (coverage, placement, the order of the accuracy loop) without a
+measurement. It need not be right in microseconds, only fair between a convolution that computes, an addition that moves
+bytes, and a tiny call that does neither: by FLOPs alone the last two would be free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ class Roofline:
             raise ValueError(f"peaks must be positive: {self}")
 
     def estimate_us(self, flops: float, bytes_moved: float) -> float:
-        """Estimated time of one call in microseconds; 2 FLOPs per multiply-add, bytes read plus written."""
+        """The estimated time of one call in µs.
+
+        Args:
+            flops: 2 per multiply-add.
+            bytes_moved: read plus written.
+        """
         return max(flops / self.flops_per_s, bytes_moved / self.bytes_per_s) * 1e6 + self.launch_floor_us
 
 
@@ -38,8 +43,8 @@ class _Peaks:
     launch_floor_us: float
 
 
-# Data-sheet peaks (SXM where there is a choice), dense. The first name found in the card's model counts, so the
-# longer names stand first. A fingerprint, where the card has one, overrides them with what was measured.
+# Dense data-sheet peaks (SXM if there is a choice). The first name found in the card's model counts, so longer names
+# come first. The measured values of a card's fingerprint override them.
 _CARDS: tuple[tuple[str, _Peaks], ...] = (
     ("H200", _Peaks(67e12, 495e12, 990e12, 4.8e12, 2.0)),
     ("H100 PCIe", _Peaks(51e12, 378e12, 756e12, 2.0e12, 2.0)),
@@ -51,10 +56,10 @@ _CARDS: tuple[tuple[str, _Peaks], ...] = (
     ("V100", _Peaks(15.7e12, 15.7e12, 125e12, 0.9e12, 3.0)),
     ("T4", _Peaks(8.1e12, 8.1e12, 65e12, 0.32e12, 3.0)),
 )
-#: The names of cards whose data sheets are here.
+#: The names of the cards with a data sheet here.
 KNOWN_CARDS = tuple(name for name, _ in _CARDS)
 _GENERIC_GPU = _Peaks(20e12, 80e12, 160e12, 1.0e12, 2.5)
-# A few server cores: what a small CPU job sees, not a whole socket.
+# A few server cores, as for a small CPU job, not a whole socket.
 _CPU = _Peaks(1e11, 1e11, 1e11, 2e10, 8.0)
 
 
@@ -71,9 +76,9 @@ def roofline_of(
     Args:
         card_kind: ``cuda``, ``cpu`` or ``simulated``.
         card_model: the card's name, such as ``NVIDIA H200``.
-        fingerprint: what was measured when a worker first saw the card; of it count ``copy_bytes_per_s``,
-            ``launch_floor_us`` and ``matmul_flops_per_s`` (a mapping of ``float32``, ``tf32``, ``float16``,
-            ``bfloat16`` to FLOP/s). What it lacks or holds as zero comes from the table.
+        fingerprint: measured when a worker first saw the card: ``copy_bytes_per_s``, ``launch_floor_us`` and
+            ``matmul_flops_per_s`` (``float32``, ``tf32``, ``float16``, ``bfloat16`` -> FLOP/s). The table replaces
+            absent values and zeros.
         dtype: of the model's activations.
         tf32: whether float32 matrix products run as TF32.
     """

@@ -1,8 +1,8 @@
 """Sweeps: a grid over one operator's parameters and input sizes, expanded to operator tuples.
 
-`RECIPES` say how each operator is built from the values of a grid. Each combination is built as a real module on the meta
-device and captured like a model, so a sweep's tuples equal those of a model with such an operator. Names are checked without
-torch: a wrong measurement file is refused before anything heavy is imported.
+`RECIPES` say how each operator is built from the values of a grid. Each combination is built as a real module on the
+meta device and captured like a model, so a sweep's tuples equal those of a model with such an operator. Names are
+checked without torch: a wrong measurement file is refused before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ class Expansion:
     def batches(self) -> Iterator[dict[OperatorTuple, Cost]]:
         """The different tuples with their costs. No batch is empty.
 
-        A grid of one batch keeps its order. A larger one is visited in a spread order, so that a drift of the card does not
-        coincide with what varies over the sweep.
+        A grid of one batch keeps its order. A larger one is visited in a spread order, so that a drift of the card does
+        not coincide with what varies over the sweep.
 
         Raises:
             UsageError: at the end, if no combination was possible.

@@ -1,9 +1,9 @@
 """The part of sweeps that needs torch: one combination of a grid becomes one operator tuple with its cost.
 
-Capturing a combination like a model, rebuilding its tuple and counting that takes milliseconds, and a grid may have a hundred
-thousand combinations. So only one combination of each *structure* is captured: all that is not a mere size. The others run
-once on meta with PyTorch's counter, and are described after the captured one. If the two ways disagree on the first
-combination of a structure, or if PyTorch refuses a combination, the capture decides.
+Capturing a combination like a model, rebuilding its tuple and counting that takes milliseconds, and a grid may have a
+hundred thousand combinations. So only one combination of each *structure* is captured: all that is not a mere size. The
+others run once on meta with PyTorch's counter, and are described after the captured one. If the two ways disagree on
+the first combination of a structure, or if PyTorch refuses a combination, the capture decides.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Captures one training step at the dispatcher: every aten operator that costs anything, its owner, and the life of tensors.
+"""Captures one training step at the dispatcher: every aten operator that costs anything, its owner, and the life of
+tensors.
 
 Requirements:
 
 - The second step is recorded: the first creates the optimizer's state.
-- Autograd's sequence numbers tell whose backward an operator is: an owner of the forward gets the numbers that are given out
-  while it runs, and each node of the backward has one of them. Operators that run between two nodes accumulate gradients.
-- Watching must not change what runs. Under a dispatch mode autograd adds the gradients of several users into new memory; unwatched
-  it writes to the first of them if nothing else holds it. The recorder does the latter.
+- Autograd's sequence numbers tell whose backward an operator is: an owner of the forward gets the numbers that are
+  given out while it runs, and each node of the backward has one of them. Operators that run between two nodes
+  accumulate gradients.
+- Watching must not change what runs. Under a dispatch mode autograd adds the gradients of several users into new
+  memory; unwatched it writes to the first of them if nothing else holds it. The recorder does the latter.
 - Operators of `prim` and of the profiler run no kernel; views and allocations do not either.
 """
 
@@ -72,7 +74,8 @@ def capture_step(
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"The training step reads values that nobody computed: the result of {error} decides what runs, or how much.",
+            f"The training step reads values that nobody computed: the result of {error} decides what runs, "
+            "or how much.",
             "Have the step do the same whatever the values are; a CUDA graph cannot hold it otherwise, either.",
         ) from error
     except Exception as error:
@@ -218,8 +221,8 @@ class StepRecorder(Recorder):
     def _number(self, what: str, begin: int, end: int, owner: int) -> None:
         if self.ends and begin < self.ends[-1][0]:  # each thread counts for itself
             self.overlaps.append(
-                f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, and do not tell "
-                "its backward from others'"
+                f"{what} at '{self.path}': autograd's sequence numbers decrease there, as in another thread, "
+                "and do not tell its backward from others'"
             )
         else:
             self.begins.append(begin)
@@ -338,8 +341,8 @@ _WEIGHT_OF = {
 def _as_computed(func: Any, args: Any, out: Any) -> Any:
     """The output of an operator as a device returns it, where fake tensors differ; real outputs are unchanged.
 
-    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of a layer norm's input is
-    contiguous, that of a batch norm's has the layout of the input, that of a hardswish's the layout of a product.
+    Under autocast the statistics of a normalization have the dtype of its weights. The gradient of a layer norm's input
+    is contiguous, that of a batch norm's has the layout of the input, that of a hardswish's the layout of a product.
     """
     if func in _WEIGHT_OF:
         weight = args[_WEIGHT_OF[func]]

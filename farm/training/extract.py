@@ -1,6 +1,7 @@
 """Extracts the operator tuples of a model variant without a card: of its forward pass or of a training step.
 
-The model is built on meta and runs on fake tensors, which computes nothing but small integers (`farm.operators.fake_pass`).
+The model is built on meta and runs on fake tensors, which computes nothing but small integers
+(`farm.operators.fake_pass`).
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ def _check_may_run(variant: Variant, model: nn.Module, error: CaptureError) -> N
     needed = sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
     if needed > MOST_RUN_BYTES:
         raise CaptureError(
-            f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a capture takes "
-            f"{MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
+            f"{error.message} With values its parameters and buffers take {needed / 2**30:.1f} GiB, and a capture "
+            f"takes {MOST_RUN_BYTES / 2**30:.0f} GiB at most.",
             f"{error.next_step} A smaller variant of it may be extracted with values.",
         ) from error
 
@@ -211,7 +212,8 @@ def build_step(variant: Variant, device: torch.device, *, launch: str = "eager")
 
 
 def loss_for(variant: Variant, output: Any, device: torch.device) -> Loss:
-    """The loss that the variant is trained with: the user's own if the settings register one, otherwise by its output."""
+    """The loss that the variant is trained with: the user's own if the settings register one, otherwise by its
+    output."""
     entry = catalog.find(variant.model)
     if entry.origin == own.NAME and (registered := own.loss(entry.own_name)) is not None:
         return Loss(settings().losses[entry.own_name], (), lambda output, _: registered(output))

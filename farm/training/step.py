@@ -1,4 +1,5 @@
-"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the losses that models get."""
+"""One training iteration in its stages (zero_grad, forward, loss, backward, optimizer), and the losses that models
+get."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from farm.operators.encoding import tensors_in
 #: So small that weights do not change over thousands of steps, in every dtype.
 LEARNING_RATE = 1e-12
 
-#: The first loss scale under autocast to float16: no gradient of the first step is infinite. A fused SGD whose first step is
-#: skipped starts with uninitialized momentum.
+#: The first loss scale under autocast to float16: no gradient of the first step is infinite. A fused SGD whose first
+#: step is skipped starts with uninitialized momentum.
 SCALE = 2.0**10
 
 IGNORED = -100  # PyTorch's: a position without a target
@@ -59,9 +60,10 @@ class TrainingStep:
     ) -> None:
         """
         Args:
-            optimizer: sgd, adam or adamw; with the suffix -fused or -foreach that implementation, otherwise PyTorch's choice.
-            amp: the dtype of autocast. float16 needs a gradient scaler and a fused optimizer, which does not wait for the card
-                to tell whether a gradient is infinite.
+            optimizer: sgd, adam or adamw; with the suffix -fused or -foreach that implementation, otherwise PyTorch's
+                choice.
+            amp: the dtype of autocast. float16 needs a gradient scaler and a fused optimizer, which does not wait for
+                the card to tell whether a gradient is infinite.
             accumulate: forward and backward passes per optimizer step.
             capturable: the optimizer keeps its step count on the card, for a CUDA graph.
         """
@@ -98,7 +100,8 @@ class TrainingStep:
                 self.scaler.update()
 
     def count_from_one(self) -> None:
-        """Makes the next step the second one, whichever it is: Adam's factors depend on the count, and a tuple holds them.
+        """Makes the next step the second one, whichever it is: Adam's factors depend on the count, and a tuple holds
+        them.
 
         A count on the card is a tensor operand, and no tuple depends on its value.
         """
@@ -152,8 +155,8 @@ def checkpointed(model: nn.Module, recompute: str) -> Iterator[None]:
 def checkpoint_modules(model: nn.Module, recompute: str) -> list[nn.Module]:
     """Makes modules run again in the backward instead of keeping their activations; returns them.
 
-    The state of the random generator is not restored for the second run: no CUDA graph can hold that, and dropout costs the
-    same whichever values it drops.
+    The state of the random generator is not restored for the second run: no CUDA graph can hold that, and dropout costs
+    the same whichever values it drops.
 
     Args:
         recompute: the paths of the modules, separated by commas; "blocks" stands for those of `blocks_of`, "" for none.

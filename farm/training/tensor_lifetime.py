@@ -1,8 +1,8 @@
 """The life of every tensor of a step over time: when it is held, when it is used, and when it is inactive.
 
-The caller gives the time of each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is held and
-no call does. A tensor that exists before and after the step is also inactive over the end of the step: from its last use to
-its first use in the next step.
+The caller gives the time of each call. A tensor is *active* while a call reads or writes it, and *inactive* while it is
+held and no call does. A tensor that exists before and after the step is also inactive over the end of the step: from
+its last use to its first use in the next step.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ _SMALLER_ON_A_CARD = frozenset(
 
 
 def least_peak_bytes(capture: Capture) -> int:
-    """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the tensors that
-    the operators of `_SMALLER_ON_A_CARD` make."""
+    """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the
+    tensors that the operators of `_SMALLER_ON_A_CARD` make."""
 
     def on_a_card(tensor: CapturedTensor) -> bool:
         return tensor.born < 0 or capture.calls[tensor.born].owner not in _SMALLER_ON_A_CARD

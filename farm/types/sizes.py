@@ -1,8 +1,9 @@
-"""The sizes of an operator call, from its tuple alone: dtype, input and output shapes, and m, n and k of matrix products.
+"""The sizes of an operator call, from its tuple alone: dtype, input and output shapes, and m, n and k of matrix
+products.
 
-These are exported columns, filters and features of predictors, of thousands of stored tuples at a time, where torch is not
-imported. An operator without a rule here has no output shape, never a guess; a test compares the rules with PyTorch.
-(`farm.operators.replay.output_shapes` finds the output shapes of any operator by running it on fake tensors.)
+These are exported columns, filters and features of predictors, of thousands of stored tuples at a time, where torch is
+not imported. An operator without a rule here has no output shape, never a guess; a test compares the rules with
+PyTorch. (`farm.operators.replay.output_shapes` finds the output shapes of any operator by running it on fake tensors.)
 """
 
 from __future__ import annotations

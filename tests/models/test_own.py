@@ -104,7 +104,7 @@ def test_a_size_is_refused_by_a_model_that_brings_its_inputs(text_models):
 
 
 def test_an_argument_needs_a_name(text_models):
-    with pytest.raises(SettingsError, match="1, which is no name"):
+    with pytest.raises(SettingsError, match="1, which is not a name"):
         catalog.build("no_name")
 
 

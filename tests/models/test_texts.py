@@ -156,7 +156,7 @@ def test_a_text_that_is_none_is_refused(own):
     own.text.write_text(" \n\n")
     assert "is empty" in refusal(own)
     own.text.write_bytes(b"caf\xe9")
-    assert "is not UTF-8: its byte 3" in refusal(own)
+    assert "is not UTF-8: byte 3" in refusal(own)
     own.text.write_bytes(b"x" * (user_text.MOST_TEXT_BYTES + 1))
     assert "larger than 16 MiB" in refusal(own)
     own.text.unlink()

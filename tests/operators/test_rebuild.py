@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farm.errors import TupleRejected, Unmeasurable
 from farm.models import catalog
+from farm.operators.allow_list import ALLOWED_OPERATORS
 from farm.operators.capture import capture, predict
-from farm.operators.rebuild import ALLOWED_OPERATORS, rebuild, written_inputs
+from farm.operators.rebuild import rebuild, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec, parse
 from tests.types.test_tuple import mangle
 

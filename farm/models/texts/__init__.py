@@ -2,18 +2,18 @@
 
 Requirements:
 
-- Ids have the distribution of a text, not a uniform one, because of a card's cache: few rows of an embedding are read very
-  often, most almost never, and new ones appear more and more slowly.
-- Ids are equal on every machine, since a variant's id depends on them. So the corpus is stored as the ids of four tokenizers of
-  different kinds that were trained on it once (`benchmarks/text_ids.py`): nothing is trained here, and the library
-  `tokenizers` is not needed.
+- Ids have the distribution of a text, not a uniform one, because of a card's cache: few rows of an embedding are read
+  very often, most almost never, and new ones appear more and more slowly.
+- Ids are equal on every machine, since a variant's id depends on them. So the corpus is stored as the ids of four
+  tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`): nothing is trained here, and
+  the library `tokenizers` is not needed.
 - Ids fit a model's own vocabulary, which is larger than any that a small corpus could train.
 
-So a token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get a model's
-lowest ids that are not special: vocabularies of all kinds are sorted by frequency, or nearly so. The ids of rare tokens are
-spread over the rest of the vocabulary. A text longer than the corpus starts it again, but takes rare tokens from a larger
-choice, as another text of the same language has some new rare words. The choice grows with the square root of the text's
-length, as the words of a text do (Heaps' law).
+So a token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get a
+model's lowest ids that are not special: vocabularies of all kinds are sorted by frequency, or nearly so. The ids of
+rare tokens are spread over the rest of the vocabulary. A text longer than the corpus starts it again, but takes rare
+tokens from a larger choice, as another text of the same language has some new rare words. The choice grows with the
+square root of the text's length, as the words of a text do (Heaps' law).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ COMMON_FROM = 5
 class Specials:
     """The ids of a model that are not text.
 
-    ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side ``padding``; ``others`` occur in
-    no row.
+    ``first`` and ``last`` surround each row (BERT: 101 and 102), ``pad`` fills it on the side ``padding``; ``others``
+    occur in no row.
     """
 
     first: tuple[int, ...] = ()
@@ -67,7 +67,8 @@ class Specials:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The corpus of one kind: the rank of each token, the ends of its paragraphs, the number of ranks and of common ones."""
+    """The corpus of one kind: the rank of each token, the ends of its paragraphs, the number of ranks and of common
+    ones."""
 
     ranks: np.ndarray
     ends: np.ndarray
@@ -80,8 +81,8 @@ def token_ids(
 ) -> Tokens:
     """``batch`` rows of ``length`` ids below ``vocabulary``, of the farm's own corpus; equal wherever it runs.
 
-    Without ``padded`` every row is full and continues the one before. With it, a row has as many whole paragraphs as fill half
-    of it on average (at least one), and is cut or padded to the length.
+    Without ``padded`` every row is full and continues the one before. With it, a row has as many whole paragraphs as
+    fill half of it on average (at least one), and is cut or padded to the length.
 
     Raises:
         UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
@@ -201,8 +202,9 @@ def corpus() -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ users' texts
 
-#: The ids of users' texts that this process holds, by their content id. A variant names its ids and does not hold them; whoever
-#: has them (from a new text, the database, or a request to measure) stores them here before a model needs its inputs.
+#: The ids of users' texts that this process holds, by their content id. A variant names its ids and does not hold them;
+#: whoever has them (from a new text, the database, or a request to measure) stores them here before a model needs its
+#: inputs.
 _held: dict[str, Tokens] = {}
 
 

@@ -1,7 +1,7 @@
 """Tokenizes a user's text with a user's tokenizer, a folder with a `tokenizer.json`.
 
-No code of the folder is run, none of its other files is opened, and nothing is downloaded. The library `tokenizers` (the extra
-`language`) reads the file in a separate process (`farm.models.texts.encode`).
+No code of the folder is run, none of its other files is opened, and nothing is downloaded. The library `tokenizers`
+(the extra `language`) reads the file in a separate process (`farm.models.texts.encode`).
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ def tokenize(
 ) -> Tokens:
     """``batch`` rows of ``length`` ids of a text, for a model of ``vocabulary`` entries.
 
-    Rows are cut as in `farm.models.texts.token_ids`; a text that is too short for all of them starts again. The tokenizer
-    decides what surrounds a row, unless it is ``bare``; the model's ``specials`` say how rows are padded.
+    Rows are cut as in `farm.models.texts.token_ids`; a text that is too short for all of them starts again. The
+    tokenizer decides what surrounds a row, unless it is ``bare``; the model's ``specials`` say how rows are padded.
 
     Raises:
-        UsageError: a file is missing, too large or malformed; the text is too short for one row, or does not fit the model.
+        UsageError: a file is missing, too large or malformed; the text is too short for one row, or does not fit the
+            model.
         SettingsError: the library `tokenizers` is not installed.
     """
     import numpy as np
