@@ -1,4 +1,4 @@
-"""Chromium without a window, for what only a browser can tell of a page."""
+"""Headless Chromium, for tests of pages in a browser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 def opened(page: Path, folder: Path, *, dark: bool = False) -> tuple[str, list[str]]:
-    """The page's document after its scripts have run, and what the console told."""
+    """Return the page's document after its scripts have run, and the console messages."""
     run = subprocess.run(
         [
             str(BROWSER),

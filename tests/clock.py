@@ -1,4 +1,4 @@
-"""The clock of a test's database: what the farm waits minutes for happens when the test says so."""
+"""The clock of a test's database, which a test can set forward instead of waiting for minutes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _REAL: dict[str, Callable[..., str]] = {"sqlite": module._sqlite_now, "postgresq
 
 
 class Clock:
-    """Leases, heartbeats and all else that `database_now` decides, in statements of this process, go by it.
+    """Controls `database_now` in statements of this process: leases, heartbeats and all else that depends on it.
 
-    It goes on by itself, too.
+    The clock also runs by itself.
     """
 
     def __init__(self, database: Database) -> None:
@@ -28,7 +28,7 @@ class Clock:
         self._compile(_set_forward)
 
     def forward(self, seconds: float) -> None:
-        """So much later, in no time."""
+        """Set the clock forward."""
         with self._database.write() as session:
             session.execute(text("UPDATE clock_of_the_test SET ahead_s = ahead_s + :by"), {"by": seconds})
 

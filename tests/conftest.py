@@ -1,4 +1,4 @@
-"""What every test may use: isolated settings, real servers, and the promise that no process outlives the tests."""
+"""Fixtures of all tests: isolated settings, real servers, and a check that no process outlives the tests."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ from tests.farms import SharedFarm
 from tests.namespaces import Network, why_not
 from tests.servers import PostgresServer
 
-# One thread of torch per test process: with one process per core, more of them only get into each other's way.
+# One thread of torch per test process: there is one process per core, and more threads would only compete.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A benchmark process on a CPU takes more of them all the same: they are not to spin where they wait for each other.
+# A benchmark process on a CPU uses more threads nevertheless; they must not spin while they wait for each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# pytest loads readline, which tells its children, the workers of xdist, of a terminal of 80 columns that is not there.
+# pytest loads readline, which sets COLUMNS=80 for its children, the workers of xdist, although there is no terminal.
 os.environ.pop("COLUMNS", None)
-# Hundreds of processes import the farm, and pytest rewrites every assertion: what is compiled once is kept for the others,
-# also on a machine that asks Python not to (an image's habit). It lies in __pycache__, which git ignores.
+# Hundreds of processes import the farm, and pytest rewrites every assertion, so keep compiled modules for the others,
+# even if the machine's environment disables that. They are in __pycache__, which git ignores.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Torch and what tests are made of are no garbage: no looking for some until all tests are collected.
+# Torch and the tests are not garbage: no garbage collection until all tests are collected.
 gc.disable()
-# The tree of all verbs is the same for each call of one, and takes longer to make than most of them take.
+# The tree of all commands is the same for each call, and building it takes longer than most commands.
 typer.testing._get_command = functools.cache(typer.main.get_command)
 
-_SLOW_TESTS = bool(os.environ.get("FARM_SLOW_TESTS"))  # now: the tests' own environment has no FARM_* in it
-_MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, however deep
+_SLOW_TESTS = bool(
+    os.environ.get("FARM_SLOW_TESTS")
+)  # read here, because the tests' environment has no FARM_* variables
+_MARK = "OPERATOR_FARM_TESTS"  # in the environment of every process that a test starts, directly or indirectly
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,23 +70,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Torch and thousands of tests are no garbage, nor are most of the objects of a capture: a tenth of all time went into looking."""
+    """Freeze torch, the tests and later most objects of captures: garbage collection took a tenth of all time."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    """An interpreter that ends looks for garbage once more, which takes two seconds after a thousand tests.
+    """Skip the interpreter's final garbage collection, which takes two seconds after a thousand tests.
 
-    DuckDB would complain of all that it has left: a worker that has imported it takes them.
+    A worker that has imported DuckDB runs it, because DuckDB would complain about the remaining objects.
     """
     if "duckdb" not in sys.modules:
         gc.freeze()
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """A farm that nobody will ask for any more is ended: as long as it runs, it beats and looks every second."""
+    """End the shared farms if no further test needs them: a running farm uses the CPU every second."""
     if nextitem is not None and not workers.starts_farms(nextitem):
         SharedFarm.end_all()
 
@@ -131,16 +133,16 @@ def _marked_processes(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="session")
 def _packaged_readings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run's: the workers of pytest-xdist have theirs in it."""
+    """A folder of this test run; it contains the folders of the workers of pytest-xdist."""
     folder = tmp_path_factory.getbasetemp()
     return (folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) / "packaged"
 
 
 @pytest.fixture(autouse=True)
 def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_readings: Path) -> Iterator[None]:
-    """No setting of the machine reaches a test; state and locks are the test's own.
+    """Isolate the settings: no setting of the machine reaches a test, and state and locks belong to the test.
 
-    But the readings that come with the package, which nobody changes, become a database once.
+    Only the database of the packaged readings, which no test changes, is shared.
     """
     from farm.exchange import packaged
 
@@ -158,7 +160,7 @@ def _own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, _packaged_rea
 def _database_made_once(folder: Path, files: Sequence[Path], _cache: Path) -> Database:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two that ask at once would both make it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # otherwise two processes could create it at the same time
         return _database_of(files, folder)
 
 
@@ -170,7 +172,7 @@ def _broker_server() -> Iterator[BrokerServer]:
 
 @pytest.fixture
 def broker(_broker_server: BrokerServer) -> BrokerServer:
-    """A running, empty broker. Tests that stop or kill one make their own `BrokerServer`."""
+    """A running, empty broker. Tests that stop or kill a broker create their own `BrokerServer`."""
     import redis
 
     _broker_server.start()
@@ -181,14 +183,14 @@ def broker(_broker_server: BrokerServer) -> BrokerServer:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One server per test process. Tests that stop or restart one make their own `PostgresServer`."""
+    """One server per test process. Tests that stop or restart a server create their own `PostgresServer`."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A fresh, empty PostgreSQL database."""
+    """A new, empty PostgreSQL database."""
     url = postgres_server.new_database()
     yield url
     postgres_server.drop_database(url)
@@ -196,7 +198,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """A switch to plug hosts into; skips, with the reason, where this machine cannot have network namespaces."""
+    """A virtual switch for hosts. Skips, with the reason, if this machine has no network namespaces."""
     if reason := why_not():
         pytest.skip(reason)
     with Network() as network:
@@ -205,7 +207,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture
 def sqlite_url(_sqlite_file: Path) -> str:
-    """The URL of a file that is not there."""
+    """The URL of a SQLite file that does not exist."""
     for file in _sqlite_file.parent.iterdir():
         file.unlink()
     return f"sqlite:///{_sqlite_file}"
@@ -213,14 +215,14 @@ def sqlite_url(_sqlite_file: Path) -> str:
 
 @pytest.fixture
 def database(sqlite_url: str, _sqlite_with_tables: Path) -> Iterator[Database]:
-    """A fresh SQLite database with all tables."""
+    """A new SQLite database with all tables."""
     shutil.copyfile(_sqlite_with_tables, make_url(sqlite_url).database)
     yield from _opened(sqlite_url)
 
 
 @pytest.fixture
 def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Database]:
-    """One more as `database`, always of SQLite."""
+    """A second database like `database`."""
     file = tmp_path / "other.db"
     shutil.copyfile(_sqlite_with_tables, file)
     yield from _opened(f"sqlite:///{file}")
@@ -228,19 +230,19 @@ def other_database(tmp_path: Path, _sqlite_with_tables: Path) -> Iterator[Databa
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_database_url(request: pytest.FixtureRequest) -> str:
-    """The URL of a fresh, empty database, of each kind in turn."""
+    """The URL of a new, empty database, of each kind in turn."""
     return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def any_database(request: pytest.FixtureRequest) -> Database:
-    """A fresh database with all tables, of each kind in turn."""
+    """A new database with all tables, of each kind in turn."""
     return request.getfixturevalue("database" if request.param == "sqlite" else "postgres_database")
 
 
 @pytest.fixture
 def clock(any_database: Database) -> Iterator[Clock]:
-    """The clock of `any_database`, which the test sets forward: ``clock.forward(60)``."""
+    """The clock of `any_database`, which a test can set forward: ``clock.forward(60)``."""
     with contextlib.closing(Clock(any_database)) as clock:
         yield clock
 
@@ -249,7 +251,9 @@ def clock(any_database: Database) -> Iterator[Clock]:
 def postgres_database(
     postgres_server: PostgresServer, _postgres_with_tables: str, _emptied: list[str]
 ) -> Iterator[Database]:
-    """An empty PostgreSQL database with all tables: the one that a test before has had, as long as these are the same."""
+    """An empty PostgreSQL database with all tables; an earlier test's database is emptied and reused if its schema is
+    the same.
+    """
     url = _emptied.pop() if _emptied else postgres_server.new_database(like=_postgres_with_tables)
     yield from _opened(url)
     if postgres_server.empty_database(url, like=_postgres_with_tables):
@@ -260,20 +264,20 @@ def postgres_database(
 
 @pytest.fixture(scope="session")
 def one_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
-    """A running farm of one simulated card, shared by all tests that leave it whole: ``one_card.whole()``."""
+    """A running farm of one simulated card, shared by all tests that leave it intact: ``one_card.whole()``."""
     with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 1)) as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
 def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedFarm]:
-    """As `one_card`, of two."""
+    """Like `one_card`, with two cards."""
     with contextlib.closing(SharedFarm(lambda: tmp_path_factory.mktemp("farm"), 2)) as shared:
         yield shared
 
 
-# The tables are made once; a copy takes a fifth of the time that the migrations take. A `Database` is made once for a URL,
-# and opened for each test: what it has learned of the statements, which takes longer than most of them, is kept.
+# The tables are created once; a copy takes a fifth of the time of the migrations. A `Database` is created once per URL
+# and opened for each test, to keep its compiled statements: compiling takes longer than running most of them.
 
 
 @pytest.fixture(scope="session")
@@ -297,7 +301,7 @@ def _postgres_with_tables(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture(scope="session")
 def _emptied() -> list[str]:
-    """Databases of `postgres_database` that nobody uses."""
+    """Unused databases of `postgres_database`."""
     return []
 
 

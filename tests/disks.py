@@ -1,6 +1,6 @@
-"""A disk of a few MiB, to be filled: a file system in memory that only this thread and what it starts can see.
+"""A disk of a few MiB that a test can fill: a file system in memory, visible only to this thread and its processes.
 
-It lives in a mount namespace of its own, so nothing of it is left behind however the tests end.
+It is in a separate mount namespace, so nothing remains, however the tests end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests import setns
 
 
 def why_not() -> str:
-    """Why this machine cannot have such a disk; empty if it can."""
+    """Return the reason why this machine cannot have such a disk; empty if it can."""
     if not setns.known():
         return "mount namespaces are a matter of Linux"
     if os.geteuid() != 0:
@@ -37,7 +37,7 @@ class SmallDisk:
         self._before = -1
 
     def fill(self) -> None:
-        """Leave no room at all."""
+        """Fill the disk completely."""
         with (self.path / "filler").open("ab", buffering=0) as filler:
             try:
                 while True:
@@ -67,7 +67,7 @@ class SmallDisk:
         self._leave()
 
     def _leave(self) -> None:
-        folder = os.getcwd()  # which setns forgets
+        folder = os.getcwd()  # setns resets it
         setns.go_back(self._before, setns.MOUNTS)
         os.chdir(folder)
 

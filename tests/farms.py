@@ -1,4 +1,4 @@
-"""A whole farm for a test: a broker, a database and a real ``farm worker`` on simulated cards, as processes."""
+"""A complete farm for a test: a broker, a database and a real ``farm worker`` on simulated cards, as processes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tasks.queues import _rows, _send_single, publish_round
 from tasks.servers import BrokerServer
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 180.0  # generous: it is only ever reached by what will never come, however busy the machine
-#: Leases, heartbeats and items as short as real processes bear; for tests that wait for what follows from their end.
+TIMEOUT_S = 180.0  # generous: reached only if the event never happens, however busy the machine is
+#: Leases, heartbeats and items as short as possible with real processes; for tests that wait for their end.
 QUICK = {
     "FARM_LEASE_S": "4",
     "FARM_HEARTBEAT_S": "1",
@@ -60,26 +60,24 @@ publish_round(Database(settings().database), os.environ["JOB"], 1)
 
 
 class Farm:
-    """What is started here ends with `running`; all of it writes into ``log``."""
+    """A running farm. `running` ends all processes that it started; their output is in ``log``."""
 
     def __init__(self, database: Database, environment: dict[str, str], log: Path) -> None:
         self.database = database
         self.environment = environment
         self.log = log
-        self.worker: subprocess.Popen[bytes] | None = None  # `farm worker`, where it runs on this host
-        self.from_here: dict[
-            str, str
-        ] = {}  # settings of its that the test's process does not reach it by, and what it does
+        self.worker: subprocess.Popen[bytes] | None = None  # `farm worker`, if it runs on this host
+        self.from_here: dict[str, str] = {}  # settings of the farm that differ from those of the test's process
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """``farm ...`` as a process of its own."""
+        """Start ``farm ...`` as a separate process."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "cli", *arguments], cwd=ROOT, env=self.environment, stdout=log, stderr=log
             )
 
     def publish_and_die(self, job_id: str) -> subprocess.Popen[bytes]:
-        """A process that publishes the job's first round and kills itself after three messages."""
+        """Start a process that publishes the job's first round and kills itself after three messages."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", PUBLISHER_KILLED_HALF_WAY],
@@ -90,13 +88,13 @@ class Farm:
             )
 
     def start_again(self) -> None:
-        """A new `farm worker` in place of one that has ended, or is about to."""
+        """Start a new `farm worker` in place of one that has ended or is ending."""
         assert self.worker is not None
         self.worker.wait(TIMEOUT_S)
         self.worker = self.start("worker")
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """``farm ...`` to its end."""
+        """Run ``farm ...`` and wait for its end."""
         return subprocess.run(
             [sys.executable, "-m", "cli", *arguments],
             cwd=ROOT,
@@ -112,7 +110,7 @@ class Farm:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """This process has the farm's settings, and publishes on its broker."""
+        """Context manager: this process has the farm's settings and publishes on its broker."""
         with mock.patch.dict(os.environ, {**self.environment, **self.from_here}):
             settings.cache_clear()
             configure(settings())
@@ -123,7 +121,9 @@ class Farm:
                 configure(Settings())
 
     def say(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`ask` in this process, for verbs that are soon done: most of a process of its own is its start."""
+        """Like `ask` in this process, for short commands: the start of a separate process takes longer than the
+        command.
+        """
         with self.here():
             said = CliRunner().invoke(app, arguments)
         assert said.exception is None or isinstance(said.exception, SystemExit), said.exception
@@ -137,10 +137,10 @@ class Farm:
         to: Sequence[str] | None = None,
         publish: bool = True,
     ) -> str:
-        """A job of one item per word of `farm.devices.simulated.BEHAVIOURS` ("" behaves); its id.
+        """Submit a job of one item per word of `farm.devices.simulated.BEHAVIOURS` ("" is normal); return its id.
 
         Args:
-            to: the ids of cards, whatever their state; all that are alive without it.
+            to: the ids of cards, in any state; default: all live cards.
         """
         ids = store_operators(self.database, behaviours, seconds)
         request = Request(
@@ -156,8 +156,8 @@ class Farm:
         return job_id
 
     def publish_again(self, job_id: str) -> None:
-        """A message for every item of the job, whatever its state, as a broker that repeats itself would bring."""
-        with self.here():  # `publish_items` passes over what is closed
+        """Publish a message for every item of the job in any state, like a broker that repeats messages."""
+        with self.here():  # `publish_items` skips closed items
             _send_single(_rows(self.database, [item.id for item in self.items(job_id) if item.id is not None]))
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
@@ -178,9 +178,10 @@ class Farm:
             return list(session.exec(select(tables.Item).where(tables.Item.job_id == job_id)))
 
     def processes(self, *words: str) -> list[psutil.Process]:
-        """Those of this host (they have its state directory in their environment) whose command has all the words.
+        """Return the processes of this host (with its state directory in their environment) whose command contains all
+        words.
 
-        Ordered by their commands, so that a seed means the same.
+        Ordered by command, so that a seed has the same meaning in every run.
         """
         found = []
         for process in psutil.process_iter():
@@ -208,10 +209,10 @@ def running(
     in_order: bool = False,
     **changes: str,
 ) -> Iterator[Farm]:
-    """A farm of one host with that many simulated cards, ready to measure (or so many of them, if not all are fit).
+    """Start a farm of one host with simulated cards, and wait until they (or `ready` of them) can measure.
 
     Args:
-        in_order: at the end it is told to stop, which takes seconds; else it is killed.
+        in_order: stop it in order at the end, which takes seconds; else kill it.
     """
     environment = {
         **os.environ,
@@ -242,22 +243,22 @@ def running(
 
 
 class SharedFarm:
-    """A farm for test after test: started when one first asks for it, and anew where the last did not leave it whole.
+    """A farm for many tests: started at first use, and restarted if the last test did not leave it intact.
 
-    To ask for it instead of a farm of one's own saves five seconds of a core. A test that hurts it waits until it is
-    well again (`whole` does), and puts back what it took out by hand: a card that it drained, a broker that it ended.
+    Using it instead of a separate farm saves five seconds of a core. A test that damages it waits until it is
+    intact again (`whole` does that), and restores what it changed: a drained card, a stopped broker.
 
     Args:
-        new_folder: makes one for each start.
-        cards: so many simulated ones.
-        new_database: the URL of an empty one for each start; SQLite in the folder without it.
+        new_folder: creates a folder for each start.
+        cards: number of simulated cards.
+        new_database: returns the URL of an empty database for each start; default: SQLite in the folder.
     """
 
     _all: ClassVar[list[SharedFarm]] = []
 
     @classmethod
     def end_all(cls) -> None:
-        """End those that run; one that is asked for again starts anew."""
+        """End all running farms; the next use of one starts it again."""
         for farm in cls._all:
             farm.close()
 
@@ -270,7 +271,7 @@ class SharedFarm:
         self._all.append(self)
 
     def whole(self, within_s: float = 15.0) -> tuple[Farm, BrokerServer]:
-        """The farm, with all its cards idle and no job open, and its broker, which is empty."""
+        """Return the farm with all cards idle and no open job, and its empty broker."""
         if self._running is not None:
             deadline = time.monotonic() + within_s
             while not self._is_whole(*self._running):
@@ -280,15 +281,15 @@ class SharedFarm:
                 time.sleep(0.1)
         if self._running is None:
             folder = self._new_folder()
-            unhealthy = folder / "unhealthy"  # a card whose id is written into it fails its check
+            unhealthy = folder / "unhealthy"  # cards listed in this file fail their health check
             unhealthy.write_text("")
             changes = {**QUICK, UNHEALTHY_VARIABLE: str(unhealthy)}
-            broker = self._stack.enter_context(BrokerServer(persistent=True))  # as a farm's should be
+            broker = self._stack.enter_context(BrokerServer(persistent=True))  # like a real farm's broker
             database_url = self._new_database() if self._new_database else f"sqlite:///{folder / 'farm.db'}"
             farm = running(folder, broker.url, database_url, cards=self._cards, **changes)
             self._running = self._stack.enter_context(farm), broker
         with redis.Redis.from_url(self._running[1].redis_url) as client:
-            client.flushall()  # what counts the parts of others' chords, and messages of workers that were killed
+            client.flushall()  # counters of other chords, and messages of killed workers
         return self._running
 
     def _is_whole(self, farm: Farm, broker: BrokerServer) -> bool:
@@ -306,14 +307,14 @@ class SharedFarm:
 
 
 def kill_all_of(worker: subprocess.Popen[bytes]) -> None:
-    """kill -9 of a `farm worker` and all below it, and wait until they are gone.
+    """Send kill -9 to a `farm worker` and all its descendants, and wait until they are gone.
 
-    What one of them starts in the meantime ends with its parent: each asks the kernel for that when it begins.
+    Processes that start in the meantime end with their parent: each requests that from the kernel.
     """
     found: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(worker.pid)
-        top.suspend()  # it starts nobody again
+        top.suspend()  # so that it restarts nothing
         found = [top, *top.children(recursive=True)]
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -323,7 +324,7 @@ def kill_all_of(worker: subprocess.Popen[bytes]) -> None:
 
 
 def store_operators(database: Database, behaviours: Sequence[str], seconds: float | None = None) -> list[str]:
-    """Operators that only simulated cards can measure, one per behaviour."""
+    """Store operators that only simulated cards can measure, one per behaviour."""
     ids = []
     with database.write() as session:
         for number, behaviour in enumerate(behaviours):

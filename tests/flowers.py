@@ -1,4 +1,4 @@
-"""A real ``farm flower`` beside a test's farm, and its pages."""
+"""A real ``farm flower`` for a test's farm, and its pages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def free_port() -> int:
 
 
 class Page:
-    """What Flower answers on ``port``; ``auth`` is the user:password that it was given."""
+    """Flower's answers on ``port``; ``auth`` is its user:password."""
 
     def __init__(self, port: int, auth: str) -> None:
         self.port = port
         self.auth = auth
 
     def get(self, path: str, auth: str | None = "", method: str = "GET") -> tuple[int, str]:
-        """Status and text; by another ``user:password``, or without one (None)."""
+        """Return status and text; with another ``user:password``, or without one (None)."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
         if auth is not None:
             request.add_header("Authorization", "Basic " + base64.b64encode((auth or self.auth).encode()).decode())
@@ -51,14 +51,16 @@ class Page:
         return False
 
     def hears(self) -> bool:
-        """Whether a worker's heartbeat has come: what happened before it listened, it never shows."""
+        """True if a worker's heartbeat has arrived: Flower never shows events from before it listened."""
         status, text = self.get("/workers?json=1")
         return status == 200 and any(worker.get("status") for worker in json.loads(text)["data"])
 
 
 @contextlib.contextmanager
 def flower_of(farm: Farm, auth: str = AUTH) -> Iterator[tuple[subprocess.Popen[bytes], Page]]:
-    """``farm flower`` with a farm's settings, once it answers; ``auth`` is what those have it ask for."""
+    """Start ``farm flower`` with a farm's settings and wait until it answers; ``auth`` is the user:password in these
+    settings.
+    """
     port = free_port()
     process = farm.start("flower", "--port", str(port))
     page = Page(port, auth)

@@ -1,15 +1,15 @@
-"""Several hosts on one machine: network namespaces with addresses of their own, on one switch.
+"""Several hosts on one machine: network namespaces with separate addresses, on one virtual switch.
 
     with Network() as network:
         broker_host, worker_host = network.host(), network.host()
-        with broker_host:                       # what this thread starts in here lives on that host
+        with broker_host:                       # processes started here are on that host
             broker.start()
         worker_host.cut()                       # pull its cable
         worker_host.join()
 
-The namespaces have no names and no processes: file descriptors of this process hold them, so that nothing is left
-behind however the tests end. Namespaces share the file system, so a server on a Unix socket is reached from anywhere;
-FARM_HOST, FARM_HOST_ID and folders of its own make a host of a process (`Host.environment`).
+The namespaces have no names and no processes: file descriptors of this process hold them, so nothing
+remains, however the tests end. Namespaces share the file system, so a server on a Unix socket is reachable from all of
+them. FARM_HOST, FARM_HOST_ID and separate folders make a process a host (`Host.environment`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests import setns
 
 
 def why_not() -> str:
-    """Why this machine cannot have such hosts; empty if it can."""
+    """Return the reason why this machine cannot have such hosts; empty if it can."""
     if not setns.known():
         return "network namespaces are a matter of Linux"
     if os.geteuid() != 0:
@@ -42,7 +42,7 @@ def why_not() -> str:
 
 
 class Network:
-    """A switch, and the hosts that are plugged into it: 10.77.0.1, 10.77.0.2, ..."""
+    """A virtual switch and its hosts: 10.77.0.1, 10.77.0.2, ..."""
 
     subnet = "10.77.0.0/24"
 
@@ -54,14 +54,14 @@ class Network:
             _ip("link", "set", "switch", "up")
 
     def host(self) -> Host:
-        """One more host, plugged in."""
+        """Add a connected host."""
         number = len(self.hosts) + 1
         host = Host(number, self._switch)
         self.hosts.append(host)
         return host
 
     def close(self) -> None:
-        """Let go of all namespaces; each is gone when the last process in it has ended."""
+        """Release all namespaces; each disappears when its last process has ended."""
         for host in self.hosts:
             host.namespace.close()
         self._switch.close()
@@ -76,7 +76,7 @@ class Network:
 
 
 class Host:
-    """One host. As a context manager it makes the calling thread, and what it starts, live there."""
+    """One host. As a context manager it puts the calling thread and its new processes there."""
 
     def __init__(self, number: int, switch: _Namespace) -> None:
         self.name = f"host{number}"
@@ -93,7 +93,7 @@ class Host:
             _ip("link", "set", "eth0", "up")
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """The settings that make a host of a process: its name, card ids, state and locks."""
+        """The settings that make a process a host: its name, card ids, state and locks."""
         return {
             "FARM_HOST": self.name,
             "FARM_HOST_ID": self.name,
@@ -102,12 +102,12 @@ class Host:
         }
 
     def cut(self) -> None:
-        """Unplug it: from now on no packet comes or goes, and connections are not told."""
+        """Disconnect the host: no packets pass, and connections get no notice."""
         with self._switch:
             _ip("link", "set", self._port, "down")
 
     def join(self) -> None:
-        """Plug it in again."""
+        """Connect the host again."""
         with self._switch:
             _ip("link", "set", self._port, "up")
 
@@ -132,7 +132,7 @@ class _Namespace:
             except OSError as error:
                 made.append(error)
 
-        thread = threading.Thread(target=make)  # which ends in the new namespace: this one stays where it is
+        thread = threading.Thread(target=make)  # the new thread changes its namespace; this one does not
         thread.start()
         thread.join()
         if isinstance(made[0], OSError):

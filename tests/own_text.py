@@ -1,4 +1,4 @@
-"""A small text, and a tokenizer of a few words that reads it."""
+"""A small text, and a tokenizer with a few words for it."""
 
 import json
 
@@ -29,7 +29,7 @@ def tokenizer_json(**changes):
 
 
 def write_own_text(folder):
-    """(the text's file, the tokenizer's folder), both in a folder that is there."""
+    """Write both into an existing folder; return (file of the text, folder of the tokenizer)."""
     text, tokenizer = folder / "text.txt", folder / "tokenizer"
     text.write_text(TEXT)
     tokenizer.mkdir()

@@ -1,4 +1,4 @@
-"""A job on simulated cards, planned in a database without any worker: for tests of what the database decides."""
+"""A job on simulated cards, planned in a database without a worker: for tests of decisions of the database."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sweep(number: int = 1, **changes: Any) -> Request:
 
 
 def register(database: Database, *numbers: int, model: str = "a card") -> list[str]:
-    """Cards as their workers register them; their ids."""
+    """Register cards as their workers do; return their ids."""
     ids = []
     for number in numbers:
         card = Card(id=f"SIM-{number}", kind="simulated", model=model, memory_bytes=0, host="here", index=number)
@@ -55,13 +55,13 @@ def register(database: Database, *numbers: int, model: str = "a card") -> list[s
 
 
 def plan(database: Database, card_ids: Sequence[str], *, number: int = 1, operators: Sequence[str] = ()) -> str:
-    """A sweep job of so many tuples; its id."""
+    """Plan a sweep job of `number` tuples; return its id."""
     ids = list(operators) or store_operators(database, [""] * number)
     return jobs.create(database, sweep(len(ids)), card_ids, operator_ids=ids).job_id
 
 
 def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequence[str], **changes: Any) -> str:
-    """A model job of one call per operator type; its id."""
+    """Plan a model job of one call per operator type; return its id."""
     variant = Variant("resnet18", batch=1, input_size=224)
     ids = store_operators(database, [""] * len(short_names))
     with database.write() as session:
@@ -130,6 +130,6 @@ def readings(database: Database) -> int:
 
 
 def know(database: Database, model: str, batch: int = 32) -> None:
-    """Have a model taken apart, as if it had been asked for before: a command that asks for it need not import torch."""
+    """Store the capture of a model, as after an earlier request, so that a command for it need not import torch."""
     request = Request(variant=catalog.variant(model, batch), protocol=Protocol())
     capture_for(database, request, device_type="cpu", torch=torch_version())

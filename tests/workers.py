@@ -1,10 +1,10 @@
-"""Which test goes to which worker of pytest-xdist, and when: so that two cores are busy from the first second to the last.
+"""Distribute the tests over the workers of pytest-xdist, so that two cores are busy from beginning to end.
 
-A test that starts a farm waits for most of its time, for leases and heartbeats; one in process keeps a core busy. So
-there are more workers than cores, and a few of them, never all, are at farms until there are none left: cores are busy
-beside them. What shares a farm is one row and goes to one worker: another would start a farm of its own. (The marker
-`xdist_group` is for that, but pytest-xdist 3.8 does not see the groups of pytest 9.2: its issue 1386.) All others follow
-file by file, so that what a file makes once, and what it imports, is made and imported by one worker.
+A test with a farm mostly waits for leases and heartbeats; a test in process keeps a core busy. So there are more
+workers than cores, and some of them, never all, run farm tests until none are left. Tests that share a farm form one
+row and go to one worker, because another worker would start a separate farm. (The marker `xdist_group` is for that, but
+pytest-xdist 3.8 does not see the groups of pytest 9.2: its issue 1386.) All other tests follow file by file, so that
+one worker runs the fixtures and imports of a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: Files whose tests start whole farms, the longest row first. One that is missing here is only done later.
+#: Files whose tests start complete farms, the longest row first. A file that is missing here only runs later.
 ROWS = (
     ("faults/test_soak.py",),
     ("faults/test_processes.py", "tasks/test_flower.py", "cli/test_doctor_of_a_farm.py"),
@@ -29,12 +29,12 @@ ROWS = (
     ("security/test_secrets.py",),
     ("tasks/test_logs.py",),
     ("tasks/test_metrics.py",),
-    ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # one card for all
+    ("gpu/test_measure_gpu.py", "gpu/test_second_opinions_gpu.py"),  # all use the same card
 )
-#: So many workers are at rows at once.
+#: Number of workers that run rows at the same time.
 WAITING = 3
-#: Files that keep a core busy for long: begun last, one would be what all wait for. Those that stand together import
-#: transformers, which takes three seconds, and is done once for them; or DuckDB, with which a worker takes long to end.
+#: Files that keep a core busy for long; if one began last, all others would wait for it. Files in one group import
+#: transformers, which takes three seconds, once for the group; or DuckDB, with which a worker takes long to end.
 BUSY = (
     ("operators/test_partition.py",),
     ("training/test_rebuild.py", "training/test_capture.py", "cli/test_memory.py"),
@@ -59,7 +59,7 @@ _ROW_OF = {f"{_TESTS}/{file}": row for row in (*ROWS, *BUSY) for file in row}
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows, the busy files, and then all others as they come."""
+    """Order the tests: the rows, the busy files, then all others."""
     rows = (*ROWS, *BUSY)
     place = {f"{_TESTS}/{file}": number for number, row in enumerate(rows) for file in row}
     return sorted(items, key=lambda item: place.get(_file_of(item.nodeid), len(rows)))
@@ -70,12 +70,14 @@ def starts_farms(item: pytest.Item) -> bool:
 
 
 def number_of_workers(*, waiting: bool) -> int:
-    """As many as cores, and more where half of the tests wait: each imports torch, and collects all tests."""
+    """Return the number of cores, and more if half of the tests wait. Each worker imports torch and collects all
+    tests.
+    """
     return len(os.sched_getaffinity(0)) + 3 * waiting
 
 
 class InRows(LoadScopeScheduling):
-    """Gives a worker a row, or a file, whenever it has no more than two tests left."""
+    """Scheduler that gives a worker a row, or a file, when it has at most two tests left."""
 
     def _split_scope(self, nodeid: str) -> str:
         row = _ROW_OF.get(_file_of(nodeid))
@@ -89,7 +91,7 @@ class InRows(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _at_rows(self) -> int:
-        """How many workers have a test of a row before them."""
+        """Return the number of workers with a pending test of a row."""
         return sum(
             any(_is_row(scope) and not all(tests.values()) for scope, tests in work.items())
             for work in self.assigned_work.values()
