@@ -126,7 +126,7 @@ def memory(
     if amounts and not run:
         found = placed(found)
     if what_if_recompute:
-        say("The step is taken apart again for each block: a second or a few for each.")
+        say("The step is extracted again for each block, which takes a second or a few each.")
         found = memories.with_recomputed(found)
     for path in files.write_config(found, config) if config else ():
         say(f"Written to {path}")

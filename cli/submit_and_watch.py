@@ -80,7 +80,7 @@ class Outcome:
         from farm.errors import Refused
 
         if told := self.told_refused(done):
-            raise Refused(told, "`farm operators MODEL` shows where a model cannot be taken apart.")
+            raise Refused(told, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
 
 
 def plan(wishes: Iterable[PartialRequest], cards: Sequence[Card], *, target: float) -> list[Planned]:

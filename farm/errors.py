@@ -10,7 +10,7 @@
     │   ├── NoSuchCard
     │   ├── Ambiguous              it means several, and one must be chosen
     │   └── SettingsError          a setting or its file is malformed
-    ├── CaptureError               the model could not be taken apart      exit 1
+    ├── CaptureError               the model could not be extracted        exit 1
     ├── Refused                    so one of several, or it does not fit   exit 1
     ├── TupleRejected              a tuple that is not one: never built    exit 1
     ├── Unreadable                 a stored row that no longer parses      exit 1

@@ -200,10 +200,10 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
 
 
 def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[Wanted]:
-    """The tuples of a model: as a stored capture has them, with the classes of data that were seen; else taken apart now.
+    """The tuples of a model: as a stored capture has them, with the classes of data that were seen; otherwise extracted now.
 
     Raises:
-        CaptureError: it cannot be taken apart.
+        CaptureError: it cannot be extracted.
     """
     if stored := stored_tuples(session, variant, device_type, launch):
         return stored

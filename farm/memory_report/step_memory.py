@@ -397,11 +397,11 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
 
 
 def memory(variant: Variant, card: str, capture: Capture | None = None) -> Memory:
-    """A step taken apart without a card, its times estimated.
+    """A step extracted without a card, with estimated times.
 
     Args:
         card: the name of a card with a data sheet, or part of it; or cpu.
-        capture: the step as that card runs it, where it has been taken apart there.
+        capture: the step as that card runs it, if it was captured there.
 
     Raises:
         UsageError: there is no data sheet for that card; and what `farm.training.extract.extract_step` raises.

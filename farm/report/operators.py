@@ -78,7 +78,7 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.
-        CaptureError: the model could not be taken apart.
+        CaptureError: the model could not be extracted.
     """
     from farm.training.extract import extract
 
