@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from farm.jobs.balance import Queue, Work, balance, place
+from farm.jobs.balance import CardQueue, QueuedItem, balance, place
 
 PASS_S, LOST_S = 5.0, 15.0
 #: What 10,000 items may take of the broker, and the share of what the database bears that a farm may ask for.
@@ -86,7 +86,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
     best_s = (total_s - dies_s) / (cards - 1 - 0.75) if cards > 3 else total_s
 
     waiting: dict[str, list[int]] = {card: [] for card in ids}
-    placed = place((Work(n, s) for n, s in expected.items()), dict.fromkeys(ids, 0.0))
+    placed = place((QueuedItem(n, s) for n, s in expected.items()), dict.fromkeys(ids, 0.0))
     for number, card in placed.items():
         waiting[card].append(number)
     for queue in waiting.values():
@@ -125,14 +125,14 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
             moved_off = True
             stranded = waiting[dead] + ([current.pop(dead)[0]] if dead in current else [])
             free_at_s = {c: sum(expected[n] for n in waiting[c]) for c in ids if c != dead}
-            for number, card in place((Work(n, expected[n]) for n in stranded), free_at_s, slowness).items():
+            for number, card in place((QueuedItem(n, expected[n]) for n in stranded), free_at_s, slowness).items():
                 waiting[card].append(number)
             waiting[dead] = []
         if balancing:
             queues = [
-                Queue(
+                CardQueue(
                     card,
-                    [Work(n, expected[n]) for n in waiting[card]],
+                    [QueuedItem(n, expected[n]) for n in waiting[card]],
                     max(0.0, current[card][1] - now_s) * speed[card] if card in current else 0.0,
                     slowness[card],
                 )

@@ -130,7 +130,7 @@ def _release(name: str) -> str:
     database, card = _found(name)
     if not cards.resume(database, card.id, quarantined=True):
         return f"{card.id} was not in quarantine."
-    if cards.written_state(database, card.id) == "starting":
+    if cards.stored_state(database, card.id) == "starting":
         return f"{card.id} is released: its worker checks it again; if it is healthy, it takes items."
     return f"{card.id} is released; it takes items again when its worker starts and finds it healthy."
 

@@ -101,7 +101,7 @@ def perform(
     from farm.settings import settings
     from farm.store.database import Database
     from farm.study import results
-    from farm.study.laboratory import Plan
+    from farm.study.laboratory import StudyOptions
 
     find(model)
     if png is not None:
@@ -114,7 +114,7 @@ def perform(
         for other in opening.all_own_cards()
         if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
     )
-    plan = Plan(request.variant, quick, tuples, neighbours)
+    plan = StudyOptions(request.variant, quick, tuples, neighbours)
     database = Database(settings().database)
     try:
         database.upgrade()

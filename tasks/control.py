@@ -129,7 +129,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         with _continuing("moving items of absent cards"):
             publish_items(store, _move_stranded(store, current, views, farm))
         with _continuing("cancelling jobs with interrupted planning"):
-            _take_back(store, farm)
+            _cancel_interrupted_planning(store, farm)
         with _continuing("balancing"):
             _balance(store, current, views, farm)
     with _continuing("publishing lost items"):
@@ -145,7 +145,7 @@ def reconcile_now(store: Database, current: Settings, farm: str, *, may_move: bo
         publish_aggregate(job_id, number)
 
 
-def put_right(store: Database, current: Settings, farm: str, job_id: str) -> None:
+def repair_job(store: Database, current: Settings, farm: str, job_id: str) -> None:
     """Repair one job at once, before its items are published again; see `reconcile_now`."""
     _close_exhausted(store, current, farm, job_id)
     items.wake_orphans(store, farm=farm, job_id=job_id)
@@ -190,10 +190,10 @@ def _close_exhausted(store: Database, current: Settings, farm: str | None = None
     follow_up(store, closed)
 
 
-def _take_back(store: Database, farm: str) -> None:
+def _cancel_interrupted_planning(store: Database, farm: str) -> None:
     """Cancel the jobs whose planner was killed."""
     with store.read() as session:
-        cut_short = _cut_short(session, farm)
+        cut_short = _interrupted_planning(session, farm)
     for job_id in cut_short:
         log.warning(
             "The planning of job %s was interrupted; it is cancelled: `farm retry %s` continues", job_id, job_id
@@ -316,7 +316,7 @@ def _unpublished(session: Session, farm: str, after_s: float) -> list[tuple[str,
     return [(job_id, number) for job_id, number in session.execute(query)]
 
 
-def _cut_short(session: Session, farm: str) -> list[str]:
+def _interrupted_planning(session: Session, farm: str) -> list[str]:
     """Jobs whose planner stopped before the end. One that was only suspended finds its job ended."""
     stale = col(tables.Round.progress_at_s) < database_now() - PLANNING_PATIENCE_S
     query = _newest_rounds(farm).where(col(tables.Round.planned_at_s).is_(None), stale)

@@ -102,7 +102,9 @@ class EmbeddedFarm:
             with CardLock(card.id, self.settings.lock_dir):
                 pass  # free now; the worker takes it
         self.starting()
-        registry.try_again(self.database, [card.id for card in self.cards])  # quarantines of earlier embedded farms
+        registry.end_embedded_quarantines(
+            self.database, [card.id for card in self.cards]
+        )  # quarantines of earlier embedded farms
         with self.held():
             self._start()
 
@@ -156,7 +158,7 @@ class EmbeddedFarm:
             for child in self.supervisor.tend():
                 raise NoWorker(
                     f"The worker of {child.name} ended with exit code {child.last_exit}: "
-                    f"{self.supervisor.last_words(child) or 'it wrote nothing'}",
+                    f"{self.supervisor.log_tail(child) or 'it wrote nothing'}",
                     "Correct that and run again; nothing was lost.",
                 )
             if time.monotonic() > deadline:

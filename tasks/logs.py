@@ -80,7 +80,7 @@ def _instead_of_celery(**_: Any) -> None:
     set_up()
 
 
-def keep_form() -> None:
+def silence_billiard() -> None:
     """Keep billiard from logging plain text in the processes that this one starts, before they call `set_up`."""
     os.environ.pop("_MP_FORK_LOGLEVEL_", None)
 

@@ -46,7 +46,7 @@ class CardWorker(ItemDriver):
     def registered(self, card: Card) -> None:
         """Take the card's fingerprint if it has none with this driver. The card measures without one, too."""
         try:
-            if cards.wants_fingerprint(self.database, card.id, card.driver):
+            if cards.needs_fingerprint(self.database, card.id, card.driver):
                 cards.keep_fingerprint(
                     self.database, card.id, self.benchmark.call(FingerprintRequest(), timeout_s=60.0)
                 )
@@ -69,10 +69,10 @@ class CardWorker(ItemDriver):
         self.task.send_event("task-retried", exception=f"{reason}: {message}", traceback="")
 
     def ending(self) -> bool:
-        return _ended.is_set() or self.told_to_stop() or (_parent is not None and os.getppid() != _parent)
+        return _ended.is_set() or self.stop_requested() or (_parent is not None and os.getppid() != _parent)
 
-    def told_to_stop(self) -> bool:
-        return bool(_told_to_stop)
+    def stop_requested(self) -> bool:
+        return bool(_stop_signals)
 
     def stay_registered(self, heartbeat_s: float) -> None:
         """Register the card, and again if its row asks for that: after a release, or if it failed before.
@@ -82,7 +82,7 @@ class CardWorker(ItemDriver):
         self._register_again()
         while not _ended.wait(heartbeat_s):
             try:
-                state = cards.written_state(self.database, self.card_id)
+                state = cards.stored_state(self.database, self.card_id)
             except FarmError:
                 continue  # the worker's heartbeat logs it
             if state == CardState.STARTING or (self.software is None and state != CardState.QUARANTINED):
@@ -104,7 +104,7 @@ _worker: CardWorker | None = None
 _lock = threading.Lock()
 _ended = threading.Event()
 # A list, not an Event: the signal handler may interrupt code that holds the lock of an Event.
-_told_to_stop: list[int] = []
+_stop_signals: list[int] = []
 _parent: int | None = None  # the worker's main process
 
 
@@ -117,7 +117,7 @@ def begin(**_: Any) -> None:
         return
     _parent = os.getppid()
     die_with_parent()
-    signal.signal(STOPPING, lambda number, _frame: _told_to_stop.append(number))
+    signal.signal(STOPPING, lambda number, _frame: _stop_signals.append(number))
     current = settings()
     _worker = CardWorker(
         card_id,
@@ -202,7 +202,7 @@ def run_item(task: Task | None, worker: CardWorker, item_id: int) -> dict[str, A
     try:
         outcome = worker.run(item_id)
     except DatabaseUnreachable as error:
-        if not worker.told_to_stop():
+        if not worker.stop_requested():
             raise
         raise Reject(error.message, requeue=True) from error
     except CardUnavailable as error:

@@ -23,7 +23,7 @@ from farm.devices.device import Device
 from farm.devices.host import find_card, open_device
 from farm.errors import FarmError
 from farm.jobs import cards, listing
-from farm.jobs.listing import CardCensus
+from farm.jobs.listing import CardCounts
 from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
@@ -36,7 +36,7 @@ CARD = ("host", "card", "index", "model")
 
 #: (family, name, help, value) of the metrics with one value per card. Counters only grow. Items that are tried again,
 #: moved or handed back lower the gauges; as counters, rate() would take that for a restart.
-PER_CARD: tuple[tuple[Any, str, str, Callable[[CardCensus], float]], ...] = (
+PER_CARD: tuple[tuple[Any, str, str, Callable[[CardCounts], float]], ...] = (
     (CounterMetricFamily, "farm_items_measured", "Items with a reading taken for them", lambda of: of.measured),
     (CounterMetricFamily, "farm_items_reused", "Items closed with a reading that was there", lambda of: of.reused),
     (GaugeMetricFamily, "farm_items_begun_again", "Attempts after an item's first", lambda of: of.begun_again),
@@ -119,7 +119,7 @@ class FarmCollector(Collector):
         yield from _items(entries)
         yield from self._now(entries)
 
-    def _now(self, entries: list[CardCensus]) -> Iterator[Metric]:
+    def _now(self, entries: list[CardCounts]) -> Iterator[Metric]:
         """What the cards and their queues report at this moment."""
         power = GaugeMetricFamily("farm_card_power_watts", "What the card draws now", labels=CARD)
         temperature = GaugeMetricFamily("farm_card_temperature_celsius", "The chip's temperature now", labels=CARD)
@@ -152,7 +152,7 @@ def _labels(card: Card) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 
-def _items(entries: list[CardCensus]) -> Iterator[Metric]:
+def _items(entries: list[CardCounts]) -> Iterator[Metric]:
     failed = GaugeMetricFamily("farm_items_failed", "Items that ended without a reading", labels=[*CARD, "reason"])
     waiting = GaugeMetricFamily("farm_items_open", "Items not yet closed", labels=[*CARD, "state"])
     state = GaugeMetricFamily("farm_card_state", "1 for the state that the card is in", labels=[*CARD, "state"])

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from farm.errors import BrokerUnreachable, NoSuchJob
 from farm.jobs import jobs
 from farm.jobs.closing import close_known_rounds
-from farm.jobs.create import OpenedJob, Tuples, capture_all_layers, open_job, plan_rest
+from farm.jobs.create import OpenedJob, Tuples, capture_all_layers, continue_planning, open_job
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import JobState
 from farm.types.request import Request
-from tasks.control import put_right
+from tasks.control import repair_job
 from tasks.queues import own_farm, publish_aggregate, publish_round
 
 
@@ -112,10 +112,10 @@ def resume(
     with database.read() as session:
         newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None:
-        plan_rest(
+        continue_planning(
             database, job, _publishing_while_it_grows(database, Request.from_json(job.request), lambda: None, progress)
         )
-    put_right(database, current, own_farm(), job_id)
+    repair_job(database, current, own_farm(), job_id)
     if published := publish_round(database, job_id, job.round, again=True):
         return published
     publish_aggregate(job_id, job.round)

@@ -119,7 +119,7 @@ class Supervisor:
                     os.killpg(child.process.pid, signal.SIGKILL)
                 child.process.wait()
 
-    def last_words(self, child: Child, lines: int = 5) -> str:
+    def log_tail(self, child: Child, lines: int = 5) -> str:
         """The end of a child's log, for a message."""
         if self.log_dir is None:
             return ""

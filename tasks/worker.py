@@ -104,7 +104,7 @@ def _announce(database: Database, card_id: str, holder: str, current: Settings) 
     try:
         card: Card | None = find_card(card_id, current)
     except NoSuchCard:
-        if not cards.written_state(database, card_id):
+        if not cards.stored_state(database, card_id):
             raise
         card = None  # its benchmark process will fail with the same reason, and put it in quarantine
     cards.announce(database, card_id, card, holder=holder, queue=card_queue(card_id))
@@ -178,7 +178,7 @@ class StallWatchdog:
     def _items_wait(self, database: Database) -> bool:
         with database.read() as session:
             card = session.get(tables.Card, self.card_id)
-            return card is not None and card.state == CardState.IDLE and bool(cards.silences(session, [card]))
+            return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
 
 
 # ---------------------------------------------------------------------------------------------- the control worker
@@ -237,7 +237,7 @@ def _celery_worker(*, name: str, queues: Sequence[str], pool: str, host: str) ->
         loglevel=logging.INFO,
         optimization="fair",
     )
-    logs.keep_form()
+    logs.silence_billiard()
     signal.signal(STOPPING, signal.SIG_IGN)  # inherited by a pool process that has no handler yet
 
     @worker_shutting_down.connect(weak=False)

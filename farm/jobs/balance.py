@@ -27,7 +27,7 @@ LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Work:
+class QueuedItem:
     """One waiting item and the seconds that it should take on a card of slowness 1."""
 
     key: int
@@ -35,11 +35,11 @@ class Work:
 
 
 @dataclass
-class Queue:
+class CardQueue:
     """One card with its items. ``slowness`` is taken over expected seconds: 4.0 is four times slower than expected."""
 
     card_id: str
-    waiting: list[Work] = field(default_factory=list)
+    waiting: list[QueuedItem] = field(default_factory=list)
     busy_s: float = 0.0  # expected seconds of the claimed item
     slowness: float = 1.0
 
@@ -50,7 +50,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class MovableItem:
     """An item that waits for one card, and the cards that may take it."""
 
     id: int
@@ -60,7 +60,9 @@ class Waiting:
     takers: frozenset[str]
 
 
-def place(work: Iterable[Work], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}) -> dict[int, str]:
+def place(
+    work: Iterable[QueuedItem], free_at_s: Mapping[str, float], slowness: Mapping[str, float] = {}
+) -> dict[int, str]:
     """Place each item, longest first, on the card that would end it first (LPT); key -> card id.
 
     Args:
@@ -76,7 +78,7 @@ def place(work: Iterable[Work], free_at_s: Mapping[str, float], slowness: Mappin
     return placed
 
 
-def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
+def balance(queues: Sequence[CardQueue], *, dry_within_s: float) -> dict[int, str]:
     """Move items from the fullest cards to cards that will soon be idle; key -> new card id.
 
     Cards with enough to do get nothing, since every move is a message. A move must gain more than it costs, so that
@@ -111,7 +113,9 @@ def balance(queues: Sequence[Queue], *, dry_within_s: float) -> dict[int, str]:
     return moves
 
 
-def _worth_moving(waiting: Sequence[Work], giver_ends_s: float, taker_ends_s: float, slowness: float) -> int | None:
+def _worth_moving(
+    waiting: Sequence[QueuedItem], giver_ends_s: float, taker_ends_s: float, slowness: float
+) -> int | None:
     """The position of the item that the taker should get, None if no move gains enough.
 
     Args:
@@ -127,7 +131,7 @@ def _worth_moving(waiting: Sequence[Work], giver_ends_s: float, taker_ends_s: fl
 
 
 def balance_groups(
-    waiting: Sequence[Waiting], open_s: Mapping[str, float], slowness: Mapping[str, float], *, dry_within_s: float
+    waiting: Sequence[MovableItem], open_s: Mapping[str, float], slowness: Mapping[str, float], *, dry_within_s: float
 ) -> dict[int, str]:
     """`balance` for items that only some of the cards may take; item id -> new card id.
 
@@ -140,11 +144,11 @@ def balance_groups(
     moves: dict[int, str] = {}
     # Groups with the fewest takers first; their moves count for the next group.
     for group in sorted({item.takers for item in waiting}, key=lambda group: (len(group), sorted(group))):
-        queues = {card_id: Queue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
+        queues = {card_id: CardQueue(card_id, [], open_s[card_id], slowness.get(card_id, 1.0)) for card_id in group}
         movable = {item.id: item for item in waiting if item.takers == group and item.card_id in group}
         for item in movable.values():
             queue = queues[item.card_id]
-            queue.waiting.append(Work(item.id, item.expected_s))
+            queue.waiting.append(QueuedItem(item.id, item.expected_s))
             queue.busy_s = max(0.0, queue.busy_s - item.expected_s)
         found = balance(list(queues.values()), dry_within_s=dry_within_s)
         for item_id, taker in found.items():

@@ -139,7 +139,7 @@ def register(
     return software_id
 
 
-def write_down(session: Session, card: Card, software: Software | None = None) -> None:
+def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
     if session.get(tables.Card, card.id) is None:
         row = tables.Card(id=card.id, kind=card.kind, model=card.model)
@@ -156,7 +156,7 @@ def _describe(row: tables.Card, card: Card) -> None:
     row.origin = ""  # its readings may have been imported before it joined
 
 
-def written_state(database: Database, card_id: str) -> str:
+def stored_state(database: Database, card_id: str) -> str:
     """The state as last written, heartbeat or not; "" if the card is not registered."""
     with database.read() as session:
         row = session.get(tables.Card, card_id)
@@ -199,7 +199,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 
     Args:
         farm: the embedded farm that found the card unhealthy, for itself alone; the next one tries it again
-            (`try_again`).
+            (`end_embedded_quarantines`).
 
     Raises:
         NoSuchCard: the card is not registered.
@@ -214,7 +214,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
         session.add(row)
 
 
-def try_again(database: Database, card_ids: Sequence[str]) -> list[str]:
+def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
     """End quarantines that an earlier embedded farm set for itself; returns those cards, which are checked again."""
     with database.write() as session:
         own = col(tables.Card.id).in_(card_ids), col(tables.Card.state) == CardState.QUARANTINED
@@ -281,7 +281,9 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     own = select(tables.Card).where(tables.Card.origin == "")
     rows = session.exec(own.order_by(col(tables.Card.host), col(tables.Card.index))).all()
     states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
-    silent_s = silences(session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)])
+    silent_s = silent_times_s(
+        session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
+    )
     return [
         CardStatus(
             card,
@@ -297,7 +299,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     ]
 
 
-def silences(session: Session, found: Sequence[tables.Card]) -> dict[str, float]:
+def silent_times_s(session: Session, found: Sequence[tables.Card]) -> dict[str, float]:
     """How long each of these cards has begun nothing although published items of its farm wait for it. Unit: s.
 
     Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
@@ -355,7 +357,7 @@ def _counts(session: Session, state: ItemState, since_s: float | None = None) ->
     return dict(session.execute(query.group_by(col(tables.Item.card_id))).all())
 
 
-def wants_fingerprint(database: Database, card_id: str, driver: str) -> bool:
+def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
     """Whether the card lacks a fingerprint taken with this driver. Simulated cards need none."""
     with database.read() as session:
         card = session.get(tables.Card, card_id)

@@ -89,7 +89,7 @@ def open_job(
     """Create the job of a request with its first round; nothing is published.
 
     The tuples of a sweep are added in batches, each in its own transaction, so that the first are measured while the
-    others are built. KeyboardInterrupt cancels the job; `plan_rest` continues a planning that was interrupted
+    others are built. KeyboardInterrupt cancels the job; `continue_planning` continues a planning that was interrupted
     otherwise.
 
     Args:
@@ -135,7 +135,7 @@ def open_job(
     )
 
 
-def plan_rest(
+def continue_planning(
     database: Database, job: tables.Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
 ) -> OpenedJob:
     """Continue the interrupted planning of a sweep's job. Harmless while another process plans it.

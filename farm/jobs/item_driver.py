@@ -73,7 +73,7 @@ def hold_card(card: Card, database: Database | None = None) -> Iterator[Benchmar
     """
     with CardLock(card.id, settings().lock_dir):
         if database is not None:
-            cards.try_again(database, [card.id])
+            cards.end_embedded_quarantines(database, [card.id])
             refuse_card_in(database, card.id, CardState.QUARANTINED)
         with BenchmarkProcess(card.id) as process, quarantining(database, card):
             check_health(process)
@@ -84,7 +84,7 @@ def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None
     """Raises:
     CardUnavailable: the card is in one of these states.
     """
-    state = cards.written_state(database, card_id)
+    state = cards.stored_state(database, card_id)
     if state in states:
         end = "resume" if state == CardState.DRAINING else "release"
         raise CardUnavailable(f"The card {card_id} is {state}.", f"End that with `farm cards {end} {card_id}`.")
@@ -99,7 +99,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
         if database is not None:
             farm = cards.farm_name(settings().host, os.getpid(), uuid.uuid4().hex[:6])
             with database.write() as session:
-                cards.write_down(session, card)
+                cards.ensure_card(session, card)
             cards.quarantine(database, card.id, error.message, farm=farm)
         raise
 
@@ -107,7 +107,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
 def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> tables.Reading:
     """Store a reading that belongs to no item, with its card."""
     with database.write() as session:
-        cards.write_down(session, answer.card, answer.software)
+        cards.ensure_card(session, answer.card, answer.software)
         return add_reading(
             session,
             answer.reading,
@@ -298,7 +298,7 @@ class ItemDriver:
                 return query()
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
-                if time.monotonic() + pause_s > deadline_s or (self.told_to_stop() and not claimed):
+                if time.monotonic() + pause_s > deadline_s or (self.stop_requested() and not claimed):
                     raise
                 log.warning("Waiting for the database: %s", error.message)
                 time.sleep(pause_s)
@@ -319,9 +319,9 @@ class ItemDriver:
 
     def ending(self) -> bool:
         """Whether this process is about to end."""
-        return self.told_to_stop()
+        return self.stop_requested()
 
-    def told_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether this process was told to stop."""
         return False
 

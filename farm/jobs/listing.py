@@ -107,7 +107,7 @@ def _silence(silent_s: float) -> str:
 
 
 @dataclass
-class CardCensus:
+class CardCounts:
     """The items of one card in numbers. ``within`` is cumulative and belongs to `DURATION_BOUNDS_S`.
 
     `measured`, `reused` and the durations only grow. The other numbers fall when items are tried again, moved or handed
@@ -127,12 +127,12 @@ class CardCensus:
     busy_share: float = 0.0
 
 
-def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCensus]:
+def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCounts]:
     """Count the items of the cards that registered from ``host``.
 
     The totals come from the database, so they survive restarts.
     """
-    found = {view.card.id: CardCensus(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
+    found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
     ids = list(found)
     for card_id, state, reused, reason, number, attempts, repeated in session.execute(_by_state(ids)):
         entry = found[card_id]

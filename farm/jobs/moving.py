@@ -18,8 +18,8 @@ from typing import Any
 from sqlmodel import Session, col, func, or_, select
 
 from farm.jobs import item_state
-from farm.jobs.balance import Waiting, balance_groups, slowness
-from farm.jobs.planning import bound_to, card_for_each
+from farm.jobs.balance import MovableItem, balance_groups, slowness
+from farm.jobs.planning import card_for_each, wait_on_card
 from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
@@ -153,7 +153,7 @@ def _close_absent(
         return ()
     contributors = _contributors(session, job.id)
     stand_in = min(peers, key=lambda card: (card.id not in contributors, card.id))
-    return bound_to(session, job, stand_in.id)
+    return wait_on_card(session, job, stand_in.id)
 
 
 def _contributors(session: Session, job_id: str) -> set[str]:
@@ -212,7 +212,7 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
     )
 
 
-def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[Waiting]:
+def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[MovableItem]:
     """The tuples that wait for the cards, each with the cards that may take it."""
     rows = session.execute(
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
@@ -232,11 +232,12 @@ def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[
         for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
     }
     return [
-        Waiting(item_id, card_id, expected_s, job_id, takers[job_id]) for item_id, card_id, expected_s, job_id in rows
+        MovableItem(item_id, card_id, expected_s, job_id, takers[job_id])
+        for item_id, card_id, expected_s, job_id in rows
     ]
 
 
-def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[Waiting]) -> list[int]:
+def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[MovableItem]) -> list[int]:
     """Move items (id -> card id); returns the ids of the moved items and of wholes that this makes necessary."""
     planned = [item for item in waiting if item.id in moves]
     with database.write() as session:
@@ -271,5 +272,5 @@ def _missing_wholes(session: Session, moved: Sequence[Item]) -> list[Item]:
     """Wholes for cards that now contribute tuples: the verdict compares each card with itself."""
     wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
-        wanted += bound_to(session, session.get_one(tables.Job, job_id), card_id)
+        wanted += wait_on_card(session, session.get_one(tables.Job, job_id), card_id)
     return wanted

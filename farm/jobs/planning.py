@@ -16,7 +16,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import NoSuchCard, TupleRejected, UsageError
 from farm.jobs import item_state
-from farm.jobs.balance import Work, place
+from farm.jobs.balance import QueuedItem, place
 from farm.operators.roofline import Roofline, roofline_of
 from farm.store import tables
 from farm.store.content import classes, store_protocol
@@ -127,7 +127,7 @@ def add_round(
             extra += [new_item(job, card, "canary", *subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         for card_id in sorted(busy):
-            extra += bound_to(session, job, card_id)
+            extra += wait_on_card(session, job, card_id)
         _reuse(session, extra, request, cards)
     items = tuples + extra
     session.add_all(items)
@@ -223,7 +223,7 @@ def _wholes(
     return wholes
 
 
-def bound_to(session: Session, job: tables.Job, card_id: str) -> list[Item]:
+def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     """Let a job's whole wait on a card, and the items that were given up there; a new whole if the card has none."""
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # These rows are used again: a second row would have the same unique key.
@@ -354,7 +354,7 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[table
     )
     free_at_s = {card.id: float(ahead.get(card.id) or 0.0) for card in cards}
     in_order = sorted(range(len(items)), key=lambda number: items[number].subject_id)
-    placed = place((Work(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
+    placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
     return [chosen[number] for number in range(len(items))]
 

@@ -17,12 +17,12 @@ from farm.jobs.item_driver import check_health
 from farm.pages.plots import Chart
 from farm.settings import settings
 from farm.store import tables
-from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
+from farm.study.laboratory import Laboratory, Sample, StudyOptions, require, require_neighbours
 from farm.study.results import Column, Findings, change, known
 from farm.types.protocol import Protocol, Stopping
 
 
-def data(laboratory: Laboratory, plan: Plan) -> Findings:
+def data(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """How much do the values in the tensors matter? Each tuple with normal values, with zeros, and with the values that
     most of its calls have in the model.
     """
@@ -91,7 +91,7 @@ def _commonest(sample: Sample) -> str:
     return max(sample.data, key=lambda pair: pair[1])[0] if sample.data else "normal"
 
 
-def simultaneous(laboratory: Laboratory, plan: Plan) -> Findings:
+def simultaneous(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """Do the readings of a card change while its neighbours measure? The same list alone and beside busy neighbours.
 
     Without `quick` both twice, in the order A B B A, against drift.
@@ -109,7 +109,7 @@ def simultaneous(laboratory: Laboratory, plan: Plan) -> Findings:
         return _alone_and_beside(laboratory, plan)
 
 
-def _alone_and_beside(laboratory: Laboratory, plan: Plan) -> Findings:
+def _alone_and_beside(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     stopping = laboratory.stopping(quick=plan.quick)
     protocol = laboratory.protocol()
     samples = laboratory.samples(plan.variant, plan.tuples or (12 if plan.quick else None))

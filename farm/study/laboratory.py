@@ -22,7 +22,7 @@ from farm.benchmark_process.requests import InSituRequest
 from farm.devices.device import Card
 from farm.devices.host import torch_version
 from farm.errors import FarmError, Unmeasurable, UsageError
-from farm.jobs.cards import write_down
+from farm.jobs.cards import ensure_card
 from farm.jobs.create import capture_for
 from farm.jobs.item_driver import check_health, hold_card, keep_reading, quarantining
 from farm.operators.roofline import roofline_of
@@ -57,7 +57,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyOptions:
     """The options of a study."""
 
     variant: Variant
@@ -91,7 +91,7 @@ class Laboratory:
         self._process = self._held.__enter__()
         self.software = self._process.wait_ready()
         with self.database.write() as session:
-            write_down(session, self.card, self.software)
+            ensure_card(session, self.card, self.software)
         return self
 
     def __exit__(self, *about: Any) -> None:
@@ -272,7 +272,7 @@ def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
     return chosen
 
 
-def require_neighbours(laboratory: Laboratory, plan: Plan) -> None:
+def require_neighbours(laboratory: Laboratory, plan: StudyOptions) -> None:
     """Raises:
     UsageError: the host has only one card of the kind.
     """

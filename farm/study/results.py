@@ -22,7 +22,7 @@ from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.store.database import Database
 from farm.study import STUDIES, Study
-from farm.study.laboratory import Laboratory, Plan
+from farm.study.laboratory import Laboratory, StudyOptions
 from farm.types.protocol import Variant
 
 Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "clock_mhz", "change", "share"]
@@ -192,7 +192,7 @@ def _read(path: Path) -> StudyResult:
 
 
 def perform(
-    study: Study, database: Database, card: Card, plan: Plan, say: Callable[[str], None] = lambda line: None
+    study: Study, database: Database, card: Card, plan: StudyOptions, say: Callable[[str], None] = lambda line: None
 ) -> StudyResult:
     """Run a study on a card. Each reading is stored in the database at once, the findings in a file at the end.
 

@@ -11,7 +11,7 @@ from farm.devices.lock import CardLock
 from farm.errors import FarmError
 from farm.pages.plots import Chart, Line
 from farm.settings import settings
-from farm.study.laboratory import Laboratory, Plan, Sample, require, require_neighbours
+from farm.study.laboratory import Laboratory, Sample, StudyOptions, require, require_neighbours
 from farm.study.results import Column, Findings, change, known
 from farm.types.format import percent
 from farm.types.tuple import parse
@@ -19,7 +19,7 @@ from farm.types.tuple import parse
 MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
 
 
-def placement(laboratory: Laboratory, plan: Plan) -> Findings:
+def placement(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?
 
     Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes
@@ -53,7 +53,9 @@ def placement(laboratory: Laboratory, plan: Plan) -> Findings:
     return Findings(columns, rows, tuple(_placement_notes(found, rows)), _placement_charts(rows))
 
 
-def _isolated(laboratory: Laboratory, plan: Plan, changes: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+def _isolated(
+    laboratory: Laboratory, plan: StudyOptions, changes: list[dict[str, Any]]
+) -> dict[tuple[str, str], float]:
     samples = {sample.subject.id: sample for sample in laboratory.samples(plan.variant)}
     wanted = [one for one in changes if one["tuple_id"] in samples]
     laboratory.expect(len(wanted))
@@ -135,7 +137,7 @@ Configurations = Sequence[tuple[Sample, Sequence[str]]]
 Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
 
 
-def peer(laboratory: Laboratory, plan: Plan) -> Findings:
+def peer(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """What do tensors in the memory of another GPU cost, compared with the memory of the host?
 
     Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the

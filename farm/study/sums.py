@@ -9,7 +9,7 @@ from typing import Any
 
 from farm.pages.plots import Chart
 from farm.store import tables
-from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
 from farm.study.results import Column, Findings, change, known
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
@@ -18,7 +18,7 @@ from farm.verdict.figures import Part, ReadingView, Whole
 POLICIES = ("resident", "reuse", "stream", "chain")
 
 
-def residency(laboratory: Laboratory, plan: Plan) -> Findings:
+def residency(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """What must be in the cache so that the tuples add up? The sum under each residency policy, against the same whole.
 
     The table has `resident` twice: measured in a loop, like the others, and among other operators, as in jobs.
@@ -92,7 +92,7 @@ def _residency_chart(title: str, rows: Sequence[Mapping[str, Any]], series: Mapp
     return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
 
 
-def launch(laboratory: Laboratory, plan: Plan) -> Findings:
+def launch(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """What does launching cost? Model and tuples by CUDA graph and eagerly, each sum against its own whole.
 
     At batch 1, where launching matters most; without `quick` at the given batch, too.

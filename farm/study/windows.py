@@ -9,7 +9,7 @@ from typing import Any
 
 from farm.pages.plots import Chart, Line
 from farm.store import tables
-from farm.study.laboratory import Laboratory, Plan, Sample, require
+from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
 from farm.study.results import Column, Findings, change, known
 from farm.types.reading import Details
 
@@ -18,7 +18,7 @@ LENGTHS = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))
 QUICK_LENGTHS = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
 
-def windows(laboratory: Laboratory, plan: Plan) -> Findings:
+def windows(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """How long must a window be? Measure each tuple with every window; the longest window is the reference."""
     lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if plan.quick else LENGTHS)]
     samples = laboratory.samples(plan.variant, plan.tuples or (3 if plan.quick else 4))
@@ -105,7 +105,7 @@ def _window_charts(
 FIGURES = ("mean", "median", "trimmed mean")
 
 
-def averaging(laboratory: Laboratory, plan: Plan) -> Findings:
+def averaging(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """Which average to trust? Deviation and scatter of three averages of short windows, against a long one."""
     short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if plan.quick else 10.0)
     times = 5 if plan.quick else 10

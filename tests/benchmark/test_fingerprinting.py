@@ -13,7 +13,7 @@ from farm.benchmark_process.client import BenchmarkProcess
 from farm.benchmark_process.requests import FingerprintRequest
 from farm.devices.cpu import cpu_card
 from farm.devices.device import FINGERPRINT_VERSION
-from farm.jobs.cards import keep_fingerprint, wants_fingerprint
+from farm.jobs.cards import keep_fingerprint, needs_fingerprint
 from farm.operators.roofline import roofline_of
 from farm.settings import settings
 from farm.store import tables
@@ -97,8 +97,8 @@ def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # typ
     with database.write() as session:
         session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
         session.add(tables.Card(id="SIM-1", kind="simulated", model="simulated card"))
-    assert wants_fingerprint(database, "GPU-1", "580")
+    assert needs_fingerprint(database, "GPU-1", "580")
     keep_fingerprint(database, "GPU-1", {"version": FINGERPRINT_VERSION, "driver": "580"})
-    assert not wants_fingerprint(database, "GPU-1", "580")
-    assert wants_fingerprint(database, "GPU-1", "590")
-    assert not wants_fingerprint(database, "SIM-1", "580")
+    assert not needs_fingerprint(database, "GPU-1", "580")
+    assert needs_fingerprint(database, "GPU-1", "590")
+    assert not needs_fingerprint(database, "SIM-1", "580")

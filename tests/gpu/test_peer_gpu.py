@@ -28,7 +28,7 @@ from farm.slow_memory.in_situ import changes_of, time_changes, together
 from farm.slow_memory.memory_tier import PeerMemory, PinnedMemory, SlowMemory
 from farm.slow_memory.offload import offload
 from farm.study import find, results
-from farm.study.laboratory import Plan
+from farm.study.laboratory import StudyOptions
 from farm.types.protocol import Protocol, Stopping, Subject, Variant
 
 pytestmark = [
@@ -237,7 +237,7 @@ def test_a_benchmark_process_with_a_peer_measures_its_own_card_and_takes_slow_me
 
 def test_the_study_reads_both_memories(database, pair: tuple[Card, Card]) -> None:  # type: ignore[no-untyped-def]
     before = memory_tier._of_gpu
-    plan = Plan(Variant("resnet18", 8, 224), True, 2, (pair[1],))
+    plan = StudyOptions(Variant("resnet18", 8, 224), True, 2, (pair[1],))
     made = results.perform(find("peer"), database, pair[0], plan, print)
     for row in made.findings.rows:
         print(row)  # noqa: T201 - for who runs it with -s

@@ -138,7 +138,7 @@ def test_a_card_whose_worker_left_in_quarantine_is_stopped_when_it_is_released(a
 
 def test_a_card_that_its_host_does_not_find_is_announced_only_where_it_is_known(any_database):
     announce(any_database, card=None)
-    assert cards.written_state(any_database, CARD.id) == ""
+    assert cards.stored_state(any_database, CARD.id) == ""
     with pytest.raises(NoSuchCard):
         cards.quarantine(any_database, CARD.id, "gone")
     register(any_database, "old")

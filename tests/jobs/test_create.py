@@ -9,7 +9,7 @@ from sqlmodel import select
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.jobs import jobs
 from farm.jobs.closing import Closing, close_round
-from farm.jobs.create import open_job, plan_rest, tuples_of
+from farm.jobs.create import continue_planning, open_job, tuples_of
 from farm.models import catalog
 from farm.operators import sweep as sweeps
 from farm.store.content import counts
@@ -115,19 +115,19 @@ def test_a_job_whose_planner_was_killed_is_taken_back_and_can_be_gone_on_with(an
         job_id = session.exec(select(Job.id)).one()
     done, *_ = items_of(any_database, job_id)
     complete(any_database, claim(any_database, done), card)
-    control._take_back(any_database, "")
+    control._cancel_interrupted_planning(any_database, "")
     with any_database.write() as session:
         assert session.get_one(Job, job_id).state == "open", "it may only be slow"
         session.execute(update(Round).values(progress_at_s=Round.progress_at_s - control.PLANNING_PATIENCE_S))
-    control._take_back(any_database, "")
+    control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         assert session.get_one(Job, job_id).state == "cancelled"
         assert "farm retry" in jobs.progress(session, job_id).message
     assert jobs.retry_failed(any_database, job_id) == 4
-    control._take_back(any_database, "")
+    control._cancel_interrupted_planning(any_database, "")
     with any_database.read() as session:
         job = session.get_one(Job, job_id)
-    rest = plan_rest(any_database, job)
+    rest = continue_planning(any_database, job)
     assert (rest.tuples, rest.new) == (10, 5)
     items = items_of(any_database, job_id)
     assert (len(items), len({item.subject_id for item in items})) == (10, 10)

@@ -11,7 +11,7 @@ from sqlmodel import select
 
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
-from farm.jobs.balance import Queue, Work, balance, place
+from farm.jobs.balance import CardQueue, QueuedItem, balance, place
 from farm.jobs.closing import Closing, close_round
 from farm.jobs.moving import give_up, move_items, rebalance
 from farm.jobs.planning import add_round
@@ -378,16 +378,16 @@ def test_a_job_with_something_cancelled_or_of_several_softwares_is_not_done(any_
 
 
 def test_longest_first_onto_the_card_that_ends_it_first():
-    placed = place([Work(0, 3.0), Work(1, 2.0), Work(2, 2.0)], {"a": 0.0, "b": 0.0})
+    placed = place([QueuedItem(0, 3.0), QueuedItem(1, 2.0), QueuedItem(2, 2.0)], {"a": 0.0, "b": 0.0})
     assert placed == {0: "a", 1: "b", 2: "b"}
-    assert place([Work(0, 1.0)], {"a": 0.0, "b": 2.0}, {"a": 4.0}) == {0: "b"}
+    assert place([QueuedItem(0, 1.0)], {"a": 0.0, "b": 2.0}, {"a": 4.0}) == {0: "b"}
 
 
 @pytest.mark.parametrize("slowness", [1.0, 4.0])
 def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
     queues = [
-        Queue("full", [Work(number, 1.0) for number in range(100)], 0.5),
-        Queue("dry", [], 0.0, slowness),
+        CardQueue("full", [QueuedItem(number, 1.0) for number in range(100)], 0.5),
+        CardQueue("dry", [], 0.0, slowness),
     ]
     moves = balance(queues, dry_within_s=2.0)
     assert set(moves.values()) == {"dry"}
@@ -396,12 +396,12 @@ def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
 
 
 def test_cards_with_enough_to_do_are_left_alone():
-    queues = [Queue("a", [Work(n, 1.0) for n in range(50)]), Queue("b", [Work(99, 10.0)])]
+    queues = [CardQueue("a", [QueuedItem(n, 1.0) for n in range(50)]), CardQueue("b", [QueuedItem(99, 10.0)])]
     assert balance(queues, dry_within_s=5.0) == {}
 
 
 def test_the_last_item_is_not_handed_to_and_fro():
-    queues = [Queue("a", [Work(1, 1.0)]), Queue("b", [])]
+    queues = [CardQueue("a", [QueuedItem(1, 1.0)]), CardQueue("b", [])]
     assert balance(queues, dry_within_s=10.0) == {}
 
 

@@ -15,7 +15,7 @@ from farm.settings import settings
 from farm.slow_memory import memory_tier
 from farm.store import tables
 from farm.study import find, results
-from farm.study.laboratory import Laboratory, Plan
+from farm.study.laboratory import Laboratory, StudyOptions
 from farm.study.slow_memory import peer
 from farm.types.protocol import Variant
 from tests.report import filled
@@ -25,7 +25,7 @@ VARIANT = Variant("squeezenet1_1", 1, 224)
 
 
 def plan(cards, tuples=1):
-    return Plan(VARIANT, True, tuples, (cards[1],))
+    return StudyOptions(VARIANT, True, tuples, (cards[1],))
 
 
 def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(database, cards):
@@ -110,7 +110,7 @@ def test_a_process_with_a_peer_sees_both_cards_its_own_first():
 
 def test_a_card_without_a_neighbour_is_refused_in_a_line(database, cards):
     with pytest.raises(UsageError, match="no neighbour"):
-        results.perform(find("peer"), database, cards[0], Plan(VARIANT, True))
+        results.perform(find("peer"), database, cards[0], StudyOptions(VARIANT, True))
     with CardLock(cards[1].id, settings().lock_dir), pytest.raises(CardBusy, match=cards[1].id):
         results.perform(find("peer"), database, cards[0], plan(cards))
 

@@ -4,7 +4,7 @@ import pytest
 
 from farm.errors import FarmError
 from farm.slow_memory import in_situ
-from farm.study.laboratory import Plan
+from farm.study.laboratory import StudyOptions
 from farm.study.slow_memory import placement
 from farm.types.protocol import Protocol, Subject, Variant
 from tests.slow_memory.test_in_situ import CPU, Fake
@@ -22,7 +22,7 @@ class Bench:
 
 def test_both_ways_are_held_against_each_other_and_the_runs_counted(monkeypatch):
     monkeypatch.setattr(in_situ, "slow_memory_of", lambda device: Fake())
-    found = placement(Bench(), Plan(VARIANT, quick=True, tuples=8))
+    found = placement(Bench(), StudyOptions(VARIANT, quick=True, tuples=8))
     assert 1 <= len(found.rows) <= 8
     for row in found.rows:
         assert row["alone_time_us"] > 0

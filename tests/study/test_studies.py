@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from cli.main import app
 from farm.devices.lock import CardLock
 from farm.errors import CardBusy, CardUnavailable, FarmError, UnhealthyCard, UsageError
-from farm.jobs.cards import quarantine, written_state
+from farm.jobs.cards import quarantine, stored_state
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
 from farm.store.reuse import satisfies
 from farm.study import STUDIES, find, results
 from farm.study.conditions import data, simultaneous
-from farm.study.laboratory import Laboratory, Plan, Sample
+from farm.study.laboratory import Laboratory, Sample, StudyOptions
 from farm.study.sums import against_whole
 from farm.study.windows import windows
 from farm.types.protocol import Stopping, Subject, Variant
@@ -28,7 +28,7 @@ VARIANT = Variant("squeezenet1_1", 1, 224)
 @pytest.fixture
 def perform(database, cards):
     def run(name, **plan):
-        return results.perform(find(name), database, cards[0], Plan(VARIANT, True, **plan))
+        return results.perform(find(name), database, cards[0], StudyOptions(VARIANT, True, **plan))
 
     return run
 
@@ -90,7 +90,7 @@ def test_a_sum_takes_each_class_of_data_that_a_tuple_meets_by_itself(cards):
 
 def orders(laboratory, study):
     """The order in which each tuple was read."""
-    study(laboratory, Plan(VARIANT, True))
+    study(laboratory, StudyOptions(VARIANT, True))
     return {
         label: [what for name, what in laboratory.asked if name == label]
         for label in dict.fromkeys(name for name, _ in laboratory.asked)
@@ -110,7 +110,7 @@ def test_values_are_read_in_an_order_that_goes_with_nothing(cards):
     several = [orders(Scripted(cards[0], id=str(number)), data) for number in range(5)]
     assert {tuple(sorted(order)) for found in several for order in found.values()} == {("normal", "zeros", "zeros-50+")}
     assert len({tuple(order) for found in several for order in found.values()}) > 2
-    (row, _) = data(Scripted(cards[0], energy_mj=_by_data), Plan(VARIANT, True)).rows
+    (row, _) = data(Scripted(cards[0], energy_mj=_by_data), StudyOptions(VARIANT, True)).rows
     assert (row["seen_energy"], row["zeros_energy"]) == (pytest.approx(-0.1), pytest.approx(-0.2))
 
 
@@ -120,7 +120,7 @@ def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
             usual, seen = super().samples(variant, most, values=values)
             return [dataclasses.replace(usual, data=(("normal", 3), ("zeros-50+", 1))), seen]
 
-    findings = data(Mixed(cards[0], energy_mj=_by_data), Plan(VARIANT, True))
+    findings = data(Mixed(cards[0], energy_mj=_by_data), StudyOptions(VARIANT, True))
     usual, seen = findings.rows
     assert (usual["seen"], usual["seen_energy"], usual["seen_time"]) == ("normal", None, None)
     assert usual["zeros_energy"] == pytest.approx(-0.2)
@@ -132,7 +132,7 @@ def test_what_sees_normal_values_has_no_change_and_counts_in_no_median(cards):
 
 
 def test_without_energy_each_column_still_says_whose_it_is(cards):
-    findings = data(Scripted(cards[0], energy_mj=lambda sample, circumstances: None), Plan(VARIANT, True))
+    findings = data(Scripted(cards[0], energy_mj=lambda sample, circumstances: None), StudyOptions(VARIANT, True))
     shown = [column for column in findings.columns if any(row[column.key] is not None for row in findings.rows)]
     assert [column.head for column in shown][-2:] == ["seen, time", "zeros, time"]
 
@@ -146,7 +146,7 @@ def test_the_longest_window_is_the_reference_and_two_intervals_cover_what_they_c
     laboratory = Scripted(
         cards[0], energy_mj=lambda sample, circumstances: 100.0 + off_mj * (circumstances["window_s"] < 0.5)
     )
-    rows = windows(laboratory, Plan(VARIANT, True)).rows
+    rows = windows(laboratory, StudyOptions(VARIANT, True)).rows
     assert laboratory.asked[6][1] != 0.5  # it was not the last of its tuple
     assert [row["energy_off_most"] for row in rows] == [pytest.approx(off_mj / 100)] * 3 + [0.0]
     assert [row["energy_inside"] for row in rows] == [inside] * 3 + [1.0]  # 3 and 3 together are 4.24
@@ -159,7 +159,7 @@ def test_the_interval_of_time_is_judged_too_and_alone_where_there_is_no_energy(c
         energy_mj=lambda sample, circumstances: None,
         time_us=lambda sample, circumstances: 10.0 + off_us * (circumstances["window_s"] < 0.5),
     )
-    rows = windows(laboratory, Plan(VARIANT, True)).rows
+    rows = windows(laboratory, StudyOptions(VARIANT, True)).rows
     assert [row["time_inside"] for row in rows] == [inside] * 3 + [1.0]
     assert {row["energy_inside"] for row in rows} == {None}
 
@@ -206,7 +206,7 @@ def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
     said = []
     for name in ("windows", "averaging", "residency", "launch", "data"):
         lines = []
-        made = results.perform(find(name), database, cards[0], Plan(VARIANT, True, 1), lines.append)
+        made = results.perform(find(name), database, cards[0], StudyOptions(VARIANT, True, 1), lines.append)
         counts = [line.partition(":")[0] for line in lines]
         assert counts == [f"{number} of {len(made.readings)}" for number in range(1, len(lines) + 1)]
         said += lines
@@ -217,11 +217,11 @@ def test_progress_counts_the_readings_and_says_them_in_words(database, cards):
 
 def test_a_sum_of_some_tuples_is_not_drawn_beside_the_whole_and_the_title_says_what_was_read(database, cards):
     asked = dataclasses.replace(VARIANT, batch=2)
-    made = results.perform(find("launch"), database, cards[0], Plan(asked, True, 2))
+    made = results.perform(find("launch"), database, cards[0], StudyOptions(asked, True, 2))
     assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole"}
     assert made.variant == VARIANT  # a quick go reads batch 1 alone
     assert "1x224" in made.title
-    made = results.perform(find("launch"), database, cards[0], Plan(VARIANT, True))
+    made = results.perform(find("launch"), database, cards[0], StudyOptions(VARIANT, True))
     assert {name for bar in made.findings.charts[0].bars.values() for name in bar} == {"whole", "sum"}
 
 
@@ -271,7 +271,7 @@ def test_the_neighbours_are_held_while_the_card_is_read_alone(database, cards):
                 CardLock(cards[1].id, settings().lock_dir).acquire()
             held.append(line)
 
-    plan = Plan(VARIANT, True, 1, (cards[1],))
+    plan = StudyOptions(VARIANT, True, 1, (cards[1],))
     made = results.perform(find("simultaneous"), database, cards[0], plan, say)
     assert len(held) == 2  # the whole and a tuple
     (count,) = [int(note.split()[4]) for note in made.findings.notes if note.endswith("on card 1.")]
@@ -299,7 +299,7 @@ class Refusing(Laboratory):
 
 def test_a_neighbour_that_measures_some_of_the_list_is_busy(database, cards):
     with Refusing(database, cards[0], "simultaneous") as laboratory:
-        findings = simultaneous(laboratory, Plan(VARIANT, True, 1, (cards[1],)))
+        findings = simultaneous(laboratory, StudyOptions(VARIANT, True, 1, (cards[1],)))
     assert [row["subject"] for row in findings.rows] == [f"{VARIANT}, whole"]
 
 
@@ -309,7 +309,7 @@ def test_a_neighbour_that_measures_nothing_is_not_busy(database, cards, monkeypa
         Refusing(database, cards[0], "simultaneous") as laboratory,
         pytest.raises(FarmError, match=f"does not measure: .*{cards[1].id}.*does not fit"),
     ):
-        simultaneous(laboratory, Plan(VARIANT, True, 1, (cards[1],)))
+        simultaneous(laboratory, StudyOptions(VARIANT, True, 1, (cards[1],)))
     for card in cards:
         CardLock(card.id, settings().lock_dir).acquire().release()
 
@@ -348,7 +348,7 @@ def test_a_card_that_fails_its_health_check_is_put_in_quarantine_and_measured_by
     with pytest.raises(UnhealthyCard, match="product came out wrong"):
         perform("windows", tuples=1)
     assert rows_of(database) == []
-    assert written_state(database, cards[0].id) == "quarantined"
+    assert stored_state(database, cards[0].id) == "quarantined"
     bad.write_text("")
     perform("windows", tuples=1)  # the quarantine was for that command alone: the next one checks the card again
     quarantine(database, cards[0].id, "a worker found it")

@@ -89,5 +89,5 @@ def test_a_card_that_another_farm_gave_up_is_for_a_person_to_release(any_databas
     register(any_database, 0, 1)
     cards.quarantine(any_database, "SIM-0", "a wrong sum")
     cards.quarantine(any_database, "SIM-1", "a wrong sum", farm="embedded:here:7:ab")
-    assert cards.try_again(any_database, ["SIM-0", "SIM-1"]) == ["SIM-1"]
-    assert [cards.written_state(any_database, card_id) for card_id in ("SIM-0", "SIM-1")] == ["quarantined", "stopped"]
+    assert cards.end_embedded_quarantines(any_database, ["SIM-0", "SIM-1"]) == ["SIM-1"]
+    assert [cards.stored_state(any_database, card_id) for card_id in ("SIM-0", "SIM-1")] == ["quarantined", "stopped"]

@@ -107,13 +107,13 @@ def test_a_benchmark_process_that_ends_with_its_worker_puts_no_card_in_quarantin
 
     def end(*_):
         """What ends a worker while its benchmark process gets ready: the process first, then the one that minds it."""
-        monkeypatch.setattr(measure, *(("_told_to_stop", [1]) if ending == "told to stop" else ("_parent", -1)))
+        monkeypatch.setattr(measure, *(("_stop_signals", [1]) if ending == "told to stop" else ("_parent", -1)))
         os.kill(process.pid, signal.SIGKILL)
 
     monkeypatch.setattr(process, "_start_verifier", lambda: threading.Thread(target=end).start())
     with pytest.raises(Reject):
         measure.run_item(None, worker, item.id)
-    assert cards.written_state(any_database, "SIM-0") == "idle"
+    assert cards.stored_state(any_database, "SIM-0") == "idle"
     (item,) = items_of(any_database, item.job_id)
     assert (item.state, item.attempts) == ("waiting", 0)
 
