@@ -102,19 +102,9 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
         card: the card as the host finds it. None: the host does not find it, and only a registered card is written.
     """
     with database.write() as session:
-        row = locked(session, tables.Card, card_id)
-        if row is None:
-            if card is None:
-                return
-            row = tables.Card(id=card.id, kind=card.kind, model=card.model)
-            row.registered_at_s = database_now()  # type: ignore[assignment]
-        if card is not None:
-            _describe(row, card)
-        row.queue, row.worker = queue, holder
-        if row.state not in KEPT:
-            row.state, row.state_reason = CardState.STARTING, ""
-        row.last_seen_at_s = database_now()  # type: ignore[assignment]
-        session.add(row)
+        row = _described(session, card_id, card)
+        if row is not None:
+            _serve(session, row, holder, queue, CardState.STARTING)
 
 
 def register(
@@ -126,34 +116,44 @@ def register(
     """
     with database.write() as session:
         software_id = store_software(session, software)
-        row = locked(session, tables.Card, card.id) or tables.Card(id=card.id, kind=card.kind, model=card.model)
-        _describe(row, card)
-        row.queue, row.software_id, row.worker = queue, software_id, holder
-        row.capabilities = sorted(capabilities)
-        if row.state not in KEPT:
-            row.state, row.state_reason = CardState.IDLE, ""
-        row.last_seen_at_s = database_now()  # type: ignore[assignment]
-        if not row.registered_at_s:
-            row.registered_at_s = database_now()  # type: ignore[assignment]
-        session.add(row)
+        row = _described(session, card.id, card)
+        assert row is not None
+        row.software_id, row.capabilities = software_id, sorted(capabilities)
+        _serve(session, row, holder, queue, CardState.IDLE)
     return software_id
 
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
     if session.get(tables.Card, card.id) is None:
-        row = tables.Card(id=card.id, kind=card.kind, model=card.model)
-        _describe(row, card)
+        row = _described(session, card.id, card)
+        assert row is not None
         row.software_id = store_software(session, software) if software else None
-        row.registered_at_s = database_now()  # type: ignore[assignment]
         session.add(row)
         session.flush()
 
 
-def _describe(row: tables.Card, card: Card) -> None:
+def _described(session: Session, card_id: str, card: Card | None) -> tables.Card | None:
+    """The locked row of a card with its newest description, new if there was none; None if both are unknown."""
+    row = locked(session, tables.Card, card_id)
+    if card is None:
+        return row
+    row = row or tables.Card(id=card.id, kind=card.kind, model=card.model)
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index
     row.origin = ""  # its readings may have been imported before it joined
+    if not row.registered_at_s:
+        row.registered_at_s = database_now()  # type: ignore[assignment]
+    return row
+
+
+def _serve(session: Session, row: tables.Card, holder: str, queue: str, state: CardState) -> None:
+    """Write the worker of a card, and its state unless a drain or a quarantine keeps it."""
+    row.worker, row.queue = holder, queue
+    if row.state not in KEPT:
+        row.state, row.state_reason = state, ""
+    row.last_seen_at_s = database_now()  # type: ignore[assignment]
+    session.add(row)
 
 
 def stored_state(database: Database, card_id: str) -> str:
