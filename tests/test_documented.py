@@ -14,6 +14,7 @@ from cli.main import app
 from farm.operators.sweep import RECIPES
 from farm.requests.partial_request import GIVEN
 from farm.settings import Settings
+from tests.test_imports import ORDER
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -153,3 +154,25 @@ def test_the_readme_shows_a_report_as_the_program_prints_it(request, monkeypatch
         return tables, re.sub(r"read\s.*?\sago", "", remarks, flags=re.DOTALL).split()
 
     assert parts(shown) == parts(printed)
+
+
+def test_the_architecture_page_lists_the_modules_of_every_room(request):
+    """`--regenerate-golden` writes the current modules into the page."""
+    page = DOCS / "architecture.md"
+    table = page.read_text().partition("| room | subject | modules |\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
+    rooms = [f"farm/{room}" for room in ORDER if (DOCS.parent / "farm" / room).is_dir()]
+    assert [room for room, *_ in rows] == [f"`{room}/`" for room in ("cli", "tasks", *rooms, "farm")]
+    current = [(room, subject, _modules(DOCS.parent / room.strip("`"))) for room, subject, _ in rows]
+    if request.config.getoption("--regenerate-golden"):
+        new = "\n".join(f"| {' | '.join(row)} |" for row in current)
+        page.write_text(page.read_text().replace(table.partition("\n")[2], new))
+        return
+    assert rows == [list(row) for row in current], "run with --regenerate-golden"
+
+
+def _modules(room: Path) -> str:
+    names = [file.stem for file in room.glob("*.py") if not file.stem.startswith("__")]
+    if room.name != "farm":
+        names += [f"{folder.name}/" for folder in room.iterdir() if (folder / "__init__.py").exists()]
+    return ", ".join(f"`{name}`" for name in sorted(names))
