@@ -12,19 +12,8 @@ from cli.output import emit_json, say, show
 if TYPE_CHECKING:
     from farm.models.entry import ModelEntry
 
-_FIELDS = [
-    "name",
-    "task",
-    "input_size",
-    "smallest_size",
-    "fixed_size",
-    "origin",
-    "parameters",
-    "flops",
-    "length",
-    "longest",
-    "phases",
-]  # of a `ModelEntry`
+#: The fields of a `ModelEntry` in a row.
+_FIELDS = "name task input_size smallest_size fixed_size origin parameters flops length longest phases"
 
 
 def models(
@@ -79,7 +68,7 @@ def models(
 
 def _row(entry: ModelEntry) -> dict[str, Any]:
     notes = ["takes this size only"] if entry.fixed_size and entry.input_size else []
-    row = {name: getattr(entry, name) for name in _FIELDS}
+    row = {name: getattr(entry, name) for name in _FIELDS.split()}
     if entry.fixed_size:
         row["smallest_size"] = entry.input_size
     return row | {"note": ", ".join([*notes, *entry.phases])}

@@ -17,35 +17,18 @@ from torch import nn
 from torch.overrides import get_overridable_functions, resolve_name
 
 from farm.errors import TupleRejected
-from farm.types.tuple import OperatorTuple, tensor_references
+from farm.types.tuple import OperatorTuple, tensor_references, words
 
 # ------------------------------------------------------------------------------------------------ modules and functions
 
 # Modules that only arrange others, decide by data which child runs, or hold state that a tuple cannot: the capture
 # descends into them; their children and functions are the operators.
-_COMPOSITE = frozenset(
-    [
-        "Module",
-        "Sequential",
-        "ModuleList",
-        "ModuleDict",
-        "ParameterList",
-        "ParameterDict",
-        "Container",
-        "Transformer",
-        "TransformerEncoder",
-        "TransformerDecoder",
-        "TransformerDecoderLayer",
-        "AdaptiveLogSoftmaxWithLoss",
-        "DataParallel",
-        "LinearCrossEntropyLoss",
-        "SyncBatchNorm",
-        "TripletMarginWithDistanceLoss",
-        "FractionalMaxPool2d",
-        "FractionalMaxPool3d",
-        "RNNBase",
-        "RNNCellBase",
-    ]
+_COMPOSITE = words(
+    """
+    Module Sequential ModuleList ModuleDict ParameterList ParameterDict Container Transformer TransformerEncoder
+    TransformerDecoder TransformerDecoderLayer AdaptiveLogSoftmaxWithLoss DataParallel LinearCrossEntropyLoss
+    SyncBatchNorm TripletMarginWithDistanceLoss FractionalMaxPool2d FractionalMaxPool3d RNNBase RNNCellBase
+    """
 )
 
 #: The exact classes that are operators. The capture descends into their subclasses, which may do anything.
@@ -73,41 +56,16 @@ _NOT_LISTED: tuple[tuple[str, Any, str], ...] = (
 )
 
 # Overridable, but not arithmetic: these reach files, processes, memory handles, Python callbacks or gradients.
-_NOT_OPERATORS = {
+_NOT_OPERATORS = {"torch.from_file"} | {
     f"torch.Tensor.{name}"
-    for name in [
-        "apply_",
-        "map_",
-        "map2_",
-        "backward",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "module_load",
-        "numpy",
-        "tolist",
-        "share_memory_",
-        "storage",
-        "untyped_storage",
-        "data_ptr",
-        "set_",
-        "resize_",
-        "resize_as_",
-        "resize",
-        "resize_as",
-        "cuda",
-        "xpu",
-        "ipu",
-        "pin_memory",
-        "record_stream",
-        "__reduce_ex__",
-        "__setstate__",
-        "__deepcopy__",
-        "__array__",
-        "__dlpack__",
-        "__repr__",
-        "__format__",
-    ]
-} | {"torch.from_file"}
+    for name in words(
+        """
+        apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist share_memory_
+        storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream
+        __reduce_ex__ __setstate__ __deepcopy__ __array__ __dlpack__ __repr__ __format__
+        """
+    )
+}
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
@@ -134,18 +92,7 @@ FUNCTION_NAMES: dict[Any, str] = {
 #: reads.
 RETURNS_TO_HOST = {"torch.equal", "torch.allclose", "torch.is_nonzero", "aten._local_scalar_dense.default"} | {
     f"torch.Tensor.{name}"
-    for name in [
-        "item",
-        "tolist",
-        "equal",
-        "allclose",
-        "is_nonzero",
-        "__bool__",
-        "__contains__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ]
+    for name in words("item tolist equal allclose is_nonzero __bool__ __contains__ __int__ __float__ __index__")
 }
 
 # ------------------------------------------------------------------------------------------------ aten overloads

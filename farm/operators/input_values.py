@@ -29,7 +29,7 @@ import torch
 
 from farm.errors import TupleRejected
 from farm.operators.allow_list import arguments_of, tensor_arguments, written_by_schema
-from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references
+from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references, words
 
 # Mantissa bits of each format.
 MANTISSA_BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
@@ -291,16 +291,12 @@ def _getitem_bound(spec: OperatorTuple, index: int) -> int:
 # ------------------------------------------------------------------------------------------------ aten operators
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 _ANYTHING = Fill("index", bound=100)  # integers that are only operands
 _NOTHING = Fill("index", bound=0)
 _STAYS_ZERO = Fill("near", scale=0.0)
 
 #: Operators without indices: their integers are only operands, and any value is valid.
-_COMPUTE = _words(
+_COMPUTE = words(
     """
     abs add add_ all amax amin any argmax bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clamp_ clamp_max
     clamp_max_ clamp_min clamp_min_ clone constant_pad_nd copy copy_ cumsum eq fill fill_ flip full_like ge gt isnan le
@@ -312,7 +308,7 @@ _COMPUTE = _words(
 )
 #: Arguments of operators with indices that are not indices.
 _INDEXED = frozenset({"self", "src", "source", "values", "value"})
-_ALONG = _words(
+_ALONG = words(
     """
     gather scatter scatter_ scatter_add scatter_add_ scatter_reduce index_select index_add index_add_ index_copy
     index_copy_ index_fill index_fill_

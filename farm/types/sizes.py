@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from farm.types.tuple import DTYPES, plain, tensor_references
+from farm.types.tuple import DTYPES, plain, tensor_references, words
 
 Shape = tuple[int, ...]
 
@@ -22,82 +22,16 @@ _POOLS = {f"{kind}Pool{rank}d": rank for kind in ("Max", "Avg") for rank in (1, 
 _ADAPTIVE = {f"{name}{rank}d": rank for name in ("AdaptiveAvgPool", "adaptive_avg_pool") for rank in (1, 2, 3)}
 _PRODUCTS = frozenset(["mm", "bmm", "matmul", "addmm", "baddbmm"])
 #: The output has the shape of the first input.
-_SAME_SHAPE = frozenset(
-    [
-        "ReLU",
-        "ReLU6",
-        "LeakyReLU",
-        "ELU",
-        "GELU",
-        "SiLU",
-        "Mish",
-        "Sigmoid",
-        "Tanh",
-        "Hardswish",
-        "Hardsigmoid",
-        "Hardtanh",
-        "Softmax",
-        "LogSoftmax",
-        "Identity",
-        "Dropout",
-        "Dropout1d",
-        "Dropout2d",
-        "Dropout3d",
-        "AlphaDropout",
-        "BatchNorm1d",
-        "BatchNorm2d",
-        "BatchNorm3d",
-        "LayerNorm",
-        "GroupNorm",
-        "InstanceNorm1d",
-        "InstanceNorm2d",
-        "InstanceNorm3d",
-        "LocalResponseNorm",
-        "RMSNorm",
-        "relu",
-        "relu_",
-        "relu6",
-        "gelu",
-        "silu",
-        "sigmoid",
-        "sigmoid_",
-        "tanh",
-        "softmax",
-        "log_softmax",
-        "hardswish",
-        "hardsigmoid",
-        "dropout",
-        "layer_norm",
-        "contiguous",
-        "clone",
-        "exp",
-        "rsqrt",
-        "sqrt",
-        "neg",
-        "abs",
-    ]
+_SAME_SHAPE = words(
+    """
+    ReLU ReLU6 LeakyReLU ELU GELU SiLU Mish Sigmoid Tanh Hardswish Hardsigmoid Hardtanh Softmax LogSoftmax Identity
+    Dropout Dropout1d Dropout2d Dropout3d AlphaDropout BatchNorm1d BatchNorm2d BatchNorm3d LayerNorm GroupNorm
+    InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm RMSNorm relu relu_ relu6 gelu silu sigmoid sigmoid_
+    tanh softmax log_softmax hardswish hardsigmoid dropout layer_norm contiguous clone exp rsqrt sqrt neg abs
+    """
 )
 #: The output has the broadcast shape of the inputs.
-_ELEMENTWISE = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "add_",
-        "sub_",
-        "mul_",
-        "div_",
-        "maximum",
-        "minimum",
-        "ge",
-        "gt",
-        "le",
-        "lt",
-        "eq",
-        "ne",
-    ]
-)
+_ELEMENTWISE = words("add sub mul div add_ sub_ mul_ div_ maximum minimum ge gt le lt eq ne")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "pre
 LAYOUTS = ("strided",)
 
 
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for long sets of names."""
+    return frozenset(text.split())
+
+
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Stride, in elements, that a freshly made tensor of this shape has."""
     stride, step = [], 1
