@@ -1,4 +1,4 @@
-"""What memory a training step needs, for a terminal. Formatting, no logic."""
+"""The memory of a training step as text and tables for a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from cli.trace import sparkline
-from farm.memory_report.plan_table import plan_rows, sentences
+from farm.memory_report.plans import plan_rows, sentences
 from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 
 if TYPE_CHECKING:
-    from farm.memory_report.step_memory import Memory
+    from farm.memory_report.step_memory import StepMemory
     from farm.operators.captured import CapturedTensor
     from farm.slow_memory.offload_plan import OffloadPlans
     from farm.training.tensor_lifetime import PeriodInterval
@@ -24,8 +24,8 @@ _LONGEST_PATH = 48
 _MOST_SLOW = 20
 
 
-def table(found: Memory) -> RenderableType:
-    """Title, what it is of, the peak and what it is made of, the curve, what waits longest, and the answers asked for."""
+def table(found: StepMemory) -> RenderableType:
+    """Title, facts, the peak by role, the tensors that wait longest, and what the options request."""
     parts: list[RenderableType] = [
         Text(found.title, style="bold"),
         _facts(found),
@@ -52,7 +52,7 @@ def table(found: Memory) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(found: Memory) -> Table:
+def _facts(found: StepMemory) -> Table:
     life, capture = found.life, found.capture
     at = capture.calls[life.peak]
     table = tables.grid(2)
@@ -78,7 +78,7 @@ def _facts(found: Memory) -> Table:
     return table
 
 
-def _at_peak(found: Memory) -> Table:
+def _at_peak(found: StepMemory) -> Table:
     active = {role: row[found.life.peak] for role, row in found.life.active_by_role.items()}
     table = tables.ruled("at the peak", ">held", ">share", ">in use", ">tensors", drops=("tensors", "share"))
     counts: dict[str, int] = {}
@@ -91,7 +91,7 @@ def _at_peak(found: Memory) -> Table:
     return table
 
 
-def _most_inactive(found: Memory) -> Table:
+def _most_inactive(found: StepMemory) -> Table:
     table = tables.ruled(
         "waits most",
         "role",
@@ -118,7 +118,7 @@ def _most_inactive(found: Memory) -> Table:
 
 
 def _named(tensor: CapturedTensor) -> str:
-    """Activations are called by what made them, and told apart by the number of the call."""
+    """The name of a tensor; an activation has the name and number of the call that made it."""
     return (
         tensor.name.removeprefix("model.")
         if tensor.born < 0
@@ -126,7 +126,7 @@ def _named(tensor: CapturedTensor) -> str:
     )
 
 
-def _periods(found: Memory) -> Table:
+def _periods(found: StepMemory) -> Table:
     from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES
 
     both = tables.ruled("inactive periods", ">number", ">size", ">byte-seconds")
@@ -136,7 +136,7 @@ def _periods(found: Memory) -> Table:
     return both
 
 
-def _fit(found: Memory) -> list[str]:
+def _fit(found: StepMemory) -> list[str]:
     if found.fit is None:
         return []
     fit, batch = found.fit, found.variant.batch
@@ -149,21 +149,21 @@ def _fit(found: Memory) -> list[str]:
     return [*told, f"Captured at batches {captured}; counted are {assumed}."]
 
 
-def _offload(found: Memory) -> list[str]:
+def _offload(found: StepMemory) -> list[str]:
     if found.offload is None:
         return []
     moved = found.offload
     away = (
-        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are long enough to go out "
-        f"and come back; the link has time for {len(moved.hidden)} of them, those with the most byte-seconds first: "
-        f"{_size(moved.moved_bytes)} go out in a step, which keeps it busy for {percent(moved.link_share)} of it."
+        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are long enough to "
+        f"move a tensor out and back. The link has time for {len(moved.hidden)} of them, those with the most byte-seconds "
+        f"first: {_size(moved.moved_bytes)} are moved in a step, and the link is busy for {percent(moved.link_share)} of it."
     )
     left = f"The peak would be {_size(moved.peak_bytes)} instead of {_size(found.peak_bytes)}."
-    return [away, left, "Assumed: transfers beside the calls cost these nothing, and go at full bandwidth."]
+    return [away, left, "This assumes that transfers do not slow calls down and have the full bandwidth."]
 
 
-def _recomputed(found: Memory) -> Table:
-    table = tables.ruled("run anew", ">peak", ">freed", ">calls more", ">time more", drops=("calls more",))
+def _recomputed(found: StepMemory) -> Table:
+    table = tables.ruled("recomputed", ">peak", ">freed", ">calls more", ">time more", drops=("calls more",))
     for row in found.recomputed:
         name = "all of them" if "," in row.what else row.what
         time = f"{quantity(row.time_us, TIME)} ({percent(row.time_us / found.life.step_us)})"
@@ -171,8 +171,8 @@ def _recomputed(found: Memory) -> Table:
     return table
 
 
-def _plans(found: Memory, offload_plans: OffloadPlans) -> Table:
-    """A row for all fast and one for each plan; as run where it was."""
+def _plans(found: StepMemory, offload_plans: OffloadPlans) -> Table:
+    """A row for all tensors fast and one for each plan, predicted and run."""
     ran = offload_plans.run is not None
     names = (">fast memory", ">predicted", *((">as run", ">prediction off") if ran else ()), ">slow tensors")
     if moves := offload_plans.moves_bytes_per_s is not None:
@@ -200,7 +200,7 @@ def _curve(offload_plans: OffloadPlans) -> Table:
     return table
 
 
-def _placement(found: Memory, offload_plans: OffloadPlans) -> Table:
+def _placement(found: StepMemory, offload_plans: OffloadPlans) -> Table:
     table = tables.ruled("in slow memory", "role", ">size", ">adds", drops=("role",))
     slow = offload_plans.slow(found.life, offload_plans.plan)
     for tensor in slow[:_MOST_SLOW]:
@@ -211,16 +211,16 @@ def _placement(found: Memory, offload_plans: OffloadPlans) -> Table:
         rest = slow[_MOST_SLOW:]
         adds_us = sum(offload_plans.costs.slow_us.get(tensor.number, 0.0) for tensor in rest)
         size = _size(sum(tensor.size_bytes for tensor in rest))
-        tables.row(table, f"and {len(rest)} more; --json has them all", "", size, quantity(adds_us, TIME))
+        tables.row(table, f"and {len(rest)} more, see --json", "", size, quantity(adds_us, TIME))
     return table
 
 
-def _add(table: Table, rows: list[PeriodInterval], told: Callable[[float], str]) -> None:
+def _add(table: Table, rows: list[PeriodInterval], text: Callable[[float], str]) -> None:
     bounds = [row.least for row in rows]
     for row, below in zip(rows, [*bounds[1:], None], strict=True):
         if row.periods:
-            least = f"{told(row.least)} and more" if below is None else f"{told(row.least)} to {told(below)}"
-            name = f"below {told(below)}" if below is not None and not row.least else least
+            least = f"{text(row.least)} and more" if below is None else f"{text(row.least)} to {text(below)}"
+            name = f"below {text(below)}" if below is not None and not row.least else least
             tables.row(table, name, str(row.periods), _size(row.size_bytes), count_of(row.byte_s, "B·s"))
 
 

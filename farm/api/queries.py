@@ -9,7 +9,7 @@ from farm.errors import UsageError
 from farm.exchange import export, filters
 from farm.exchange.packaged import database_of, packaged_files
 from farm.memory_report import step_memory as memories
-from farm.memory_report.step_memory import Memory
+from farm.memory_report.step_memory import StepMemory
 from farm.requests.memory import amounts_of, bytes_of
 from farm.settings import settings
 from farm.store.database import Database
@@ -76,7 +76,7 @@ def _frame(database: Database, table: Literal["readings", "calls"], wanted: tupl
 
 def step_memory(
     variant: Variant, *, database: Database | None = None, card: str = "H200", fast: str = "", slow_bandwidth: str = ""
-) -> Memory:
+) -> StepMemory:
     """Compute the memory that a training step needs, and plan it. Runs nothing.
 
     Args:

@@ -1,8 +1,8 @@
-"""A training step's memory as files: tables, a trace for a timeline, drawings, and the text files of G10's tool.
+"""A training step's memory as files: tables, a trace for a timeline, charts, and the text files of G10's tool.
 
-Of G10's files (https://github.com/platformxlab/G10) the form is kept: what reads those reads these. Calls are its kernels; an
-inactive period goes from the first call that does not use a tensor to the one that uses it next, and a death is the call
-behind the last use, as a planner of memory has it, not the release.
+The text files have the format of G10 (https://github.com/platformxlab/G10), so programs that read its files read these. Calls
+are its kernels. An inactive period lasts from the first call that does not use a tensor to the next one that does. A death is
+the call after the last use, not the release.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from farm.errors import UsageError
-from farm.memory_report.plan_table import plan_rows, sentences
-from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, Memory
+from farm.memory_report.plans import plan_rows, sentences
+from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
 from farm.operators.captured import ROLES, CapturedCall, CapturedTensor
 from farm.pages.charts import COLOURS
 from farm.pages.charts import Chart as PageChart
@@ -39,7 +39,7 @@ _DTYPES = {
 }
 
 
-def write_config(found: Memory, folder: Path) -> list[Path]:
+def write_config(found: StepMemory, folder: Path) -> list[Path]:
     """``kernels.config``, ``tensors.config`` and ``liveness_analysis.config``.
 
     Raises:
@@ -55,19 +55,21 @@ def write_config(found: Memory, folder: Path) -> list[Path]:
 
 
 def check_drawing() -> None:
-    """Raises:
-    UsageError: what draws is not installed.
+    """Check that the drawing libraries are installed.
+
+    Raises:
+        UsageError: one is missing.
     """
     check_available()
     plotly_js()
 
 
-def write_all(found: Memory, folder: Path) -> list[Path]:
+def write_all(found: StepMemory, folder: Path) -> list[Path]:
     """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and ``memory.svg``, and a
     page, ``memory.html``.
 
     Raises:
-        UsageError: they cannot be written, or what draws is not installed.
+        UsageError: they cannot be written, or a drawing library is not installed.
     """
     check_available()
     script = plotly_js()
@@ -115,8 +117,8 @@ def _saving(text: str) -> Callable[[Path], Any]:
 # -------------------------------------------------------------------------------------------- text files
 
 
-def _names(found: Memory) -> dict[int, str]:
-    """One for each tensor: those of one name are numbered, as `torch.fx` does."""
+def _names(found: StepMemory) -> dict[int, str]:
+    """A unique name for each tensor: equal names are numbered as in `torch.fx`."""
     names: dict[int, str] = {}
     seen: dict[str, int] = {}
     for tensor in found.life.tensors:
@@ -133,7 +135,7 @@ def _line(tensor: CapturedTensor, names: Mapping[int, str]) -> str:
     )
 
 
-def _kernels(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
+def _kernels(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
     facts = {tensor.number: tensor for tensor in found.life.tensors}
 
     def lines(numbers: Sequence[int]) -> Iterator[str]:
@@ -150,24 +152,24 @@ def _kernels(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
     yield f"{_RULE}\n"
 
 
-def _expression(found: Memory, call: CapturedCall, names: Mapping[int, str]) -> str:
+def _expression(found: StepMemory, call: CapturedCall, names: Mapping[int, str]) -> str:
     """``torch.ops.aten.mul.Tensor(sub, rsqrt)``"""
     spec = found.capture.tuples[call.tuple_id]
 
-    def told(tree: Any) -> str:
+    def text(tree: Any) -> str:
         if isinstance(tree, list):
-            return f"[{', '.join(map(told, tree))}]"
+            return f"[{', '.join(map(text, tree))}]"
         if isinstance(tree, dict):
             if set(tree) == {"tensor"}:
                 return names[call.reads[spec.tensors[tree["tensor"]].storage]]
-            return told(next(iter(tree.values())))
+            return text(next(iter(tree.values())))
         return str(tree)
 
-    arguments = [*map(told, spec.arguments), *(f"{name} = {told(value)}" for name, value in spec.keywords.items())]
+    arguments = [*map(text, spec.arguments), *(f"{name} = {text(value)}" for name, value in spec.keywords.items())]
     return f"torch.ops.{spec.operator}({', '.join(arguments)})"
 
 
-def _liveness(found: Memory, names: Mapping[int, str]) -> Iterator[str]:
+def _liveness(found: StepMemory, names: Mapping[int, str]) -> Iterator[str]:
     for tensor in found.life.tensors:
         line = f"{_line(tensor, names)}\n"
         birth, death = max(tensor.born, 0), (tensor.uses[-1] if tensor.uses else tensor.born) + 1
@@ -191,9 +193,8 @@ def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
 # -------------------------------------------------------------------------------------------- a timeline
 
 
-def events(found: Memory) -> Iterator[dict[str, Any]]:
-    """Trace events: a slice for each stage, for calls of one owner that follow each other, and within it for each call; what is
-    held, by role, as a counter."""
+def events(found: StepMemory) -> Iterator[dict[str, Any]]:
+    """Trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the bytes held by role."""
     life, calls = found.life, found.capture.calls
     for thread, name in ((1, "stages"), (2, "calls by owner")):
         yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
@@ -222,15 +223,15 @@ def _slice(thread: int, name: str, begin_us: float, end_us: float) -> dict[str, 
 
 
 def _exactly(time_us: float) -> float:
-    """In eighths of a µs, which are whole nanoseconds and exact: Perfetto drops slices that overlap by a rounding error."""
+    """A time in eighths of a µs, which are exact: Perfetto drops slices that overlap by a rounding error."""
     return round(time_us * 8) / 8
 
 
 # -------------------------------------------------------------------------------------------- drawings
 
 
-def charts(found: Memory) -> list[Chart]:
-    """Consumption by role and by use over the step, inactive periods by length and size, and the peak."""
+def charts(found: StepMemory) -> list[Chart]:
+    """Memory by role and by use over the step, inactive periods by length and size, and the peak."""
     life = found.life
     times_ms = [begin / 1e3 for begin in life.begins_us[:-1]]
     total = [size / 1e9 for size in life.held_bytes]
@@ -268,8 +269,8 @@ def charts(found: Memory) -> list[Chart]:
     ]
 
 
-def _curve(found: Memory) -> Iterator[Chart]:
-    """The step as planned over a range of fast memory."""
+def _curve(found: StepMemory) -> Iterator[Chart]:
+    """The predicted time of the step over the amount of fast memory."""
     if (offload_plans := found.offload_plans) is not None:
         sizes = [plan.fast_bytes / 1e9 for plan in offload_plans.curve]
         lines: tuple[Line, ...] = (
@@ -286,12 +287,12 @@ def _curve(found: Memory) -> Iterator[Chart]:
         yield Chart("the step, by how much fast memory there is", "GB of fast memory", "ms", lines=lines)
 
 
-def _bars(rows: Sequence[PeriodInterval], told: Callable[[float], str]) -> dict[str, dict[str, float]]:
-    return {f"from {told(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
+def _bars(rows: Sequence[PeriodInterval], text: Callable[[float], str]) -> dict[str, dict[str, float]]:
+    return {f"from {text(row.least)}" if row.least else "below": {"MB·s": row.byte_s / 1e6} for row in rows}
 
 
 def as_plotly(chart: Chart) -> PageChart:
-    """A drawing as a page draws it."""
+    """A chart as plotly draws it on a page."""
     data: list[dict[str, Any]] = []
     legend = []
     for number, line in enumerate((*chart.areas, *chart.lines)):

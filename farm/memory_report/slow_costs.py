@@ -1,4 +1,4 @@
-"""What each tensor of a training step adds to it in slow memory: as tuples were read so, else its bytes over the wire."""
+"""The time that each tensor of a training step adds in slow memory: from readings of its tuples, or its bytes over the wire."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from farm.types.tuple import OperatorTuple, parse
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-# The median of a reading's passes: of those without power, as slow ones are, the figure is that, of others the mean.
+# Medians: a reading with slow tensors has no power, so its `time_us` is the median; that of others is the mean.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")
-_LARGE_BYTES = 1e6  # smaller ones say more of latency than of the wire
+_LARGE_BYTES = 1e6  # smaller tensors measure the latency rather than the bandwidth
 
 
 @dataclass(frozen=True)
-class ReadSlow:
-    """The readings of one model of card and one software.
+class MeasuredSlow:
+    """The readings with slow tensors of one card model and one software.
 
     Attributes:
-        added_us: what a placement adds to one call of a tuple, by tuple and placement.
-        fast_us: of the tuples.
-        rates: what the wire gave inputs of any tuple that were slow alone, bytes/s, by operator and tensor.
+        added_us: time that a placement adds to one call, by (tuple id, placement).
+        fast_us: time of one call with all tensors fast, by tuple id.
+        rates: operator and tensor -> bandwidths in bytes/s of single slow inputs of all its tuples.
     """
 
     card_model: str
@@ -53,7 +53,7 @@ class ReadSlow:
 
 def slow_costs(
     life: Life,
-    read: ReadSlow | None,
+    read: MeasuredSlow | None,
     bytes_per_s: float | None,
     *,
     copied_bytes_per_s: float | None = None,
@@ -62,21 +62,21 @@ def slow_costs(
 ) -> SlowCosts:
     """
     Args:
-        variant, card: for who is told how to read what is missing.
-        read: None where nobody has read any of the step's tuples so.
-        bytes_per_s: of the wire, for what is not read; None: as the readings have it.
-        copied_bytes_per_s: where they do not, what copies get.
+        variant, card: named in the error.
+        read: None without readings of the step's tuples with slow tensors.
+        bytes_per_s: bandwidth for tensors without such a reading; None: derived from the readings.
+        copied_bytes_per_s: bandwidth of copies, used if the readings give none.
 
     Raises:
-        UsageError: there is nothing to tell the wire's bandwidth from.
+        UsageError: no source gives a bandwidth.
     """
     added = read.added_us if read else {}
     rates = _rates(life, read)
     if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
         raise UsageError(
-            f"Nobody has read tuples of {variant} with tensors in slow memory on {card or 'that card'}.",
-            f"Read them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
-            "or say what the wire gives: --slow-bandwidth 55GB/s.",
+            f"No reading of {variant} has tensors in slow memory on {card or 'that card'}.",
+            f"Measure them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
+            "or give the bandwidth: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)
     read_us: dict[int, float] = defaultdict(float)
@@ -90,19 +90,19 @@ def slow_costs(
             if known_us is not None:
                 read_us[number] += known_us
                 read_uses += 1
-    told = f"{read_uses} of {uses} uses of tensors as read with that tensor alone slow" + (
+    source = f"{read_uses} of {uses} uses from readings with that tensor alone slow" + (
         f" on {read.card_model}" if read and read_uses else ""
     )
     if left := uses - read_uses:
-        others = " at what the same tensor of the operator's other tuples had, else" if rates else ""
-        told += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
+        others = " at the bandwidth of the same tensor in the operator's other tuples, or" if rates else ""
+        source += f"; the rest {'its' if left == 1 else 'their'} bytes{others} at {count_of(bytes_per_s, 'B')}/s"
     return SlowCosts(
-        dict(slow_us), dict(read_us), bytes_per_s, told, _together(read, life.capture.tuples) if read else None
+        dict(slow_us), dict(read_us), bytes_per_s, source, _together(read, life.capture.tuples) if read else None
     )
 
 
 def tensors_of(life: Life, call: CapturedCall) -> Iterator[tuple[str, int, int]]:
-    """The placement of each tensor of a call alone, the number of the tensor, and the bytes that cross the wire for it."""
+    """(placement of this tensor alone, its number, bytes over the wire) for each tensor of a call."""
     spec = life.capture.tuples[call.tuple_id]
     sizes = life.sizes_bytes
     for place, number in enumerate(call.reads):
@@ -118,11 +118,11 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
     return max((tensor.distinct_bytes for tensor in spec.tensors if tensor.storage == storage), default=0)
 
 
-def _rates(life: Life, read: ReadSlow | None) -> dict[str, float]:
-    """What the wire gave the tensors that were read, bytes/s: the median of each operator's each tensor, and "" of these.
+def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
+    """Bandwidth in bytes/s by operator and tensor (the median); "" is the median of these.
 
-    No copy's rate: a call that computes meanwhile hides some of the wire, and one that reads twice takes it twice. Of outputs,
-    whose sizes a tuple does not tell, the step's own alone.
+    It differs from the bandwidth of a copy: a call that computes meanwhile hides some of the transfer, and one that reads a
+    tensor twice transfers it twice. Outputs are those of the step alone, because a tuple does not contain their sizes.
     """
     if read is None:
         return {}
@@ -143,13 +143,13 @@ def _rates(life: Life, read: ReadSlow | None) -> dict[str, float]:
 
 
 def _alike(spec: OperatorTuple, word: str) -> str:
-    """The operator and its tensor. Whose library computes it is left out: a capture without a card does not know."""
+    """The operator and its tensor, without the library: a capture without a card does not know that."""
     name = spec.operator.removeprefix("aten.")
     return f"{name.removeprefix('native_').removeprefix('cudnn_')} {word}"
 
 
-def _together(read: ReadSlow, tuple_ids: Collection[str]) -> float | None:
-    """Of the step's tuples that were read with all tensors slow, and with each alone: the sum of one at a time over that, the median."""
+def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
+    """Sum of the costs of single tensors over the cost of all at once: the median over tuples with both kinds of readings."""
     words: dict[str, list[Placement]] = defaultdict(list)
     for tuple_id, word in read.added_us:
         if tuple_id in tuple_ids:
@@ -167,9 +167,9 @@ def _together(read: ReadSlow, tuple_ids: Collection[str]) -> float | None:
 
 def read_slow(
     session: Session, tuple_ids: Collection[str], card_models: Sequence[str], *, launch: Launch
-) -> ReadSlow | None:
-    """What a database has of tuples with tensors in slow memory: of the model of card and the software with most of the step's, or
-    else with most."""
+) -> MeasuredSlow | None:
+    """A database's readings with tensors in slow memory, of the card model and software with the most of the step's tuples, or
+    else with the most tuples."""
     like = Protocol(launch=launch).to_json()
     words: dict[str, tuple[str, str]] = {}  # protocol id -> data, placement
     for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):
@@ -206,13 +206,13 @@ def read_slow(
     return replace(best, rates=_input_rates(_tuples(session, best.fast_us), best.added_us))
 
 
-def _read_slow(card_model: str, rows: Mapping[tuple[str, str, str], float]) -> ReadSlow:
+def _read_slow(card_model: str, rows: Mapping[tuple[str, str, str], float]) -> MeasuredSlow:
     added, fast = {}, {}
     for (tuple_id, data, word), time_us in rows.items():
         if word and (fast_us := rows.get((tuple_id, data, ""))) is not None:
             added[tuple_id, word] = max(0.0, time_us - fast_us)
             fast[tuple_id] = fast_us
-    return ReadSlow(card_model, added, fast, {})
+    return MeasuredSlow(card_model, added, fast, {})
 
 
 def _tuples(session: Session, operator_ids: Collection[str]) -> dict[str, OperatorTuple]:
@@ -221,7 +221,7 @@ def _tuples(session: Session, operator_ids: Collection[str]) -> dict[str, Operat
     return {row.id: parse(row.spec) for row in rows}
 
 
-def _of_step(read: ReadSlow, tuple_ids: Collection[str]) -> int:
+def _of_step(read: MeasuredSlow, tuple_ids: Collection[str]) -> int:
     return sum(tuple_id in tuple_ids for tuple_id, _ in read.added_us)
 
 

@@ -13,7 +13,7 @@ from farm.devices.cpu import no_slow_memory
 from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.jobs.item_driver import hold_card
-from farm.memory_report.step_memory import Memory, memory
+from farm.memory_report.step_memory import StepMemory, memory
 from farm.operators.captured import Capture
 from farm.settings import settings
 from farm.slow_memory.transfers import Wire, moves_of
@@ -28,7 +28,7 @@ class StepOnCard:
         memory: the memory that it needs, with estimated times.
     """
 
-    memory: Memory
+    memory: StepMemory
     subject: Subject
     protocol: Protocol
     process: BenchmarkProcess
@@ -41,7 +41,7 @@ class StepOnCard:
         """
         return self.process.call(WireRequest(self.subject, self.protocol), timeout_s=settings().item_timeout_s)
 
-    def run(self, planned: Memory) -> Memory:
+    def run(self, planned: StepMemory) -> StepMemory:
         """Run the same step under its plans, and with all tensors in fast memory.
 
         Raises:

@@ -232,9 +232,9 @@ def test_a_plan_says_what_lies_in_slow_memory_and_what_other_amounts_would_give(
     assert times == sorted(times, reverse=True)
     assert times[-1] == plan["all_fast_us"]
     assert "all slow" in (tmp_path / "memory.svg").read_text()
-    assert "What a slow tensor adds" in (tmp_path / "memory.html").read_text()
+    assert "Cost of a slow tensor" in (tmp_path / "memory.html").read_text()
     shown = farm(*SMALL, "--fast", "1GB", "--slow-bandwidth", "55GB/s").stdout
-    assert "0 tensors of 0 B lie in slow memory" in " ".join(shown.split())
+    assert "0 tensors of 0 B are in slow memory" in " ".join(shown.split())
 
 
 def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):

@@ -1,0 +1,170 @@
+"""`farm memory`: the memory of a training step with everything that its options request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from farm.errors import FarmUnavailable, UsageError
+from farm.memory_report import files
+from farm.memory_report import step_memory as memories
+from farm.memory_report.step_memory import StepMemory
+from farm.requests.memory import amounts_of, bytes_of
+from farm.slow_memory import offload_plan
+from farm.types.protocol import Variant
+
+if TYPE_CHECKING:
+    from sqlmodel import Session
+
+    from farm.devices.device import Card
+    from farm.slow_memory.transfers import Wire
+    from farm.store.database import Database
+
+
+@dataclass(frozen=True)
+class Access:
+    """The databases, cards and messages of a program.
+
+    Attributes:
+        ask: asks its own database, or the packaged readings if that does not know: (question, knows) -> answer.
+        open_database: opens its own database.
+        own_card: the card of this host that a word names, or the first.
+        say: receives a line about what takes long or was written.
+    """
+
+    ask: Callable[[Callable[[Session], Any], Callable[[Any], bool]], Any]
+    open_database: Callable[[], Database]
+    own_card: Callable[[str | None], Card]
+    say: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """The options of `farm memory` beside the variant, as they were given; they are checked here.
+
+    Raises:
+        UsageError: an amount is not one, or two options do not go together.
+    """
+
+    card: str | None = None
+    job: str = ""
+    fit: str = ""
+    offload: str = ""
+    fast: str = ""
+    slow_bandwidth: str = ""
+    moves: bool = False
+    run: bool = False
+    what_if_recompute: bool = False
+    config: Path | None = None
+    out: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.fast and (self.slow_bandwidth or self.moves or self.run):
+            raise UsageError("--slow-bandwidth, --moves and --run are of a plan.", "Give its fast memory: --fast 8GB.")
+        for name in ("job", "fit", "what_if_recompute"):
+            if self.run and getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                raise UsageError(
+                    f"{option} does not go with --run, which runs the step of one batch as the card runs it.",
+                    f"Leave {option} away.",
+                )
+        if self.moves and not self.run and self.slow_bandwidth in ("", "measured"):
+            raise UsageError(
+                "--moves needs a bandwidth of copies, which readings of slow tensors do not give.",
+                "Give it: --slow-bandwidth 55GB/s; or have it measured on a card of this host: --run.",
+            )
+        if self.job and self.card is not None:
+            raise UsageError("A job has a card of its own.", "Leave --card away, or --job.")
+        _ = self.limit_bytes, self.offload_bytes_per_s, self.amounts, self.slow_bytes_per_s
+        if self.out is not None:
+            files.check_drawing()
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return bytes_of("--fit", self.fit) if self.fit else None
+
+    @property
+    def offload_bytes_per_s(self) -> float | None:
+        return bytes_of("--offload", self.offload, per_second=True) if self.offload else None
+
+    @property
+    def amounts(self) -> list[Any]:
+        return amounts_of("--fast", self.fast) if self.fast else []
+
+    @property
+    def slow_bytes_per_s(self) -> float | None:
+        given = self.slow_bandwidth not in ("", "measured")
+        return bytes_of("--slow-bandwidth", self.slow_bandwidth, per_second=True) if given else None
+
+
+def requested_memory(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
+    """The memory of a training step with everything that the options request. Runs nothing without ``run``.
+
+    Raises:
+        FarmError: see `farm.api.queries.step_memory`; with ``run``, also `farm.study.planned_step.step_on`.
+    """
+    if variant.recompute and options.what_if_recompute:
+        raise UsageError("--what-if-recompute begins with a step that recomputes nothing.", "Leave --recompute away.")
+    found = _run(variant, options, access) if options.run else _found(variant, options, access)
+    if options.offload_bytes_per_s is not None:
+        found = memories.with_offload(found, options.offload_bytes_per_s)
+    if options.limit_bytes is not None:
+        found = memories.with_fit(found, options.limit_bytes)
+    if options.amounts and not options.run:
+        found = _placed(found, options, access)
+    if options.what_if_recompute:
+        access.say("The step is extracted again for each block, which takes a second or a few each.")
+        found = memories.with_recomputed(found)
+    for path in files.write_config(found, options.config) if options.config else ():
+        access.say(f"Written to {path}")
+    for path in files.write_all(found, options.out) if options.out else ():
+        access.say(f"Written to {path}")
+    return found
+
+
+def _run(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
+    """Captured on a card of this host, planned, and run under the plans."""
+    from farm.study.planned_step import step_on
+
+    card = access.own_card(options.card)
+    with step_on(card, variant) as step:
+        if options.moves:
+            access.say("Copies are timed, alone and beside the step.")
+        found = _with_readings(step.memory, access)
+        found = _placed(found, options, access, step.wire() if options.moves else None)
+        access.say(f"The step is run on {card}, all fast and under each plan.")
+        return step.run(found)
+
+
+def _found(variant: Variant, options: MemoryOptions, access: Access) -> StepMemory:
+    if options.job:
+        with access.open_database().read() as session:
+            return memories.of_job(session, variant, options.job)
+    return _with_readings(memories.memory(variant, options.card or "H200"), access)
+
+
+def _with_readings(found: StepMemory, access: Access) -> StepMemory:
+    try:
+        return cast(
+            StepMemory,
+            access.ask(lambda session: memories.with_readings(session, found), lambda answer: answer.read_calls > 0),
+        )
+    except FarmUnavailable as error:
+        access.say(f"Times are estimates: {error.message}")
+    return found
+
+
+def _placed(found: StepMemory, options: MemoryOptions, access: Access, wire: Wire | None = None) -> StepMemory:
+    if options.moves:
+        programs = offload_plan.POINTS + len(options.amounts)
+        access.say(f"{programs} programs are solved, each in {offload_plan.TIME_LIMIT_S:g} s at most.")
+    read = None
+    try:
+        read = access.ask(lambda session: memories.read_in_slow_memory(session, found), lambda read: read is not None)
+    except FarmUnavailable as error:
+        access.say(f"The cost of tensors in slow memory is estimated from their bytes: {error.message}")
+    return memories.with_offload_plans(
+        found, read, options.amounts, options.slow_bytes_per_s, moves=options.moves, wire=wire
+    )
