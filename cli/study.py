@@ -114,11 +114,11 @@ def perform(
         for other in opening.all_own_cards()
         if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
     )
-    plan = StudyOptions(request.variant, quick, tuples, neighbours)
+    options = StudyOptions(request.variant, quick, tuples, neighbours)
     database = Database(settings().database)
     try:
         database.upgrade()
-        made = results.perform(study, database, chosen, plan, say)
+        made = results.perform(study, database, chosen, options, say)
     finally:
         database.close()
     _output(made, png, as_json)

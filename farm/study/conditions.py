@@ -22,12 +22,12 @@ from farm.study.results import Column, Findings, change, known
 from farm.types.protocol import Protocol, Stopping
 
 
-def data(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """How much do the values in the tensors matter? Each tuple with normal values, with zeros, and with the values that
     most of its calls have in the model.
     """
-    stopping = laboratory.stopping(quick=plan.quick)
-    samples = laboratory.samples(plan.variant, plan.tuples or (10 if plan.quick else 24), values=True)
+    stopping = laboratory.stopping(quick=options.quick)
+    samples = laboratory.samples(options.variant, options.tuples or (10 if options.quick else 24), values=True)
     everything: list[tables.Reading | None] = []
     table: list[dict[str, Any]] = []
     wanted = [list(dict.fromkeys(("normal", _commonest(sample), "zeros"))) for sample in samples]
@@ -91,7 +91,7 @@ def _commonest(sample: Sample) -> str:
     return max(sample.data, key=lambda pair: pair[1])[0] if sample.data else "normal"
 
 
-def simultaneous(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def simultaneous(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """Do the readings of a card change while its neighbours measure? The same list alone and beside busy neighbours.
 
     Without `quick` both twice, in the order A B B A, against drift.
@@ -101,29 +101,29 @@ def simultaneous(laboratory: Laboratory, plan: StudyOptions) -> Findings:
         CardBusy: a worker serves a neighbour, or somebody else measures on it.
         FarmError: a neighbour measures nothing, or stopped.
     """
-    require_neighbours(laboratory, plan)
+    require_neighbours(laboratory, options)
     with contextlib.ExitStack() as held:
         # From the beginning to the end: no worker may measure on a neighbour, even while it should be idle.
-        for card in plan.neighbours:
+        for card in options.neighbours:
             held.enter_context(CardLock(card.id, settings().lock_dir))
-        return _alone_and_beside(laboratory, plan)
+        return _alone_and_beside(laboratory, options)
 
 
-def _alone_and_beside(laboratory: Laboratory, plan: StudyOptions) -> Findings:
-    stopping = laboratory.stopping(quick=plan.quick)
+def _alone_and_beside(laboratory: Laboratory, options: StudyOptions) -> Findings:
+    stopping = laboratory.stopping(quick=options.quick)
     protocol = laboratory.protocol()
-    samples = laboratory.samples(plan.variant, plan.tuples or (12 if plan.quick else None))
-    samples = [laboratory.whole(plan.variant), *samples]
+    samples = laboratory.samples(options.variant, options.tuples or (12 if options.quick else None))
+    samples = [laboratory.whole(options.variant), *samples]
     read: dict[tuple[str, bool], list[tables.Reading]] = defaultdict(list)
     taken: Counter[str] = Counter()
-    goes = (False, True) if plan.quick else (False, True, True, False)
+    goes = (False, True) if options.quick else (False, True, True, False)
     laboratory.expect(len(goes) * len(samples))
     for beside in goes:
-        busy = _busy(plan.neighbours, samples, protocol, stopping, taken) if beside else None
+        busy = _busy(options.neighbours, samples, protocol, stopping, taken) if beside else None
         with busy or contextlib.nullcontext(_nothing) as check:
             for sample in samples:
                 check()
-                neighbours = len(plan.neighbours) if beside else 0
+                neighbours = len(options.neighbours) if beside else 0
                 row = laboratory.read(sample, protocol, stopping, busy_neighbours=neighbours)
                 if row is not None:
                     read[sample.subject.id, beside].append(row)
@@ -141,8 +141,8 @@ def _alone_and_beside(laboratory: Laboratory, plan: StudyOptions) -> Findings:
         Column("alone_temperature_c", "°C, alone", "count"),
         Column("beside_temperature_c", "°C, beside", "count"),
     )
-    others = "1 other card" if len(plan.neighbours) == 1 else f"{len(plan.neighbours)} other cards"
-    counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in plan.neighbours)
+    others = "1 other card" if len(options.neighbours) == 1 else f"{len(options.neighbours)} other cards"
+    counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in options.neighbours)
     notes = [
         f"Beside means: {others} of the host measured the same list at the same time.",
         f"Readings that they took: {counts}.",

@@ -272,11 +272,11 @@ def _varied(samples: Sequence[Sample], most: int) -> list[Sample]:
     return chosen
 
 
-def require_neighbours(laboratory: Laboratory, plan: StudyOptions) -> None:
+def require_neighbours(laboratory: Laboratory, options: StudyOptions) -> None:
     """Raises:
     UsageError: the host has only one card of the kind.
     """
-    if not plan.neighbours:
+    if not options.neighbours:
         raise UsageError(
             f"{laboratory.card} has no neighbour on this host.", "Run this study on a host with two or more cards."
         )

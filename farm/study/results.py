@@ -192,7 +192,7 @@ def _read(path: Path) -> StudyResult:
 
 
 def perform(
-    study: Study, database: Database, card: Card, plan: StudyOptions, say: Callable[[str], None] = lambda line: None
+    study: Study, database: Database, card: Card, options: StudyOptions, say: Callable[[str], None] = lambda line: None
 ) -> StudyResult:
     """Run a study on a card. Each reading is stored in the database at once, the findings in a file at the end.
 
@@ -204,15 +204,15 @@ def perform(
     known = STUDIES[STUDIES.index(study)]  # a module of a fixed list, not a name from outside
     measure = getattr(importlib.import_module(f"farm.study.{known.module}"), known.name)
     with Laboratory(database, card, study.name, say) as laboratory:
-        findings = measure(laboratory, plan)
+        findings = measure(laboratory, options)
         made = StudyResult(
             study,
             laboratory.id,
             time.time(),
-            findings.variant or plan.variant,
+            findings.variant or options.variant,
             card,
             laboratory.software.to_json(),
-            plan.quick,
+            options.quick,
             findings,
             tuple(laboratory.readings),
             dict(laboratory.failures),

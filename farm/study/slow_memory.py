@@ -19,7 +19,7 @@ from farm.types.tuple import parse
 MOST_CONFIGURATIONS, QUICK_CONFIGURATIONS = 160, 12
 
 
-def placement(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """Do many calls with tensors in slow memory, changed in one run, take the time that each takes alone?
 
     Each tuple of a model is changed at its first call: every tensor slow by itself, and all of them. `together` changes
@@ -30,12 +30,12 @@ def placement(laboratory: Laboratory, plan: StudyOptions) -> Findings:
         FarmError: the card has no slow memory, or no tensor could be placed.
     """
     found = laboratory.in_situ(
-        plan.variant, plan.tuples or (QUICK_CONFIGURATIONS if plan.quick else MOST_CONFIGURATIONS)
+        options.variant, options.tuples or (QUICK_CONFIGURATIONS if options.quick else MOST_CONFIGURATIONS)
     )
     if not found["changes"]:
         why = next((one["why"] for one in found["left_out"]), "the model has no calls")
-        raise FarmError(f"No tensor of {plan.variant} could be placed: {why}", "Choose another model.")
-    isolated = {} if plan.quick else _isolated(laboratory, plan, found["changes"])
+        raise FarmError(f"No tensor of {options.variant} could be placed: {why}", "Choose another model.")
+    isolated = {} if options.quick else _isolated(laboratory, options, found["changes"])
     rows = tuple(_placement_row(one, isolated.get((one["tuple_id"], one["placement"]))) for one in found["changes"])
     columns = (
         Column("operator", "operator tuple"),
@@ -54,9 +54,9 @@ def placement(laboratory: Laboratory, plan: StudyOptions) -> Findings:
 
 
 def _isolated(
-    laboratory: Laboratory, plan: StudyOptions, changes: list[dict[str, Any]]
+    laboratory: Laboratory, options: StudyOptions, changes: list[dict[str, Any]]
 ) -> dict[tuple[str, str], float]:
-    samples = {sample.subject.id: sample for sample in laboratory.samples(plan.variant)}
+    samples = {sample.subject.id: sample for sample in laboratory.samples(options.variant)}
     wanted = [one for one in changes if one["tuple_id"] in samples]
     laboratory.expect(len(wanted))
     stopping = laboratory.stopping(quick=True)
@@ -137,7 +137,7 @@ Configurations = Sequence[tuple[Sample, Sequence[str]]]
 Times = Mapping[tuple[str, str], float]  # (tuple id, placement) -> us
 
 
-def peer(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """What do tensors in the memory of another GPU cost, compared with the memory of the host?
 
     Each tuple alone, with every tensor slow by itself, with all slow, and between these with none. First with the
@@ -151,10 +151,10 @@ def peer(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     """
     from farm.operators.replay import placements_of
 
-    require_neighbours(laboratory, plan)
-    peer = plan.neighbours[0]
+    require_neighbours(laboratory, options)
+    peer = options.neighbours[0]
     with CardLock(peer.id, settings().lock_dir):
-        samples = laboratory.samples(plan.variant, plan.tuples or (QUICK_TUPLES if plan.quick else None))
+        samples = laboratory.samples(options.variant, options.tuples or (QUICK_TUPLES if options.quick else None))
         wanted = [(sample, placements_of(parse(sample.subject.spec), "each")) for sample in samples]
         laboratory.expect(2 * sum(1 + len(words) for _, words in wanted))
         with laboratory.slow_on(peer):  # first: if the card does not reach it, nothing is measured

@@ -18,16 +18,16 @@ from farm.verdict.figures import Part, ReadingView, Whole
 POLICIES = ("resident", "reuse", "stream", "chain")
 
 
-def residency(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """What must be in the cache so that the tuples add up? The sum under each residency policy, against the same whole.
 
     The table has `resident` twice: measured in a loop, like the others, and among other operators, as in jobs.
     """
-    stopping = laboratory.stopping(quick=plan.quick)
-    samples = laboratory.parts(plan.variant, plan.tuples)
-    policies = POLICIES[:3] if plan.quick else POLICIES
+    stopping = laboratory.stopping(quick=options.quick)
+    samples = laboratory.parts(options.variant, options.tuples)
+    policies = POLICIES[:3] if options.quick else POLICIES
     laboratory.expect(1 + len(policies) * len(samples))
-    whole = laboratory.read(laboratory.whole(plan.variant), laboratory.protocol(), stopping, of="whole")
+    whole = laboratory.read(laboratory.whole(options.variant), laboratory.protocol(), stopping, of="whole")
     read: dict[str, list[tables.Reading | None]] = {}
     for policy in policies:
         read[policy] = [
@@ -51,7 +51,7 @@ def residency(laboratory: Laboratory, plan: StudyOptions) -> Findings:
             ]
         )
         pairs = zip(samples, rows, strict=True)
-        sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=plan.tuples is None, looped=looped)
+        sums = against_whole(pairs, whole, laboratory.launches[0], all_tuples=options.tuples is None, looped=looped)
         table.append(
             {
                 "residency": name,
@@ -71,8 +71,8 @@ def residency(laboratory: Laboratory, plan: StudyOptions) -> Findings:
         Column("change_most", "most", "change"),
     )
     notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
-    if plan.tuples is not None:
-        notes.append(f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's.")
+    if options.tuples is not None:
+        notes.append(f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's.")
     charts = (
         _residency_chart("gap of the sum to the whole", table, {"time": "gap_time", "energy": "gap_energy"}),
         _residency_chart(
@@ -92,18 +92,18 @@ def _residency_chart(title: str, rows: Sequence[Mapping[str, Any]], series: Mapp
     return Chart(title, y_name="%", bars={name: values for name, values in bars.items() if values}, zero=True)
 
 
-def launch(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """What does launching cost? Model and tuples by CUDA graph and eagerly, each sum against its own whole.
 
     At batch 1, where launching matters most; without `quick` at the given batch, too.
     """
-    stopping = laboratory.stopping(quick=plan.quick)
-    batches = [1] if plan.quick else sorted({1, plan.variant.batch})
+    stopping = laboratory.stopping(quick=options.quick)
+    batches = [1] if options.quick else sorted({1, options.variant.batch})
     table: list[dict[str, object]] = []
     everything: list[tables.Reading | None] = []
     notes = []
-    variants = [dataclasses.replace(plan.variant, batch=batch) for batch in batches]
-    parts = [laboratory.parts(variant, plan.tuples) for variant in variants]
+    variants = [dataclasses.replace(options.variant, batch=batch) for batch in batches]
+    parts = [laboratory.parts(variant, options.tuples) for variant in variants]
     laboratory.expect(len(laboratory.launches) * sum(1 + len(samples) for samples in parts))
     for batch, variant, samples in zip(batches, variants, parts, strict=True):
         wholes: dict[str, float] = {}
@@ -126,7 +126,7 @@ def launch(laboratory: Laboratory, plan: StudyOptions) -> Findings:
                 {
                     "batch": batch,
                     "launch": launch,
-                    **against_whole(read, whole, launch, all_tuples=plan.tuples is None),
+                    **against_whole(read, whole, launch, all_tuples=options.tuples is None),
                     "over_graph": change(whole.time_us, wholes.get("graph")) if whole and launch != "graph" else None,
                 }
             )
@@ -134,9 +134,9 @@ def launch(laboratory: Laboratory, plan: StudyOptions) -> Findings:
             gap_us = wholes["eager"] - wholes["graph"]
             notes.append(f"Launch gap of {variant}: {gap_us:+.0f} µs a pass ({gap_us / wholes['graph']:+.1%}).")
     require(everything, laboratory)
-    if plan.tuples is not None:
+    if options.tuples is not None:
         notes.append(
-            f"Only the {plan.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
+            f"Only the {options.tuples} heaviest tuples were read: their sum is not the model's, and is not drawn."
         )
     if laboratory.launches == ("eager",):
         notes.append("A CPU has no CUDA graphs: there is one launch mode to read.")
@@ -153,7 +153,7 @@ def launch(laboratory: Laboratory, plan: StudyOptions) -> Findings:
     )
     bars: dict[str, dict[str, float]] = {}
     for row in table:
-        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"] if plan.tuples is None else None}
+        named = {"whole": row["whole_time_us"], "sum": row["sum_time_us"] if options.tuples is None else None}
         bars[f"batch {row['batch']}, {row['launch']}"] = {
             name: value / 1e3 for name, value in named.items() if isinstance(value, float)
         }

@@ -18,10 +18,10 @@ LENGTHS = ((0.5, 5), (1.0, 4), (2.0, 3), (5.0, 2), (10.0, 1), (30.0, 1))
 QUICK_LENGTHS = ((0.5, 3), (1.0, 2), (2.0, 1), (5.0, 1))
 
 
-def windows(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """How long must a window be? Measure each tuple with every window; the longest window is the reference."""
-    lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if plan.quick else LENGTHS)]
-    samples = laboratory.samples(plan.variant, plan.tuples or (3 if plan.quick else 4))
+    lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if options.quick else LENGTHS)]
+    samples = laboratory.samples(options.variant, options.tuples or (3 if options.quick else 4))
     protocol = laboratory.protocol()
     read: dict[float, list[tuple[Sample, tables.Reading]]] = defaultdict(list)
     longest: dict[str, tables.Reading] = {}
@@ -105,14 +105,14 @@ def _window_charts(
 FIGURES = ("mean", "median", "trimmed mean")
 
 
-def averaging(laboratory: Laboratory, plan: StudyOptions) -> Findings:
+def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """Which average to trust? Deviation and scatter of three averages of short windows, against a long one."""
-    short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if plan.quick else 10.0)
-    times = 5 if plan.quick else 10
+    short_s, long_s = laboratory.scaled(0.5), laboratory.scaled(4.0 if options.quick else 10.0)
+    times = 5 if options.quick else 10
     protocol = laboratory.protocol()
     found: list[tuple[Sample, dict[str, tuple[float, float]]]] = []
     everything: list[tables.Reading | None] = []
-    samples = laboratory.samples(plan.variant, plan.tuples or (4 if plan.quick else 8))
+    samples = laboratory.samples(options.variant, options.tuples or (4 if options.quick else 8))
     laboratory.expect(len(samples) * (1 + times))
     for sample in samples:
         reference = laboratory.read(sample, protocol, laboratory.exactly(long_s), window_s=long_s)
