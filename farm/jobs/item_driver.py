@@ -194,10 +194,8 @@ class ItemDriver:
 
         Raises:
             UnhealthyCard: the card failed its health check, or its benchmark process did not get ready twice.
-            CardUnavailable: the card was in quarantine before, or this process is ending.
+            CardUnavailable: this process is ending.
         """
-        if self.software is None:
-            self.ask(partial(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED), claimed=False)
         for last in (False, True):
             try:
                 return self.ask(self.register, claimed=False)
@@ -225,7 +223,7 @@ class ItemDriver:
         """Claim an item and measure it; after a crash of the benchmark process again, while attempts are left.
 
         Raises:
-            UnhealthyCard, CardUnavailable: the card cannot measure, see `ready`.
+            UnhealthyCard, CardUnavailable: the card cannot measure, see `ready`, or is in quarantine.
             DatabaseUnreachable: see `ask`.
         """
         current = settings()
@@ -234,6 +232,8 @@ class ItemDriver:
             for closed in self.ask(partial(self.spool.flush, self.database, self.card_id), claimed=False):
                 self.follow_up(closed)
         while True:
+            if self.software is None:  # no process is started for the messages of a card in quarantine
+                self.ask(partial(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED), claimed=False)
             claim = partial(
                 items.claim,
                 self.database,
