@@ -257,8 +257,8 @@ class ItemDriver:
             if claimed.why is DeclineReason.REUSED:
                 return ItemOutcome("reused")
             with self.database.read() as session:
-                item = session.get_one(tables.Item, item_id)
-            return ItemOutcome("failed", item.reason, item.message)
+                item = session.get(tables.Item, item_id)
+            return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
 
     def measure(self, claimed: Claim) -> Measured:
         """Measure a claimed item in the benchmark process. A whole model is verified first if the job has not done so.
