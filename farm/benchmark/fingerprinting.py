@@ -2,7 +2,7 @@
 
 A worker takes it when it first sees the card with a driver. The roofline (`farm.operators.roofline`) uses the measured
 rates, not those of a data sheet. The sensors' delays show what a window can resolve. It takes about twelve seconds on a
-GPU and one on a CPU. torch is imported late: the farm reads fingerprints without it.
+GPU and one on a CPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from farm.benchmark import intervals
+from farm.benchmark.cuda_graph import capture_graph, synchronize
 from farm.benchmark.sampler import Sampler
 from farm.devices.device import FINGERPRINT_VERSION, Device
 
 if TYPE_CHECKING:
-    import torch
-
     from farm.benchmark.measure import Bench
 
 RATE_S = 0.25  # of each rate, after a tenth of it to warm up
@@ -64,21 +65,15 @@ def _rounded(value: Any) -> Any:
 
 def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
     """Seconds of one call: the best of several loops, as a rate is a peak."""
-    import torch
-
-    def synchronize() -> None:
-        if bench.cuda:
-            torch.cuda.synchronize(bench.torch_device)
-
     work()
-    synchronize()
+    synchronize(bench.torch_device)
     count, best_s = 1, float("inf")
     until_s = time.perf_counter() + 1.1 * RATE_S
     while time.perf_counter() < until_s:
         begin_s = time.perf_counter()
         for _ in range(count):
             work()
-        synchronize()
+        synchronize(bench.torch_device)
         spent_s = time.perf_counter() - begin_s
         best_s = min(best_s, spent_s / count)
         if spent_s < RATE_S / 10:
@@ -87,8 +82,6 @@ def _seconds_each(work: Callable[[], object], bench: Bench) -> float:
 
 
 def _copy_bytes_per_s(bench: Bench) -> float:
-    import torch
-
     size = COPIED_BYTES if bench.cuda else CPU_COPIED_BYTES
     source = torch.zeros(size // 4, device=bench.torch_device)
     target = torch.empty_like(source)
@@ -96,8 +89,6 @@ def _copy_bytes_per_s(bench: Bench) -> float:
 
 
 def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
-    import torch
-
     size = MATRIX if bench.cuda else CPU_MATRIX
     kinds = {"float32": torch.float32}
     if bench.cuda:
@@ -120,10 +111,6 @@ def _matmul_flops_per_s(bench: Bench) -> dict[str, float]:
 
 def _launch_floor_us(bench: Bench) -> float:
     """The shortest time between two kernels of one graph."""
-    import torch
-
-    from farm.benchmark.cuda_graph import capture_graph
-
     tiny = torch.zeros(1, device=bench.torch_device)
     nodes = 1000
     tiny.add_(1)
@@ -136,8 +123,6 @@ def _launch_floor_us(bench: Bench) -> float:
 
 def _sensors(bench: Bench) -> dict[str, Any]:
     """How the sensors follow a step from idle to full load, and how power then rises with the temperature."""
-    import torch
-
     left, right = (torch.randn(4096, 4096, device=bench.torch_device) for _ in range(2))
     out = torch.mm(left, right)  # loads the library before the step
     torch.cuda.synchronize(bench.torch_device)
@@ -281,8 +266,6 @@ class PowerLevels:
 
 def tiny_kernels(device: torch.device) -> Callable[[], None]:
     """A function that runs a one-element kernel and waits 2 ms: full clocks at a duty of a few thousandths."""
-    import torch
-
     tiny = torch.zeros(1, device=device)
 
     def run() -> None:

@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -261,14 +261,20 @@ class Bench:
                 if not applies:
                     continue
                 on_phase(phase, {})
-                try:
-                    reading = reading.noting(**figures())
-                except Exception as error:
-                    if missing is None:
-                        raise
-                    torch.cuda.synchronize(device)
-                    reading = reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})
+                reading = self._with_figures(reading, figures, missing)
         return reading
+
+    def _with_figures(
+        self, reading: Reading, figures: Callable[[], dict[str, Any]], missing: str | None = None
+    ) -> Reading:
+        """Add figures to the details, or else the error as `missing`; without `missing` the error is raised."""
+        try:
+            return reading.noting(**figures())
+        except Exception as error:
+            if missing is None:
+                raise
+            torch.cuda.synchronize(self.torch_device)
+            return reading.noting(**{missing: f"{type(error).__name__}: {error}".split("\n")[0][:200]})
 
     # ------------------------------------------------------------------------------------------ steady window
 

@@ -177,9 +177,7 @@ def variant_passes(subject: Subject, protocol: Protocol, device: torch.device) -
         # The weights of a whole model are as cold as the model itself leaves them: there is nothing to copy.
         weight_bytes=0,
         activation_bytes=sum(tensor.nbytes for tensor in tensors),
-        details=_working_set(lambda: model(*arguments), parameter_bytes, device)
-        if protocol.measures_context
-        else Details(parameter_bytes=parameter_bytes),
+        details=_working_set(lambda: model(*arguments), parameter_bytes, protocol, device),
         order=lambda: as_launched(
             lambda: capture(model, arguments, device_type=device.type, grad_enabled=protocol.grad), protocol, device
         ),
@@ -209,11 +207,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
     held = [*step.model.parameters(), *step.model.buffers()]
     parameter_bytes = sum(tensor.nbytes for tensor in held)
     memory = _memory_of_step(run, elsewhere_bytes, device)
-    details = (
-        _working_set(run, parameter_bytes, device)
-        if protocol.measures_context
-        else Details(parameter_bytes=parameter_bytes)
-    )
+    details = _working_set(run, parameter_bytes, protocol, device)
     return Passes(
         first=run,
         copy=None,
@@ -275,9 +269,9 @@ def as_launched(observe: Callable[[], Seen], protocol: Protocol, device: torch.d
     return found[0]
 
 
-def _working_set(run: Pass, parameter_bytes: int, device: torch.device) -> Details:
+def _working_set(run: Pass, parameter_bytes: int, protocol: Protocol, device: torch.device) -> Details:
     """The bytes that one pass of a model touches, and the share that the cache still holds at the next pass."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not protocol.measures_context:
         return Details(parameter_bytes=parameter_bytes)
     run()  # libraries allocate their workspaces in the first run
     torch.cuda.synchronize(device)

@@ -52,10 +52,6 @@ class _Series:
 class SampledWindow:
     """The samples between two moments. Times are those of `time.perf_counter`. Unit: s."""
 
-    begin_s: float
-    end_s: float
-    ticks_s: tuple[float, ...]  # the times at which the energy counter changed
-    ticks_mj: tuple[float, ...]  # and its values
     power_w: float | None  # time average of the instant power, or of the averaged power if the card has no other
     power_source: str
     sm_clock_mhz: float | None
@@ -65,7 +61,6 @@ class SampledWindow:
     memory_temperature_c: float | None
     throttle_shares: dict[str, float]  # reason -> share of the samples that have it
     foreign_processes: frozenset[int]  # process ids on the card that are not the benchmark's
-    samples: int
 
 
 class Sampler:
@@ -166,8 +161,7 @@ class Sampler:
         return median(steps[-20:]) if steps else None
 
     def window(self, begin_s: float, end_s: float) -> SampledWindow:
-        """The samples in [begin_s, end_s]: means over time, and ticks including both ends."""
-        ticks_s, ticks_mj = self._series["energy_mj"].span(begin_s, end_s)
+        """The samples in [begin_s, end_s]: means over time."""
         means: dict[str, float | None] = {}
         for name in self._slow_fields:
             # Slow fields are sampled ten times a second: a short window also uses the value just before it.
@@ -180,10 +174,6 @@ class Sampler:
         # Samples before a window do not count, unless the window is so short that it has none.
         reasons = [words for time_s, words in known if begin_s <= time_s] or [words for _, words in known[-1:]]
         return SampledWindow(
-            begin_s=begin_s,
-            end_s=end_s,
-            ticks_s=tuple(ticks_s),
-            ticks_mj=tuple(ticks_mj),
             power_w=power_w,
             power_source=self._power_field.removesuffix("_w"),
             sm_clock_mhz=means.get("sm_clock_mhz"),
@@ -195,7 +185,6 @@ class Sampler:
             foreign_processes=frozenset().union(
                 *(found for time_s, found in list(self._foreign) if begin_s - PROCESS_PAUSE_S <= time_s <= end_s)
             ),
-            samples=sum(len(series.span(begin_s, end_s)[0]) for series in self._series.values()),
         )
 
     def trace(self, window_s: tuple[float, float]) -> Trace | None:

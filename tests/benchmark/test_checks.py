@@ -1,8 +1,9 @@
-"""The reference operator that shows what changes on a card between two tuples."""
+"""Checks of a card: a product with a known result, and the canary that shows what changes between two tuples."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -10,12 +11,11 @@ import torch
 from farm.benchmark import checks
 from farm.benchmark.measure import Bench
 from farm.benchmark.workload import Workload
+from farm.benchmark_process import server
 from farm.types.protocol import Protocol, Stopping
 from farm.types.reading import CanaryNote, Reading
 from tests.benchmark.fake_device import FakeDevice
 from tests.benchmark.operators import linear
-
-pytestmark = pytest.mark.usefixtures("virtual_time", "small")
 
 EAGER = Protocol(launch="eager")
 SHORT = Stopping(warm_up_s=0.02, minimum_s=0.1, maximum_s=0.2, time_half_width=0.5, energy_half_width=0.5)
@@ -27,6 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "STOPPING", SHORT)
 
 
+@pytest.mark.usefixtures("virtual_time", "small")
 def test_the_reference_is_read_again_every_few_tuples() -> None:
     bench = Bench(FakeDevice(), "cpu", idle_power_w=80.0, canary_every=2)
     readings = [bench.measure(linear(8, 32, 32), EAGER, SHORT) for _ in range(3)]
@@ -40,6 +41,7 @@ def test_the_reference_is_read_again_every_few_tuples() -> None:
     assert all(reading.cost_s["canary"] >= 0 for reading in readings), "its window is not charged twice"
 
 
+@pytest.mark.usefixtures("virtual_time", "small")
 def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, calls = checks.prepare_canary, 0
 
@@ -57,6 +59,7 @@ def test_a_reference_that_cannot_be_read_fails_no_tuple_and_is_tried_again(monke
     assert readings[1].details.canary.number == 1
 
 
+@pytest.mark.usefixtures("virtual_time", "small")
 def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, seen = checks.prepare_canary, []
 
@@ -71,6 +74,7 @@ def test_the_reference_is_the_same_for_jobs_with_other_numeric_flags(monkeypatch
     assert seen == [False, False]
 
 
+@pytest.mark.usefixtures("virtual_time", "small")
 def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_stays_so() -> None:
     def reading(power_w: float, *flags: str) -> Reading:
         return dataclasses.replace(calm, energy_mj=power_w, power_w=power_w, flags=flags)
@@ -84,9 +88,87 @@ def test_a_disturbed_reference_is_read_again_and_none_is_held_against_one_that_s
     assert notes[2].energy_change == pytest.approx(1 / 550, abs=1e-4)
 
 
+@pytest.mark.usefixtures("virtual_time", "small")
 def test_readings_around_a_changed_reference_are_flagged() -> None:
     reading = Bench(FakeDevice(), "cpu", idle_power_w=80.0).measure(linear(8, 32, 32), EAGER, SHORT)
     assert reading.details.canary is None, "a shared CPU has none"
     note = CanaryNote(1, 10.0, time_change=0.0, energy_change=-0.04)
     assert "canary_off" in checks.with_canary(reading, note).flags
     assert "canary_off" not in checks.with_canary(reading, dataclasses.replace(note, energy_change=None)).flags
+
+
+# ------------------------------------------------------------------------------------------ health check
+
+
+def test_this_cpu_is_healthy():
+    assert checks.HealthCheck(torch.device("cpu")).run() == ""
+
+
+def test_a_wrong_product_is_found(monkeypatch):
+    left, times = torch.Tensor.to, []
+
+    def flipped(self, *arguments, **options):
+        moved = left(self, *arguments, **options)
+        if len(arguments) == 2:
+            times.append(1)
+            moved = moved.clone()
+            moved[0, 0] += 1
+        return moved
+
+    monkeypatch.setattr(torch.Tensor, "to", flipped)
+    assert "came out wrong in" in checks.HealthCheck(torch.device("cpu")).run()
+    assert times
+
+
+def test_a_time_that_cannot_be_is_found():
+    assert checks.implausible(0.01, "cpu") == ""
+    assert "is plausible" in checks.implausible(1e-9, "cpu")
+    assert "is plausible" in checks.implausible(60.0, "cpu")
+
+
+def test_a_gpu_that_takes_as_long_as_a_cpu_crawls():
+    assert checks.implausible(1e-5, "cuda") == ""
+    assert checks.implausible(1e-3, "cuda") == "", "at the clock it rests at"
+    assert "is plausible" in checks.implausible(0.01, "cuda")
+
+
+def test_a_device_that_begins_to_fail_is_found_when_it_is_asked_again(monkeypatch):
+    check = checks.HealthCheck(torch.device("cpu"))
+    assert check.run() == ""
+    product = torch.Tensor.__matmul__
+
+    def off_by_one(left, right):
+        found = product(left, right)
+        found[3, 4] += 1
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", off_by_one)
+    assert "came out wrong in 1 of" in check.run()
+
+
+def test_a_process_checks_before_an_item_once_in_a_while(monkeypatch):
+    asked = []
+
+    class Watched(server.Runner):
+        def unhealthy(self):
+            asked.append(1)
+            return ""
+
+    runner = Watched()
+    assert runner.check_due
+    assert runner.check() == ""
+    assert not runner.check_due
+    later = server.time.monotonic() + server.CHECK_EVERY_S
+    monkeypatch.setattr(server.time, "monotonic", lambda: later)
+    assert runner.check_due
+    assert asked == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_is_healthy_and_asking_it_again_costs_little():
+    check = checks.HealthCheck(torch.device("cuda:0"))
+    assert check.run() == ""
+    begin_s = time.perf_counter()
+    assert check.run() == ""
+    assert time.perf_counter() - begin_s < 0.01

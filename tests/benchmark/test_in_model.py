@@ -48,7 +48,7 @@ def test_every_call_that_costs_something_is_timed_and_views_are_not():
         lambda around: run_with_owners(model, (x,), device_type="cpu", around=around), seen, torch.device("cpu")
     )
     assert [seen.tuples[call.tuple_id].short_name for call in seen.calls] == ["Linear", "relu", "Linear", "softmax"]
-    assert len(seen.owners) == 6  # view and transpose owned the slot as well
+    assert len(seen.slots) == 6  # view and transpose owned the slot as well
     assert all(value and value > 0 for value in timed.times_us)
     assert timed.times_us[0] == max(timed.times_us)
     told = timed.by_tuple(seen)
@@ -134,7 +134,7 @@ def test_ranges_of_the_profiler_stand_around_the_calls_and_change_no_operator():
             model, (x,), device_type="cpu", around=lambda number: torch.profiler.record_function(f"farm.call {number}")
         )
     ranges = [event for event in named.events() if event.name.startswith("farm.call ")]
-    assert len(ranges) == len(seen.owners)
+    assert len(ranges) == len(seen.slots)
     assert names(named) == names(plain)
     below = [event for event in named.events() if event.name == "aten::_transformer_encoder_layer_fwd"]
     assert below

@@ -287,7 +287,7 @@ def test_what_fails_beside_a_good_reading_costs_no_reading(monkeypatch: pytest.M
     def fails() -> dict[str, object]:
         raise torch.OutOfMemoryError("no room\nand more")
 
-    kept = bench._with_opinion(reading, "eager_time", fails)
+    kept = bench._with_figures(reading, fails, "eager_time_missing")
     assert kept.details.eager_time_missing == "OutOfMemoryError: no room"
     assert kept.time_us == reading.time_us
 
