@@ -121,7 +121,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         for row in done
     ]
     if refused := [row for row in rows.values() if row["reason"]]:
-        lines += ["", "Not taken apart:", "", "| variant | class | why |", "| --- | --- | --- |"]
+        lines += ["", "Not extracted:", "", "| variant | class | why |", "| --- | --- | --- |"]
         lines += [f"| {row['title']} | {row['class']} | {' '.join(row['reason'].split())[:300]} |" for row in refused]
     absent = [f"{name} ({reason})" for name, reason in transformers.refused().items()]
     return "\n".join([*lines, "", f"Known, and not to be had: {'; '.join(absent)}."]) + "\n"

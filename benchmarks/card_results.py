@@ -236,7 +236,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                     capture_id = capture_for(database, one, device_type=cards[0].kind, torch=torch_version())
                     with database.read() as session:
                         parts = set(classes(session, capture_id, one.protocol.data))
-                except Exception as error:  # one model that cannot be taken apart must not end the go
+                except Exception as error:  # one model that cannot be extracted must not end the go
                     print(f"{one.title}: {type(error).__name__}: {error}", flush=True)
                     continue
                 given_s[card_id] += EXPECTED_WHOLE_S + EXPECTED_TUPLE_S * len(parts - known[card_id])

@@ -119,7 +119,7 @@ def _placed(wish: PartialRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _or_refused(job: Planned, outcome: Outcome) -> Iterator[None]:
-    """One model of several that cannot be made, taken apart or held by a card is left out and said; alone it is an error."""
+    """One model of several that cannot be made, extracted or held by a card is left out and said; alone it is an error."""
     from farm.errors import CaptureError, FarmError, NoSuchCard, UnknownOperator, UsageError
     from farm.models.catalog import title_of
 
@@ -211,7 +211,7 @@ def submit_all(
     Args:
         outcome: filled job by job, so that whoever interrupts this knows what is under way.
         pinned: the cards were named with --card.
-        farm: the command's own; its workers start while the first model is taken apart, or not at all where the
+        farm: the command's own; its workers start while the first model is extracted, or not at all where the
             database knows everything.
     """
     from farm.jobs.create import tuples_of

@@ -144,9 +144,9 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     if kind == "pair":
         call["pixel_values"] = images(variant, device, seed)
     if variant.phase == "prefill":
-        taken = inspect.signature(_class_of(entry).forward).parameters
+        accepted = inspect.signature(_class_of(entry).forward).parameters
         options = {"use_cache": False} if variant.mode == "train" else {"use_cache": True, "logits_to_keep": 1}
-        call |= {key: value for key, value in options.items() if key in taken}
+        call |= {key: value for key, value in options.items() if key in accepted}
     return call
 
 

@@ -94,7 +94,7 @@ _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 
 
 def read_models(session: Session, card: CardModel, about: Circumstances) -> list[ReadModel]:
-    """Every variant that was taken apart for such cards, with the newest sound reading of its whole."""
+    """Every variant that was extracted for such cards, with the newest sound reading of its whole."""
     wholes = _wholes(session, about)
     captures = session.execute(
         sqlalchemy.select(_CAPTURE.id, _CAPTURE.variant_id)

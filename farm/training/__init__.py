@@ -1,1 +1,1 @@
-"""One training step, taken apart: its stages, its operators with their owners, and the life of every tensor."""
+"""The extraction of a variant, and training steps: their stages, captures and the life of every tensor."""

@@ -84,7 +84,7 @@ def _by_reason(texts: Iterable[str]) -> str:
     for text in texts:
         where, _, reason = text.partition(": ")
         operator, _, call = where.partition(" at ")
-        # The name of the call tells more than those of the aten operators inside.
+        # The name of the call says more than those of the aten operators inside.
         place = f"at {call}" if " in " in call else f"{operator} at {call}"
         places.setdefault(reason, {})[place] = None
     parts = []

@@ -33,5 +33,5 @@ def farm():
 
 @pytest.fixture
 def steps_extracted_once(monkeypatch):
-    """Commands that ask for the same step of a model of the catalog share what was taken apart."""
+    """Commands that ask for the same step of a model of the catalog share what was extracted."""
     monkeypatch.setattr(step_memory, "_captured", _extracted_once)

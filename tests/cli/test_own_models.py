@@ -71,7 +71,7 @@ def test_a_model_with_gaps_is_listed_and_refused_each_reason_once(farm):
     assert "1 tuple" in shown.stdout
 
 
-def test_one_of_several_that_cannot_be_taken_apart_is_left_out_and_alone_an_error(farm, monkeypatch, tmp_path):
+def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(farm, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     written = tmp_path / "jobs.yml"
     written.write_text("- {model: autocast}\n- {model: loud, batch: [1, 2]}\n")

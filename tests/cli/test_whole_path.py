@@ -97,7 +97,7 @@ def test_a_sweep_and_models_from_a_file_run_once_and_are_skipped_then(farm, tmp_
         "- {model: left_out}\n- {model: squeezenet1_1, batch: [1, 2]}\n"
     )
     said = farm("run", "-f", path, "--json")
-    # What cannot be taken apart stops none of the others.
+    # What cannot be extracted stops none of the others.
     assert said.code == 1, said.stderr
     (refused,) = json.loads(said.stdout)["refused"]
     assert f"jobs.yml:4: {refused['title']} is left out: {refused['reason']}" in said.stderr

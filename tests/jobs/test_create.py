@@ -25,7 +25,7 @@ SWEEP = Request(
 MODEL = Request(variant=Variant("alexnet", batch=1, input_size=224), protocol=Protocol(launch="eager"))
 
 
-def test_cards_may_register_while_a_request_is_taken_apart(database):
+def test_cards_may_register_while_a_request_is_extracted(database):
     opened = open_job(database, SWEEP, ["SIM-0"], ready=lambda: register(database, 0))
     assert (opened.tuples, opened.calls, opened.new, opened.reused) == (2, 2, 2, 0)
 
@@ -38,7 +38,7 @@ def test_operators_that_a_model_lacks_are_refused_before_there_is_a_job(database
         assert session.exec(select(Job)).all() == []
 
 
-def test_a_model_is_taken_apart_once_and_its_job_has_all_its_calls(database):
+def test_a_model_is_extracted_once_and_its_job_has_all_its_calls(database):
     cards = register(database, 0)
     request = MODEL.replace(operators=("Linear",))
     tuples = tuples_of(database, request, cards)

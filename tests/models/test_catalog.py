@@ -35,7 +35,7 @@ def test_a_misspelt_model_gets_the_nearest_names():
 
 
 @pytest.mark.parametrize("name", ["maskrcnn_resnet50_fpn", "quantized_resnet18", "raft_small"])
-def test_what_cannot_be_taken_apart_is_refused_with_a_reason(name):
+def test_what_cannot_be_extracted_is_refused_with_a_reason(name):
     with pytest.raises(UnsupportedModel, match=f"{name} is a"):
         catalog.find(name)
 

@@ -1,4 +1,4 @@
-"""A user's own models: found by name, fed as their functions say, taken apart with masks and all."""
+"""A user's own models: found by name, fed as their functions say, extracted with masks and all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def text_models(user_models, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["by_name", "both_ways"])
-def test_a_model_takes_keyword_arguments_and_is_taken_apart_with_its_mask(text_models, name):
+def test_a_model_takes_keyword_arguments_and_is_extracted_with_its_mask(text_models, name):
     apart = extract(Variant(name, batch=4, input_size=224))
     assert apart.refusal(name) is None
     assert apart.flops == apart.model_flops

@@ -55,7 +55,7 @@ def test_with_another_batch_it_begins_again(own):
     assert read(dataclasses.replace(variant, batch=2)) == ["[CLS] the cat sat on [SEP]"] * 2
 
 
-def test_it_is_taken_apart_as_any_other(own):
+def test_it_is_extracted_as_any_other(own):
     from farm.training.extract import extract
 
     said = {"length": 6, "layers": 1, "padded": True}

@@ -1,4 +1,4 @@
-"""Models of tokens, images and sounds of other sources are taken apart completely, as docs/results/architectures.md tells."""
+"""Models of tokens, images and sounds of other sources are extracted completely, as docs/results/architectures.md tells."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LAYERS_DIFFER = {"gemma-3-1b", "modernbert-base"}
 
 
 def listed() -> list[dict]:
-    """What the table says to be taken apart."""
+    """What the table says to be extracted."""
     return [row for row in map(json.loads, RESULTS.read_text().splitlines()) if not row["reason"]]
 
 
 @pytest.mark.parametrize("variant", KINDS, ids=str)
-def test_a_model_of_each_kind_is_taken_apart_completely(variant: Variant) -> None:
+def test_a_model_of_each_kind_is_extracted_completely(variant: Variant) -> None:
     found = extract(variant, device_type="cuda")
     assert found.refusal(variant.model) is None
     assert found.flops == found.model_flops > 0
@@ -44,7 +44,7 @@ def test_a_model_of_each_kind_is_taken_apart_completely(variant: Variant) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", listed(), ids=lambda row: row["title"])
-def test_an_architecture_is_taken_apart_as_the_table_tells(row: dict) -> None:
+def test_an_architecture_is_extracted_as_the_table_tells(row: dict) -> None:
     variant = Variant.from_json(row["variant"])
     assert variant.id == row["id"]
     depth = catalog.find(variant.model).depth

@@ -116,7 +116,7 @@ def test_two_software_are_never_mixed(database):
     assert "Conv2d" not in {entry.operator for entry in old.missing}
 
 
-def test_a_model_that_was_never_taken_apart_is_taken_apart_without_running(database):
+def test_a_model_that_was_never_extracted_is_extracted_without_running(database):
     filled.fill(database)
     found = asked(database, dataclasses.replace(filled.VARIANT, model="resnet34"))
     assert 0 < found.coverage < 1 or found.missing == ()

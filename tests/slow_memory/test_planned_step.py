@@ -38,7 +38,7 @@ def step():
         return planned_step.extract_step(SUBJECT, EAGERLY, CPU)
 
 
-def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_taken_apart_without(step):
+def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_extracted_without(step):
     apart = extract_step(VARIANT)
     assert step.calls == apart.calls
     assert [dataclasses.replace(one, name="") for one in step.tensors] == [

@@ -1,4 +1,4 @@
-"""One training step taken apart: every operator has exactly one part, and looking changes nothing."""
+"""One training step extracted: every operator has exactly one part, and looking changes nothing."""
 
 import json
 from collections import Counter
@@ -159,7 +159,7 @@ def test_a_gradient_scaler_belongs_to_the_loss_and_to_the_optimizer():
         ("t5-small", {"length": 16, "layers": 2, "phase": "encode"}, "mean of squares of its outputs"),
     ],
 )
-def test_models_of_the_catalog_are_taken_apart_completely_and_twice_alike(model, said, loss):
+def test_models_of_the_catalog_are_extracted_completely_and_twice_alike(model, said, loss):
     seen, again = (extract_from_catalog(model, **said, device_type="cuda") for _ in range(2))
     assert not seen.gaps
     assert not seen.overlaps
