@@ -1,4 +1,4 @@
-"""``farm``, and ``python -m cli``: from the first moment on, Ctrl-C ends it without a traceback."""
+"""``farm`` and ``python -m cli``: Ctrl-C ends the program without a traceback, even while it is loading."""
 
 import gc
 import signal
@@ -7,9 +7,9 @@ import signal
 def main() -> None:
     """The console script."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # not where it is ignored, as in the background of a script
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules load there is nothing to put in order
-    # A command makes many objects once, most of them modules: looking for garbage among them is a fifth of its start.
+    if before is signal.default_int_handler:  # it may be ignored, as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported nothing needs cleaning up
+    # A command creates many objects once, most of them modules. Garbage collection among them takes a fifth of its start.
     gc.set_threshold(100_000)
     from cli.main import main as run
 
@@ -17,7 +17,7 @@ def main() -> None:
     try:
         run()
     finally:
-        gc.freeze()  # nor as it ends: where torch was imported that takes a second
+        gc.freeze()  # no collection at exit: with torch imported it takes a second
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def _curve(found: list[Estimate], over_batches: bool, png: Path | None, as_json:
         show(estimate_table.curve(found))
     if png is None:
         return
-    from farm.pages.prediction_plots import draw_curve
+    from farm.pages.plots import draw_curve
 
     totals = [one.total_time for one in found]
     values = [total.value if total else one.time.value for total, one in zip(totals, found, strict=True)]

@@ -1,4 +1,4 @@
-"""``farm help``: what the words of reports and messages mean. The entries stand in ``cli/glossary.md``."""
+"""``farm help``: the meaning of the words in reports and messages. The entries are in ``cli/glossary.md``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def glossary(
         list[str] | None, typer.Argument(metavar="[WORD]...", help="A word of a report, or a flag. Default: list all.")
     ] = None,
 ) -> None:
-    """Say what a word of a report means: accuracy, coverage, a flag, a state."""
+    """Explain a word of a report: accuracy, coverage, a flag, a state."""
     from rich.console import Group
 
     from cli import tables
@@ -31,17 +31,17 @@ def glossary(
 
     known = entries()
     if not words:
-        show(Group(tables.Text(", ".join(known)), tables.hanging("`farm help WORD` says what one means.", "dim")))
+        show(Group(tables.Text(", ".join(known)), tables.hanging("`farm help WORD` explains a word.", "dim")))
         return
     asked = " ".join(words).lower()
-    if asked not in known and is_class(asked):  # zeros-50+c90, as labels end
+    if asked not in known and is_class(asked):  # zeros-50+c90, at the end of a label
         asked = "class of data"
     found: dict[Entry, None] = {}
     for word in [asked] if asked in known else asked.split():
         if word not in known:
             commands = getattr(context.parent and context.parent.command, "commands", {})
-            step = f"`farm {word} -h` tells about the command." if word in commands else did_you_mean(word, known)
-            step = step or "`farm help` lists its words; `farm COMMAND -h` tells about a command."
+            step = f"`farm {word} -h` describes the command." if word in commands else did_you_mean(word, known)
+            step = step or "`farm help` lists the words; `farm COMMAND -h` describes a command."
             raise UsageError(f"The glossary has no '{word}'.", step)
         found |= dict.fromkeys(known[word])
     for names, text in found:
@@ -49,7 +49,7 @@ def glossary(
 
 
 def entries() -> dict[str, list[Entry]]:
-    """Word -> what it means; a word may mean several things."""
+    """Word -> its entries; a word may have several."""
     found: dict[str, list[Entry]] = defaultdict(list)
     for entry in re.findall(
         r"^- (.+?)(?=\n\n|\n- |\Z)", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL

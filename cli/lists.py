@@ -1,18 +1,40 @@
-"""Lists as tables: jobs, cards, operator tuples, models. Formatting, no logic.
+"""Lists as tables: jobs and their progress, cards, operator tuples, models, readings, comparisons. Formatting, no logic.
 
-They take the same rows that the verbs print with ``--json``, so that both show the same; a key that a row lacks shows
-as a dash.
+The lists take the rows that the verbs print with ``--json``, so that both show the same. A missing key is a dash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from cli import tables
-from cli.tables import Row, Text
-from farm.types.format import ENERGY, NOTHING, POWER, TIME, count_of, part_of, percent, plural, quantity, span
+from cli.tables import Row, Text, cell, clipped
+from farm.types.format import (
+    ENERGY,
+    NOTHING,
+    POWER,
+    TIME,
+    Units,
+    count_of,
+    gap,
+    part_of,
+    percent,
+    plural,
+    quantity,
+    span,
+)
+
+if TYPE_CHECKING:
+    from farm.jobs.jobs import Progress
+    from farm.report.compare import ComparedRow, Difference, SideComparison
+
+SHOWN = 20  # tuples of one side only, if no other tuples are shown
+_STYLES = {"faster": "green", "slower": "red"}
 
 
 def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
@@ -23,76 +45,75 @@ def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
     """
     if not rows:
         return Text("No jobs yet. Start one with `farm run resnet18`.")
-    columns = (
-        "job",
-        "title",
-        "state",
-        ">items",
-        ">accuracy\ntime",
-        ">accuracy\nenergy",
-        ">coverage",
-        "verdict",
-        ">age",
+    return tables.filled(
+        rows,
+        [
+            ("job", lambda row: cell(row, "id")),
+            ("title", lambda row: cell(row, "title")),
+            ("state", lambda row: tables.state(f"of {row['origin']}" if row.get("origin") else row.get("state"))),
+            (">items", lambda row: part_of(row.get("closed", 0), row.get("items", 0))),
+            (">accuracy\ntime", lambda row: percent(row.get("accuracy_time"))),
+            (">accuracy\nenergy", lambda row: percent(row.get("accuracy_energy"))),
+            (">coverage", lambda row: percent(row.get("coverage"))),
+            ("verdict", lambda row: tables.outcome(row["outcome"]) if row.get("outcome") else ""),
+            (">age", lambda row: span(None if row.get("created_at_s") is None else now_s - row["created_at_s"])),
+        ],
+        drops=("coverage", "items", "age", "accuracy energy", "accuracy time"),
     )
-    table = tables.ruled(*columns, drops=("coverage", "items", "age", "accuracy energy", "accuracy time"))
-    for row in rows:
-        age = None if row.get("created_at_s") is None else now_s - row["created_at_s"]
-        tables.row(
-            table,
-            tables.cell(row, "id"),
-            tables.cell(row, "title"),
-            tables.state(f"of {row['origin']}" if row.get("origin") else row.get("state")),
-            part_of(row.get("closed", 0), row.get("items", 0)),
-            percent(row.get("accuracy_time")),
-            percent(row.get("accuracy_energy")),
-            percent(row.get("coverage")),
-            tables.outcome(row["outcome"]) if row.get("outcome") else "",
-            span(age),
-        )
-    return table
 
 
 def cards(rows: Sequence[Row]) -> RenderableType:
     """Keys: id, model, host, index, state, state_reason, measuring, waiting, done_last_hour, last_seen_ago_s."""
     if not rows:
         return Text("No cards yet. Start their workers with `farm worker`.")
-    columns = ("card", "model", "host", "state", ">waiting", ">items/h", ">seen", "measuring")
-    table = tables.ruled(*columns, drops=("items/h", "seen", "waiting", "host", "measuring"))
-    for row in rows:
+
+    def host(row: Row) -> Text:
         index = f":{row['index']}" if row.get("index") is not None else ""
-        tables.row(
-            table,
-            Text(tables.short_id(tables.cell(row, "id")), no_wrap=True),
-            tables.clipped(tables.cell(row, "model"), 24),
-            tables.clipped(f"{row.get('host') or NOTHING}{index}", 16),
-            tables.state(row.get("state"), str(row.get("state_reason") or "")),
-            tables.cell(row, "waiting"),
-            tables.cell(row, "done_last_hour"),
-            span(row.get("last_seen_ago_s")),
-            tables.clipped(str(row.get("measuring") or ""), 60),
-        )
-    return table
+        return clipped(f"{row.get('host') or NOTHING}{index}", 16)
+
+    return tables.filled(
+        rows,
+        [
+            ("card", lambda row: Text(tables.short_id(cell(row, "id")), no_wrap=True)),
+            ("model", lambda row: clipped(cell(row, "model"), 24)),
+            ("host", host),
+            ("state", lambda row: tables.state(row.get("state"), str(row.get("state_reason") or ""))),
+            (">waiting", lambda row: cell(row, "waiting")),
+            (">items/h", lambda row: cell(row, "done_last_hour")),
+            (">seen", lambda row: span(row.get("last_seen_ago_s"))),
+            ("measuring", lambda row: clipped(str(row.get("measuring") or ""), 60)),
+        ],
+        drops=("items/h", "seen", "waiting", "host", "measuring"),
+    )
 
 
 def operators(rows: Sequence[Row], title: str = "") -> RenderableType:
     """Keys: label, count, flops_per_call, bytes_per_call, estimated_cost_share (a fraction)."""
-    columns = ("operator tuple", ">calls", ">FLOP a call", ">bytes a call", ">of the cost")
-    table = tables.ruled(*columns, drops=("bytes a call", "FLOP a call"))
-    for row in rows:
-        tables.row(
-            table,
-            tables.cell(row, "label"),
-            tables.cell(row, "count"),
-            count_of(row.get("flops_per_call"), "FLOP"),
-            count_of(row.get("bytes_per_call"), "B"),
-            percent(row.get("estimated_cost_share")),
-        )
+
+    def total(key: str) -> int:
+        return sum(row.get("count", 0) * (row.get(key) or 0) for row in rows)
+
+    table = tables.filled(
+        rows,
+        [
+            ("operator tuple", lambda row: cell(row, "label")),
+            (">calls", lambda row: cell(row, "count")),
+            (">FLOP a call", lambda row: count_of(row.get("flops_per_call"), "FLOP")),
+            (">bytes a call", lambda row: count_of(row.get("bytes_per_call"), "B")),
+            (">of the cost", lambda row: percent(row.get("estimated_cost_share"))),
+        ],
+        drops=("bytes a call", "FLOP a call"),
+    )
     table.add_section()
-    calls = sum(row.get("count", 0) for row in rows)
-    flops = sum(row.get("count", 0) * (row.get("flops_per_call") or 0) for row in rows)
-    moved = sum(row.get("count", 0) * (row.get("bytes_per_call") or 0) for row in rows)
-    total = f"{len(rows)} {plural('tuple', len(rows))}"
-    tables.row(table, total, str(calls), count_of(flops, "FLOP"), count_of(moved, "B"), "", style="bold")
+    tables.row(
+        table,
+        f"{len(rows)} {plural('tuple', len(rows))}",
+        str(sum(row.get("count", 0) for row in rows)),
+        count_of(total("flops_per_call"), "FLOP"),
+        count_of(total("bytes_per_call"), "B"),
+        "",
+        style="bold",
+    )
     return Group(Text(title, style="bold"), table) if title else table
 
 
@@ -100,38 +121,136 @@ def models(rows: Sequence[Row]) -> RenderableType:
     """Keys: name, task, input_size, length, phases, parameters, flops (of one pass at batch 1), note."""
     if not rows:
         return Text("No model matches.")
-    table = tables.ruled("model", "task", ">input", ">parameters", ">FLOP a pass", "", drops=("task", ""))
-    for row in rows:
+
+    def sizes(row: Row) -> str:
         size, length = row.get("input_size"), row.get("length")
-        sizes = [f"{length}{' tokens' if row.get('phases') else ''}"] if length else []
-        sizes += [f"{size} px"] if size else []
-        tables.row(
-            table,
-            tables.cell(row, "name"),
-            tables.cell(row, "task"),
-            " + ".join(sizes) or NOTHING,
-            count_of(row.get("parameters"), "").strip(),
-            count_of(row.get("flops"), "FLOP"),
-            str(row.get("note") or ""),
-        )
-    return table
+        words = [f"{length}{' tokens' if row.get('phases') else ''}"] if length else []
+        return " + ".join([*words, *([f"{size} px"] if size else [])]) or NOTHING
+
+    return tables.filled(
+        rows,
+        [
+            ("model", lambda row: cell(row, "name")),
+            ("task", lambda row: cell(row, "task")),
+            (">input", sizes),
+            (">parameters", lambda row: count_of(row.get("parameters"), "").strip()),
+            (">FLOP a pass", lambda row: count_of(row.get("flops"), "FLOP")),
+            ("", lambda row: str(row.get("note") or "")),
+        ],
+        drops=("task", ""),
+    )
 
 
 def readings(rows: Sequence[Row]) -> RenderableType:
-    """Keys as of `farm.report.lookup.Found`."""
-    foreign = any(row["origin"] for row in rows)
-    columns = ["reading of", ">time", ">energy", ">power", "card", "torch", ">age", *(["from"] if foreign else [])]
-    table = tables.ruled(*columns, drops=("from", "torch", "age", "power", "card"))
-    for row in rows:
-        data = "" if row["data_class"] == "normal" else f", {row['data_class']}"
-        cells: list[RenderableType] = [
-            f"{row['label']}{data}",
-            quantity(row["time_us"], TIME),
-            quantity(row["energy_mj"], ENERGY),
-            quantity(row["power_w"], POWER),
-            tables.clipped(tables.cell(row, "card_model").removeprefix("NVIDIA "), 16),
-            tables.clipped(tables.cell(row, "torch").partition("+")[0], 12),
-            span(row["age_s"]),
-        ]
-        tables.row(table, *cells, *([tables.clipped(row["origin"] or "here", 16)] if foreign else []))
+    """Keys as of `farm.report.lookup.LookupRow`."""
+    imported = any(row["origin"] for row in rows)
+    return tables.filled(
+        rows,
+        [
+            (
+                "reading of",
+                lambda row: row["label"] + ("" if row["data_class"] == "normal" else f", {row['data_class']}"),
+            ),
+            (">time", lambda row: quantity(row["time_us"], TIME)),
+            (">energy", lambda row: quantity(row["energy_mj"], ENERGY)),
+            (">power", lambda row: quantity(row["power_w"], POWER)),
+            ("card", lambda row: clipped(cell(row, "card_model").removeprefix("NVIDIA "), 16)),
+            ("torch", lambda row: clipped(cell(row, "torch").partition("+")[0], 12)),
+            (">age", lambda row: span(row["age_s"])),
+            *([("from", lambda row: clipped(row["origin"] or "here", 16))] if imported else []),
+        ],
+        drops=("from", "torch", "age", "power", "card"),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- progress
+
+
+def progress_bars(jobs: Sequence[Progress], *, width: int = 16) -> RenderableType:
+    """The progress of jobs for a terminal: a bar of each job's items, and what each card measures now."""
+    blocks: list[RenderableType] = []
+    for job in jobs:
+        line = tables.grid(4)
+        line.columns[0].min_width = min(40, max(len(each.title) for each in jobs))
+        bar = ProgressBar(total=max(1, job.total), completed=job.closed, width=width, finished_style="green")
+        title = Text(job.title, style="bold")
+        tables.row(line, title, bar, f"{job.closed}/{job.total}", Text(_job_details(job), style="dim"))
+        blocks.append(line)
+        if job.state != "open":
+            continue
+        measuring = tables.grid(3)
+        for card_id, label in job.current:
+            card = Text(tables.short_id(card_id), style="cyan")
+            tables.row(measuring, " ", card, Text(label, no_wrap=True, overflow="ellipsis"))
+        if job.message:
+            tables.row(measuring, " ", "", Text(job.message, style="yellow"))
+        if measuring.row_count:
+            blocks.append(measuring)
+    return Group(*blocks)
+
+
+def progress_line(job: Progress) -> str:
+    """The progress of a job for a log: one line per change, without bars or colours."""
+    line = f"{job.title} [{job.job_id}] {job.closed}/{job.total} {_job_details(job)}".rstrip()
+    return f"{line}: {job.message}" if job.message else line
+
+
+def _job_details(job: Progress) -> str:
+    failed = job.counts.get("failed", 0)
+    words = [f"{job.reused} reused" if job.reused else "", f"{failed} failed" if failed else ""]
+    words.append(f"round {job.round}" if job.round > 1 else "")
+    if job.state == "open":
+        words.append(f"{span(job.expected_left_s)} left" if job.expected_left_s >= 1 else "")
+    else:
+        words.append(f"{job.state} in {span(job.elapsed_s)}")
+    return ", ".join(filter(None, words))
+
+
+# ----------------------------------------------------------------------------------------------- comparison
+
+
+def comparison(found: SideComparison, limit: int) -> RenderableType:
+    """Differences by operator type, by tuple, and the tuples of one side only."""
+    parts: list[RenderableType] = []
+    for name, side in (("A", found.a), ("B", found.b)):
+        about = f"{', '.join(side.card_models) or NOTHING}, torch {', '.join(side.software) or NOTHING}"
+        text = f"{name}  {side.text}  ({about}; {side.tuples} {plural('tuple', side.tuples)})"
+        parts.append(Text(text, style="bold"))
+    if found.total is None:
+        parts += [Text(), Text("They have no tuple in common.")]
+    else:
+        types = _differences("operator", found.types)
+        types.add_section()
+        tables.row(types, *_difference_cells(found.total), style="bold")
+        parts += [Text(), types]
+        if limit and found.tuples:
+            parts += [Text(), _differences("tuple", found.tuples[:limit])]
+            if len(found.tuples) > limit:
+                left = len(found.tuples) - limit
+                parts.append(Text(f"  {left} more with smaller changes; -n shows them.", style="dim"))
+    for name, only in (("A", found.only_a), ("B", found.only_b)):
+        if only:
+            parts += [Text(), Text(f"only in {name}: {len(only)} {plural('tuple', len(only))}", style="bold")]
+            parts += [Text(f"  {label}") for label in only[: limit or SHOWN]]
+            if len(only) > (limit or SHOWN):
+                parts.append(Text(f"  {len(only) - (limit or SHOWN)} more", style="dim"))
+    return Group(*parts)
+
+
+def _differences(head: str, rows: Sequence[ComparedRow]) -> Table:
+    heads = (head, ">calls", ">time A", ">time B", ">change", ">energy A", ">energy B", ">change")
+    table = tables.ruled(*heads, drops=("calls", "energy A", "energy B", "time A"))
+    for entry in rows:
+        tables.row(table, *_difference_cells(entry))
     return table
+
+
+def _difference_cells(entry: ComparedRow) -> list[Any]:
+    def cells(found: Difference | None, units: Units) -> list[Any]:
+        if found is None:
+            return [NOTHING] * 3
+        change = gap(found.change) if found.apart else f"({gap(found.change)})"
+        sides = [quantity(found.a.value, units), quantity(found.b.value, units)]
+        return [*sides, Text(change, style=_STYLES.get(found.verdict, ""))]
+
+    return [entry.name, str(entry.calls), *cells(entry.time, TIME), *cells(entry.energy, ENERGY)]

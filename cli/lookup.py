@@ -1,4 +1,4 @@
-"""``farm lookup``: what an operator costs, from readings."""
+"""``farm lookup`` and ``farm compare``: the cost of an operator from readings, and differences between two sides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from cli import opening
 from cli.options import AsJson, Cards
 from cli.output import emit_json, say, show
+from farm.errors import BelowTarget, UsageError
 
 
 def lookup(
@@ -18,29 +19,76 @@ def lookup(
     ],
     card: Cards = None,
     sort: Annotated[
-        str, typer.Option(help="time (default), energy, power: the costliest first; age: the newest.")
+        str, typer.Option(help="time (default), energy or power: the most expensive first; age: the newest first.")
     ] = "time",
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many to show at most.")] = 20,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="The maximum number of readings to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what an operator costs: time, energy and power from readings, with where and when they were taken."""
+    """Show the cost of an operator: time, energy and power from readings, with their card, software and age."""
     from farm.exchange.filters import parse
     from farm.report import lookup as lookups
 
     filters = parse(words, card or ())
     found = opening.first_that_knows(
         lambda session: lookups.lookup(session, filters, sort=sort, limit=limit),  # type: ignore[arg-type]
-        lambda answer: answer.total > 0,
+        lambda result: result.total > 0,
     )
     rows = [row.to_json() for row in found.rows]
     if as_json:
         emit_json({"total": found.total, "readings": rows})
-        return
-    if not rows:
-        say(f"No reading is meant by: {filters}\n→ Leave a word out; `farm export` writes all that there is.")
-        return
-    from cli import lists
+    elif not rows:
+        say(f"No readings match {filters}.\n→ Omit a filter; `farm export` writes all readings.")
+    else:
+        from cli import lists
 
-    show(lists.readings(rows))
-    if found.total > len(rows):
-        say(f"{found.total - len(rows)} more; -n {found.total} shows all, `farm export` writes them.")
+        show(lists.readings(rows))
+        if found.total > len(rows):
+            say(f"{found.total - len(rows)} more: -n {found.total} shows all, `farm export` writes them.")
+
+
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
+        ),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="The other side, in the same form.")],
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X%",
+            help="Exit with code 5 if B is slower than A by more than this percentage and the intervals do not overlap.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="The maximum number of tuples to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two jobs or two sets of readings: by operator type and by tuple."""
+    from farm.report import compare as comparisons
+
+    bound = None if fail_above is None else _fraction(fail_above)
+    with opening.open_database().read() as session:
+        found = comparisons.compare(session, first, second)
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        from cli import lists
+
+        show(lists.comparison(found, limit))
+    if bound is not None:
+        if found.total is None:
+            raise BelowTarget("The two sides have no tuple in common.", "Compare jobs of the same model.")
+        if worse := found.worse_by(bound):
+            raise BelowTarget(f"B is slower than A by more than {bound * 100:g} %: {'; '.join(worse[:5])}.")
+
+
+def _fraction(text: str) -> float:
+    number = text.strip().removesuffix("%").strip()
+    try:
+        value = float(number) / (100 if "%" in text else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value >= 1 and "%" not in text):  # 5 would be 500 %
+        raise UsageError(f"--fail-above requires a percentage or a fraction, such as 5% or 0.05; got '{text}'.")
+    return value

@@ -1,15 +1,17 @@
-"""The program ``farm``: its verbs, and the one place where an error becomes a message and an exit code.
+"""The program ``farm``: its verbs, and the one place that turns an error into a message and an exit code.
 
-Everything heavy (pydantic, SQLAlchemy, Celery, torch) is imported inside the verbs: ``farm --help`` answers in about
-the time that Typer itself takes to load.
+Heavy modules (pydantic, SQLAlchemy, Celery, torch) are imported inside the verbs: ``farm --help`` takes about the time that
+Typer needs to load.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,7 +19,6 @@ from typer.core import TyperGroup
 
 from cli import (
     cards,
-    compare,
     db,
     doctor,
     estimate,
@@ -26,14 +27,11 @@ from cli import (
     glossary,
     importing,
     job_control,
-    jobs,
-    lazy_help,
     lookup,
     memory,
     models,
     operators,
     predict,
-    publish,
     report,
     run,
     settings,
@@ -41,33 +39,32 @@ from cli import (
     status,
     study,
     submit,
-    trace,
     worker,
 )
 from cli.output import Left, complain, set_quiet
 from farm import __version__
-from farm.errors import FarmError, Unwritable
+from farm.errors import FarmError, Unwritable, UsageError, did_you_mean
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
 
 
 class FarmGroup(TyperGroup):
-    """Turns what a verb or the parser raises into one message and the exit code of the error."""
+    """Turns an exception of a verb or of the parser into one message and the exit code of the error."""
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
-            lazy_help.load()
-        with _answered():  # options of `farm` itself are read here
+            load_help()
+        with _reported_errors():  # the options of `farm` itself are parsed here
             return super().make_context(info_name, args, *more, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _answered(ctx):
+        with _reported_errors(ctx):
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _answered(ctx: Any = None) -> Iterator[None]:
+def _reported_errors(ctx: Any = None) -> Iterator[None]:
     debug = ctx is not None and bool(ctx.params.get("debug"))
     try:
         yield
@@ -83,18 +80,16 @@ def _answered(ctx: Any = None) -> Iterator[None]:
         raise
     except Exception as error:
         parsers = type(error).__module__.startswith(("typer", "click"))
-        # What `farm` alone is answered with is help, and an exit is one: neither is a mistake.
+        # `farm` without a command shows its help; that and an exit are not errors.
         if parsers and hasattr(error, "ctx") and type(error).__name__ != "NoArgsIsHelpError":
-            from cli.usage_errors import explained
-
-            _complain_of(explained(error, ctx), debug)
+            _complain_of(_usage_error(error, ctx), debug)
             raise typer.Exit(error.exit_code) from error  # type: ignore[attr-defined]
         if parsers or ctx is None:
             raise
         _trace(debug)
         complain(
             f"an unexpected {type(error).__name__}: {str(error).strip() or 'no message'}",
-            "This is a fault in farm, not in what you asked. `farm --debug ...` shows where.",
+            "This is a bug in farm. `farm --debug ...` shows the traceback.",
         )
         raise typer.Exit(1) from error
 
@@ -109,6 +104,81 @@ def _trace(debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
+
+
+def load_help() -> None:
+    """Import the module that prints the help without rich's Markdown and traceback, which take a third of the time.
+
+    Our help is rich text, and this module reports errors, so neither is ever used.
+    """
+    missing = [name for name in ("rich.markdown", "rich.traceback") if name not in sys.modules]
+    for name, unused in (("rich.markdown", "Markdown"), ("rich.traceback", "Traceback")):
+        if name in missing:
+            sys.modules[name] = ModuleType(name)
+            setattr(sys.modules[name], unused, object)
+    try:
+        import typer.rich_utils  # noqa: F401
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
+#: Error of pydantic, which parses numbers -> the required value.
+_REQUIRED = {
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+}
+
+
+def _usage_error(error: Any, outer: Any = None) -> UsageError:
+    """A usage error of the parser in our own words. Typer has its own classes or click's: they are known by name.
+
+    Args:
+        outer: the context of `farm`, for errors that do not name their command.
+    """
+    kind, context = type(error).__name__, error.ctx
+    verb = context.command_path if context else " ".join(["farm", *filter(None, [outer and outer.invoked_subcommand])])
+    step = f"`{verb} -h` describes its arguments and options."
+    if required := _required_value(error):
+        return UsageError(required, step)
+    if kind == "NoSuchOption":
+        known = [name for one in context.command.params for name in (*one.opts, *one.secondary_opts)] if context else []
+        return UsageError(f"There is no option '{error.option_name}'.", did_you_mean(error.option_name, known) or step)
+    if kind == "MissingParameter" and error.param is not None:
+        return UsageError(f"{_name(error.param)} is missing.", step)
+    if kind == "BadOptionUsage" and "requires an argument" in error.message:
+        return UsageError(f"{error.option_name} needs a value.", step)
+    if context and (unknown := re.match(r"No such command '(.*?)'", error.message)):
+        path = context.command_path
+        near = did_you_mean(unknown[1], context.command.commands)
+        return UsageError(f"There is no command '{path} {unknown[1]}'.", near or f"`{path} -h` lists the commands.")
+    if surplus := re.match(r"Got unexpected extra argument\S* \((.*)\)", error.message):
+        return UsageError(f"`{verb}` does not take the argument '{surplus[1]}'.", step)
+    first = error.format_message().strip().splitlines()[0]
+    return UsageError(f"{first.rstrip('.')}.", step)
+
+
+def _name(parameter: Any) -> str:
+    option = max(parameter.opts, key=len)
+    # The metavar of an argument that may be repeated is "JOB...".
+    return option if option.startswith("-") else str(parameter.metavar or option.upper()).rstrip(".")
+
+
+def _required_value(error: Any) -> str:
+    """The value that an option requires, if it got something else than such a number; "" for other errors."""
+    errors: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    parameter = getattr(error, "param", None)
+    if not errors or parameter is None or errors[0]["type"] not in _REQUIRED:
+        return ""
+    required = _REQUIRED[errors[0]["type"]].format(**errors[0].get("ctx", {}))
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    if errors[0]["type"] in ("greater_than_equal", "less_than_equal") and None not in (least, most):
+        required = f"a number from {least} to {most}"
+    return f"{_name(parameter)} needs {required}, not '{errors[0]['input']}'."
 
 
 app = typer.Typer(
@@ -130,27 +200,27 @@ def _version(value: bool) -> None:
 def farm(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Tell results and errors only: no notes, no progress.")
+        bool, typer.Option("--quiet", "-q", help="Print only results and errors: no notes, no progress.")
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Measures what PyTorch operators cost, in time and energy, on real GPUs.
+    """Measures the time and energy of PyTorch operators on real GPUs.
 
     Start with `farm run resnet18`.
     """
     set_quiet(quiet)
 
 
-# In the order in which a person meets them.
+# In the order in which a new user needs them.
 app.command("run")(run.run)
 app.command("submit")(submit.submit)
 app.command("worker")(worker.worker)
 app.command("status")(status.status)
 app.command("report")(report.report)
-app.command("publish")(publish.publish)
-app.command("jobs")(jobs.jobs)
+app.command("publish")(report.publish)
+app.command("jobs")(report.jobs)
 app.command("resume")(job_control.resume)
 app.command("retry")(job_control.retry)
 app.command("cancel")(job_control.cancel)
@@ -158,8 +228,8 @@ app.command("cards")(cards.cards)
 app.command("models")(models.models)
 app.command("operators")(operators.operators)
 app.command("memory")(memory.memory)
-app.command("trace")(trace.trace)
-app.command("compare")(compare.compare)
+app.command("trace")(report.trace)
+app.command("compare")(lookup.compare)
 app.command("lookup")(lookup.lookup)
 app.command("estimate")(estimate.estimate)
 app.command("export")(export.export)
@@ -175,10 +245,10 @@ app.add_typer(db.app, name="db")
 
 
 def _leave_interrupted() -> NoReturn:
-    """End with the exit code of an interruption, all being in order.
+    """End with the exit code of an interruption.
 
-    Python itself would end by SIGINT where the interruption passed through an `exec` (modules that load make their
-    dataclasses so), whatever was made of it afterwards.
+    Python itself would end by SIGINT if the interruption passed through an `exec`, as of a module that defines dataclasses,
+    even if it was caught afterwards.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -190,17 +260,17 @@ def main() -> None:
     """The console script."""
     try:
         app()
-    except KeyboardInterrupt:  # before a verb began, or while it was ending
+    except KeyboardInterrupt:  # before a verb starts, or while it ends
         _leave_interrupted()
     except SystemExit as ending:
         if ending.code == INTERRUPTED:
             _leave_interrupted()
         raise
     except BrokenPipeError:
-        # The reader (`head`, say) has gone: quiet, but keep Python from flushing into the closed pipe at exit.
+        # The reader (such as `head`) has ended. Keep Python from flushing into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # no verb had begun: it is the help, or the version, that cannot be written
+    except OSError as error:  # no verb has started: the help or the version cannot be written
         lost = Unwritable.because(error)
         complain(lost.message, lost.next_step)
         sys.exit(lost.exit_code)

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from cli import tables
-from cli.tables import Text
-from cli.trace import sparkline
+from cli.tables import Text, sparkline
 from farm.memory_report.plans import plan_rows, sentences
 from farm.types.format import TIME, count_of, gap, interval, percent, quantity
 

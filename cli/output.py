@@ -1,6 +1,6 @@
-"""How the command line speaks: results on stdout, everything else on stderr, errors as one message.
+"""The output of the command line: results on stdout, everything else on stderr, errors as one message.
 
-Rich and traceback load only when something is printed with them, so that ``farm --help`` stays quick.
+Rich is imported only when it is used, so that ``farm --help`` is fast.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_ENDLESS = 100_000  # columns; no line is as long
+_ENDLESS = 100_000  # columns; no line is longer
 
 
 class Left(KeyboardInterrupt):
-    """Ctrl-C where a person only looked on: no error."""
+    """Ctrl-C while the program only shows progress: not an error."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C where there is something to say about what goes on and how to continue."""
+    """Ctrl-C while work continues elsewhere: the hint says what continues and how to return to it."""
 
     def __init__(self, hint: str) -> None:
         super().__init__(hint)
@@ -38,10 +38,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Around what writes to stdout.
+    """A context for writing to stdout.
 
     Raises:
-        Unwritable: stdout takes nothing more. A reader that has gone is no error.
+        Unwritable: stdout cannot be written. A reader that has ended is not an error.
     """
     try:
         yield
@@ -52,19 +52,19 @@ def writing() -> Iterator[None]:
 
 
 def emit(line: str) -> None:
-    """A plain line on stdout."""
+    """Print a plain line on stdout."""
     with writing():
         typer.echo(printable(line))
 
 
 def emit_json(data: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     with writing():
         typer.echo(printable(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False), keep="\n"))
 
 
 def show(renderable: Any) -> None:
-    """A rich renderable on stdout; plain text where stdout is a pipe."""
+    """Print a rich renderable on stdout; plain text if stdout is a pipe."""
     with writing():
         console().print(renderable)
 
@@ -73,7 +73,7 @@ _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Whether results and errors alone are told: no notes, no progress."""
+    """Print only results and errors: no notes, no progress."""
     global _quiet
     _quiet = quiet
 
@@ -82,7 +82,7 @@ _instead: Callable[[str], object] | None = None
 
 
 def say(line: str) -> None:
-    """A line for the person, on stderr: never mixed into what a program reads. One that goes on below is set in there."""
+    """Print a note on stderr, separate from results. Further lines of it are indented."""
     if not _quiet:
         _tell(line)
 
@@ -96,7 +96,7 @@ def _tell(line: str) -> None:
 
 @contextlib.contextmanager
 def said_through(instead: Callable[[str], object]) -> Iterator[None]:
-    """Within, what is said goes there: into a log whose lines have a form of their own."""
+    """A context in which notes go to this function, as of a log with its own line format."""
     global _instead
     before, _instead = _instead, instead
     try:
@@ -109,15 +109,15 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # A pipe has no width, and what reads it wants each line whole; COLUMNS, which Rich reads, gives it one.
-    whole = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
+    # A pipe has no width: its reader needs complete lines. COLUMNS, which Rich reads, sets a width.
+    endless = not stream.isatty() and not os.environ.get("COLUMNS", "").isdigit()
     return Console(
-        file=stream, width=_ENDLESS if whole else None, soft_wrap=False, highlight=False, quiet=stderr and _quiet
+        file=stream, width=_ENDLESS if endless else None, soft_wrap=False, highlight=False, quiet=stderr and _quiet
     )
 
 
 def complain(message: str, next_step: str = "") -> None:
-    """An error, and what to do about it."""
+    """Print an error, and the next step."""
     _tell(f"error: {message}")
     if next_step:
         _tell(f"→ {next_step}")

@@ -140,7 +140,7 @@ def evaluate(
     else:
         show(predict_table.evaluations(found, about))
     if png is not None and drawn is not None:
-        from farm.pages.prediction_plots import draw_evaluation
+        from farm.pages.plots import draw_evaluation
 
         draw_evaluation(data, drawn, png, f"{recipes[-1].name}: {about}")
         say(f"Drawn to {png}")

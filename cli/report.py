@@ -1,9 +1,9 @@
-"""``farm report``: what jobs found."""
+"""``farm jobs``, ``report``, ``trace`` and ``publish``: the jobs of this farm, and their results."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +12,25 @@ from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
 
-if TYPE_CHECKING:
-    from sqlmodel import Session
 
-    from farm.report.layers import By, Layers
-    from farm.report.report import Report
+def jobs(
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show.")
+    ] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    from farm.jobs import listing
+    from farm.store.database import read_clock_s
+
+    with opening.open_database().read() as session:
+        rows, now_s = listing.jobs(session, limit), read_clock_s(session)
+    if as_json:
+        emit_json({"jobs": rows})
+    else:
+        from cli import lists
+
+        show(lists.jobs(rows, now_s))
 
 
 def report(
@@ -28,81 +42,112 @@ def report(
         ),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", min=0, max=100, metavar="N", help="With --by module: levels to show.")
+        int | None,
+        typer.Option("--depth", min=0, max=100, metavar="N", help="With --by module: the number of levels to show."),
     ] = None,
     readings: Annotated[
         bool, typer.Option("--readings", help="List the readings with their ids, for `farm trace`.")
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one page with figures, which needs no network."),
+        typer.Option("--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."),
     ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print only CSV on stdout: the rows of --by, else by type.")
+        bool, typer.Option("--csv", help="Print only CSV on stdout: the rows of --by, by default by type.")
     ] = False,
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 5 unless the verdicts pass.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with code 5 unless the verdicts pass.")] = False,
 ) -> None:
-    """Show jobs' figures: per operator type, sum against whole, coverage and verdict; or layer by layer."""
+    """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
     from farm.jobs import jobs as rows_of
     from farm.pages import page
-    from farm.report import report as reports
+    from farm.report import build, layers
 
-    _check_together(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
+    _check_options(by, depth, readings=readings, as_csv=as_csv, as_json=as_json)
     if html is not None:
         page.check_page(html)
     with opening.open_database().read() as session:
         ids = list(dict.fromkeys(rows_of.find(session, job).id for job in jobs))
-        built = [reports.build(session, job_id) for job_id in ids]
+        built = [build(session, job_id) for job_id in ids]
         if html is not None:
-            page.write_page(html, [page.job_page(session, job_id) for job_id in ids])
+            page.write_page(html, [page.job_page(session, one) for one in built])
             say(f"Written to {html}")
-        outputs = as_csv or as_json or by != "module"  # that table does not show them
-        grouped = _layers(session, built, by or "type", depth, outputs) if by or as_csv else []
+        kind: Any = by or ("type" if as_csv else None)
+        outputs = as_csv or as_json or by != "module"  # the table of modules does not show them
+        grouped = [layers.layers(session, one, kind, depth, outputs=outputs) for one in built] if kind else []
     if as_csv:
-        from farm.report.layers import csv_lines
-
-        for line in csv_lines(grouped):
+        for line in layers.csv_lines(grouped):
             emit(line)
     elif as_json:
         documents = [one.to_json() for one in (grouped or built)]
         emit_json(documents[0] if len(documents) == 1 else {"reports": documents})
     elif html is None or readings or by:
-        _show(built, grouped, readings)
+        from rich.console import Group
+
+        from cli import report_tables
+
+        shown = [report_tables.layer_table(one) for one in grouped]
+        shown = shown or [report_tables.readings(one) if readings else report_tables.report(one) for one in built]
+        for number, one in enumerate(shown):
+            show(Group("", one) if number else one)
     if check:
         submit_and_watch.check(built)
 
 
-def _check_together(by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool) -> None:
+def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool) -> None:
     from farm.report.layers import BY
 
     if by is not None and by not in BY:
         raise UsageError(f"--by '{by}' is not known.", f"Choose from {', '.join(BY)}.")
     if depth is not None and by != "module":
-        raise UsageError("--depth counts levels of modules.", "Add `--by module`, or leave --depth out.")
+        raise UsageError("--depth is the number of levels of modules.", "Add `--by module`, or omit --depth.")
     if as_csv and as_json:
-        raise UsageError("--csv and --json are two forms of one output.", "Leave one of them out.")
+        raise UsageError("--csv and --json are two formats of the same output.", "Omit one of them.")
     if readings and (by or as_csv):
-        raise UsageError("--readings is a list of its own.", "Leave it out, or --by and --csv.")
+        raise UsageError("--readings is a separate list.", "Omit it, or omit --by and --csv.")
 
 
-def _layers(session: Session, built: list[Report], by: str, depth: int | None, outputs: bool) -> list[Layers]:
-    from farm.report.layers import layers
+def trace(
+    reading: Annotated[
+        str, typer.Argument(help="The id of a reading, or its beginning; `farm report JOB --readings` lists them.")
+    ],
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show power, clocks and temperature during one reading, with its window marked."""
+    from cli.tables import sparkline
+    from farm.pages import plots
+    from farm.report.lookup import find_traced
 
-    kind: By = by  # type: ignore[assignment]
-    return [layers(session, one, kind, depth, outputs=outputs) for one in built]
+    with opening.open_database().read() as session:
+        found = find_traced(session, reading)
+    sampled = found.trace
+    if png is not None:
+        plots.draw_trace(sampled, png, found.title, found.levels_w)
+        say(f"Drawn to {png}")
+    begin_s, end_s = sampled.window_s
+    if as_json:
+        series = {name: {"time_s": times, "values": values} for name, (times, values) in sampled.series.items()}
+        emit_json({"reading_id": found.reading.id, "window_s": [begin_s, end_s], "series": series})
+        return
+    emit(found.title)
+    emit(f"window {begin_s:.3f} to {end_s:.3f} s")
+    for name, (times, values) in sampled.series.items():
+        limits = f"{min(values):.6g} to {max(values):.6g}" if values else "no samples"
+        emit(f"{name:>22}  {sparkline(times, values, sampled.window_s)}  {limits}")
+    emit(f"{'':>22}  (· before and after the window)")
 
 
-def _show(built: list[Report], grouped: list[Layers], readings: bool) -> None:
-    from rich.console import Group
+def publish(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder to write to; an earlier site in it is updated.")
+    ],
+) -> None:
+    """Write the database as pages that need no server and no network: models, operators, cards."""
+    from farm.pages import site
 
-    if grouped:
-        from cli.layer_table import layer_table
-
-        told = [layer_table(one) for one in grouped]
-    else:
-        from cli import report_tables
-
-        told = [report_tables.readings(one) if readings else report_tables.report(one) for one in built]
-    for number, one in enumerate(told):
-        show(Group("", one) if number else one)
+    with opening.open_database().read() as session:
+        number = site.publish(session, folder)
+    say(f"{number} pages written; open {folder / 'index.html'}")

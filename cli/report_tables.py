@@ -1,12 +1,12 @@
-"""A job's report as tables and lines: sum against whole, by operator type, and what is to be known of both.
+"""A job's report as tables and lines: cost by operator type, sum against whole, remarks, and cost by layer.
 
-Formatting, no logic; what is shown was worked out by `farm.report`.
+Formatting, no logic; `farm.report` computes the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.table import Table
 from cli import tables
 from cli.tables import Text
 from farm.report.breakdowns import OF_OWNERS, grouped
+from farm.report.layers import sizes_text
 from farm.report.remarks import remarks
 from farm.types.format import (
     ENERGY,
@@ -31,48 +32,49 @@ from farm.types.format import (
 )
 
 if TYPE_CHECKING:
-    from farm.report import Report, TypeRow
-    from farm.verdict.verdict import Verdict
+    from farm.report import Report
+    from farm.report.layers import LayerRow, Layers
+    from farm.verdict.verdict import TupleRow, Verdict
 
 _MOST_UNMEASURED = 10
 _MOST_CARDS = 4
 _MOST_SWEEP_ROWS = 200
 _MOST_PLACEMENTS = 60
+_MOST_LAYERS = 2000
+_LONGEST_PATH = 34  # of a module in a table; CSV and JSON have all of it
 
 
 def report(report: Report, *, tuples: int = 0) -> RenderableType:
-    """The report of a job. `tuples`: how many of the heaviest tuples to list as well (a sweep lists them all)."""
-    parts: list[RenderableType] = [_header(report), Text()]
-    if report.kind == "sweep":
-        parts.append(_tuples(report, _MOST_SWEEP_ROWS))
+    """The report of a job.
+
+    Args:
+        tuples: the number of heaviest tuples to list as well. A sweep lists all its tuples.
+    """
+    sweep, blank = report.kind == "sweep", Text()
+    parts: list[RenderableType] = [_header(report)]
+    if sweep:
+        parts += [blank, _tuples(report, _MOST_SWEEP_ROWS)]
     else:
-        parts += [_types(report), Text()]
-        if report.owners:
-            parts += [_owners(report), Text()]
-        if tuples:
-            parts += [_tuples(report, tuples), Text()]
-        parts.append(_comparison(report.verdict))
-    if report.placements:
-        parts += [Text(), _placements(report)]
-    parts += [Text(), *_remarks(report)] if report.kind == "model" or report.verdict.flags else []
-    if len(report.rounds) > 1:
-        parts += [Text(), _rounds(report)]
-    if report.kind == "model" and report.verdict.unmeasured:
-        parts += [Text(), _unmeasured(report.verdict)]
-    parts += [Text(), _verdict(report), Text("  `farm help WORD` says what a word here means.", style="dim")]
+        parts += [blank, _types(report)]
+        parts += [blank, _owners(report)] if report.owners else []
+        parts += [blank, _tuples(report, tuples)] if tuples else []
+        parts += [blank, _comparison(report.verdict)]
+    parts += [blank, *_placements(report)] if report.placements else []
+    if not sweep or report.verdict.flags:
+        parts += [blank, tables.facts(remarks(report))]
+    parts += [blank, _rounds(report)] if len(report.rounds) > 1 else []
+    parts += [blank, *_unmeasured(report.verdict)] if not sweep and report.verdict.unmeasured else []
+    parts += [blank, _verdict(report), Text("  `farm help WORD` explains a word of this report.", style="dim")]
     return Group(*parts)
 
 
 def _header(report: Report) -> RenderableType:
-    grid = tables.grid(3)
-    grid.columns[1].style = "dim"
     rounds = f", round {report.round}" if report.round > 1 else ""
-    theirs = f", imported from {report.origin}" if report.origin else ""
-    lines = [("job", f"{report.job_id}, {report.state}{rounds}{theirs}")]
+    origin = f", imported from {report.origin}" if report.origin else ""
+    lines = [("job", f"{report.job_id}, {report.state}{rounds}{origin}")]
     for card in report.cards[:_MOST_CARDS]:
         driver = f"{'kernel' if card.kind == 'cpu' else 'driver'} {card.driver}" if card.driver else ""
-        detail = [card.id, card.host, driver]
-        lines.append(("card", f"{card.model}  ({', '.join(part for part in detail if part)})"))
+        lines.append(("card", f"{card.model}  ({', '.join(filter(None, (card.id, card.host, driver)))})"))
     if (left := len(report.cards) - _MOST_CARDS) > 0:
         lines.append(("", f"and {left} more {plural('card', left)}"))
     for software in report.software:
@@ -80,154 +82,154 @@ def _header(report: Report) -> RenderableType:
         lines.append(("software", ", ".join(f"{name} {software[key]}" for name, key in named if software.get(key))))
     lines.append(("protocol", str(report.protocol)))
     counts = report.readings
-    told = [f"{counts.measured} measured", f"{counts.reused} reused"]
     others = {name: name for name in ("failed", "open", "cancelled", "repeated")} | {"not_run": "not run by the card"}
-    told += [f"{number} {words}" for name, words in others.items() if (number := getattr(counts, name))]
+    words = [f"{counts.measured} measured", f"{counts.reused} reused"]
+    words += [f"{number} {word}" for name, word in others.items() if (number := getattr(counts, name))]
     spent = ""
     if counts.card_time_s >= 0.5:
         inside = percent(counts.window_time_s / counts.card_time_s, 0)
         spent = f"; {span(counts.card_time_s)} of card time, {inside} in warm-ups and windows"
-    lines.append(("readings", ", ".join(told) + spent))
+    lines.append(("readings", ", ".join(words) + spent))
     if report.flops:
         cost = f"{count_of(report.flops, 'FLOP')}, {count_of(report.bytes_moved, 'B')} moved"
-        lines.append(("cost", cost + (" per pass" if report.kind == "model" else " in all")))
-    for name, text in lines:
-        tables.row(grid, " ", name, Text(text, overflow="fold"))
-    return Group(Text(report.title, style="bold"), grid)
+        lines.append(("cost", cost + (" per pass" if report.kind == "model" else " in total")))
+    facts = tables.facts((name, Text(text, overflow="fold")) for name, text in lines)
+    return Group(Text(report.title, style="bold"), facts)
 
 
 def _types(report: Report) -> Table:
-    with_energy = any(row.energy_mj is not None for row in report.types)
-    in_model = any(row.in_model_us is not None for row in report.types)
-    table = tables.ruled(
-        "operator",
-        ">calls",
-        ">tuples",
-        ">time",
-        *([">in model"] * in_model),
-        ">share",
-        *([">energy", ">share"] * with_energy),
-        ">estimate",
-        drops=("estimate", "tuples", "share", "in model", "calls"),
-    )
-    for row in report.types:
-        tables.row(table, *_type_cells(row, with_energy, in_model), style="" if row.measured_tuples else "dim")
-    table.add_section()
-    verdict = report.verdict
-    total = [
-        "sum",
-        str(sum(row.calls for row in report.types)),
-        part_of(sum(row.measured_tuples for row in report.types), sum(row.tuples for row in report.types)),
-        quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
+    rows, verdict = report.types, report.verdict
+    with_energy = any(row.energy_mj is not None for row in rows)
+    in_model = [row.in_model_us for row in rows if row.in_model_us is not None]
+    # Each column with its total.
+    columns: list[tuple[str, tables.Cell, str]] = [
+        ("operator", lambda row: row.short_name, "sum"),
+        (">calls", lambda row: str(row.calls), str(sum(row.calls for row in rows))),
+        (
+            ">tuples",
+            lambda row: part_of(row.measured_tuples, row.tuples),
+            part_of(sum(row.measured_tuples for row in rows), sum(row.tuples for row in rows)),
+        ),
+        (
+            ">time",
+            lambda row: quantity(row.time_us, TIME),
+            quantity(verdict.time.total.value, TIME, 4) if verdict.measured else NOTHING,
+        ),
     ]
     if in_model:
-        known = [row.in_model_us for row in report.types if row.in_model_us is not None]
-        total.append(quantity(sum(known), TIME, 4) if len(known) == len(report.types) else NOTHING)
-    total.append("")
+        total = quantity(sum(in_model), TIME, 4) if len(in_model) == len(rows) else NOTHING
+        columns.append((">in model", lambda row: quantity(row.in_model_us, TIME), total))
+    columns.append((">share", lambda row: percent(row.time_share), ""))
     if with_energy:
-        total += [quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available", ""]
-    tables.row(table, *total, "", style="bold")
+        total = quantity(verdict.energy.total.value, ENERGY, 4) if verdict.energy else "not available"
+        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY), total))
+        columns.append((">share", lambda row: percent(row.energy_share), ""))
+    columns.append((">estimate", lambda row: percent(row.estimated_share), ""))
+    table = tables.filled(
+        rows,
+        [(head, cell) for head, cell, _ in columns],
+        drops=("estimate", "tuples", "share", "in model", "calls"),
+        style=lambda row: "" if row.measured_tuples else "dim",
+    )
+    table.add_section()
+    tables.row(table, *(total for *_, total in columns), style="bold")
     return table
 
 
-def _placements(report: Report) -> Table:
-    """Tuples by configuration, the heaviest first."""
-    table = tables.ruled(
-        "tuple",
-        "slow",
-        "",
-        ">time",
-        ">all fast",
-        ">times",
-        "workspaces",
+def _placements(report: Report) -> list[RenderableType]:
+    """Tuples with tensors in slow memory, the heaviest first."""
+    shown = report.placements[:_MOST_PLACEMENTS]
+    first = {id(row) for n, row in enumerate(shown) if not n or shown[n - 1].operator_id != row.operator_id}
+    table = tables.filled(
+        shown,
+        [
+            ("tuple", lambda row: row.label if id(row) in first else ""),
+            ("slow", lambda row: row.placement),
+            ("", lambda row: row.tensors),
+            (">time", lambda row: quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"),
+            (">all fast", lambda row: quantity(row.fast_time_us, TIME)),
+            (">times", lambda row: f"{row.times_fast:.2f}" if row.times_fast is not None else NOTHING),
+            ("workspaces", lambda row: row.workspaces),
+        ],
         drops=("workspaces", "all fast"),
     )
-    before = ""
-    for row in report.placements[:_MOST_PLACEMENTS]:
-        told = quantity(row.time_us, TIME) if row.time_us is not None else row.reason or "open"
-        fast = quantity(row.fast_time_us, TIME) if row.fast_time_us is not None else NOTHING
-        times = f"{row.times_fast:.2f}" if row.times_fast is not None else NOTHING
-        label = row.label if row.operator_id != before else ""
-        tables.row(table, label, row.placement, row.tensors, told, fast, times, row.workspaces)
-        before = row.operator_id
-    if (left := len(report.placements) - _MOST_PLACEMENTS) > 0:
-        table.add_section()
-        tables.row(table, f"and {left} more; --json has them all", "", "", "", "", "", "")
-    return table
+    left = len(report.placements) - len(shown)
+    return [table, *([tables.more(left, "; --json lists all")] if left else [])]
 
 
 def _owners(report: Report) -> Table:
-    """Forward and backward of a module beside each other; what has no owner in lines of its own."""
+    """Forward and backward of each kind of module side by side; parts without an owner in separate lines."""
     shown = [part for part in OF_OWNERS if any(row.part == part for row in report.owners)]
-    table = tables.ruled(
-        "of a step", *(f">{part}" for part in shown), ">in all", ">share", ">energy", drops=("energy",)
+
+    def time_of(part: str) -> tables.Cell:
+        return lambda group: quantity(group.parts_us[part], TIME) if part in group.parts_us else ""
+
+    return tables.filled(
+        grouped(report.owners),
+        [
+            ("of a step", lambda group: group.name),
+            *((f">{part}", time_of(part)) for part in shown),
+            (">total", lambda group: quantity(group.time_us, TIME)),
+            (">share", lambda group: percent(group.time_share)),
+            (">energy", lambda group: quantity(group.energy_mj, ENERGY)),
+        ],
+        drops=("energy",),
     )
-    for group in grouped(report.owners):
-        tables.row(
-            table,
-            group.name,
-            *(quantity(group.parts_us[part], TIME) if part in group.parts_us else "" for part in shown),
-            quantity(group.time_us, TIME),
-            percent(group.time_share) if group.time_share is not None else NOTHING,
-            quantity(group.energy_mj, ENERGY),
-        )
-    return table
-
-
-def _type_cells(row: TypeRow, with_energy: bool, in_model: bool) -> list[str]:
-    cells = [row.short_name, str(row.calls), part_of(row.measured_tuples, row.tuples), quantity(row.time_us, TIME)]
-    if in_model:
-        cells.append(quantity(row.in_model_us, TIME))
-    cells.append(percent(row.time_share))
-    if with_energy:
-        cells += [quantity(row.energy_mj, ENERGY), percent(row.energy_share)]
-    return [*cells, percent(row.estimated_share)]
 
 
 def _tuples(report: Report, most: int) -> RenderableType:
     with_energy = any(row.energy_mj is not None for row in report.tuples)
-    counted = report.kind != "sweep"
-    table = tables.ruled(
-        "operator tuple",
-        *([">calls"] * counted),
-        ">time",
-        *([">power", ">energy"] * with_energy),
-        "remarks",
-        drops=("power", "calls", "remarks", "energy"),
-    )
-    for row in report.tuples[:most]:
-        remarks = [row.reason, row.used if row.used not in ("", "steady") else "", *row.flags]
-        cells = [row.label, *([str(row.calls)] * counted), quantity(row.time_us, TIME)]
-        if row.time_us and row.time_half_width_us:
-            cells[-1] += f" ± {row.time_half_width_us / row.time_us * 100:.1f} %"
-        if with_energy:
-            cells += [quantity(row.power_w, POWER), quantity(row.energy_mj, ENERGY)]
-        tables.row(table, *cells, ", ".join(remark for remark in remarks if remark))
+
+    def time_of(row: TupleRow) -> str:
+        half_width = row.time_half_width_us or 0.0
+        return quantity(row.time_us, TIME) + (
+            f" ± {half_width / row.time_us * 100:.1f} %" if row.time_us and half_width else ""
+        )
+
+    def remarks_of(row: TupleRow) -> str:
+        return ", ".join(filter(None, (row.reason, "" if row.used == "steady" else row.used, *row.flags)))
+
+    columns: list[tuple[str, tables.Cell]] = [("operator tuple", lambda row: row.label)]
+    columns += [(">calls", lambda row: str(row.calls))] if report.kind != "sweep" else []
+    columns.append((">time", time_of))
+    if with_energy:
+        columns.append((">power", lambda row: quantity(row.power_w, POWER)))
+        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY)))
+    columns.append(("remarks", remarks_of))
+    table = tables.filled(report.tuples[:most], columns, drops=("power", "calls", "remarks", "energy"))
     left = len(report.tuples) - most
-    if left <= 0:
-        return table
-    return Group(table, Text(f"  and {left} more; --json lists all", style="dim"))
+    return Group(table, tables.more(left, "; --json lists all")) if left > 0 else table
 
 
 def readings(report: Report) -> RenderableType:
-    """The readings that a job goes by, wholes first, with the beginning of each id."""
-    table = tables.ruled("reading", "of", "card", ">time", "flags", drops=("card", "flags", "time"))
-    for whole in report.verdict.wholes:
-        if (read := whole.reading) is not None:
-            told = f"whole model, {whole.launch}" if whole.launch else "whole model"
-            tables.row(
-                table,
-                read.reading_id[:12],
-                told,
-                tables.short_id(whole.card_id),
-                quantity(read.time_us, TIME),
-                ", ".join(read.flags),
-            )
-    for row in report.tuples:
-        if row.reading_id:
-            cells = [row.reading_id[:12], row.label, tables.short_id(row.card_id), quantity(row.time_us, TIME)]
-            tables.row(table, *cells, ", ".join(row.flags))
-    return table if table.row_count else Text("No readings yet.")
+    """The readings of a job, wholes first, with the beginning of each id."""
+    rows: list[tuple[str | None, str, str, float | None, Sequence[str]]] = [
+        (
+            whole.reading.reading_id,
+            f"whole model, {whole.launch}" if whole.launch else "whole model",
+            whole.card_id,
+            whole.reading.time_us,
+            whole.reading.flags,
+        )
+        for whole in report.verdict.wholes
+        if whole.reading
+    ]
+    rows += [
+        (row.reading_id, row.label, row.card_id, row.time_us, row.flags) for row in report.tuples if row.reading_id
+    ]
+    if not rows:
+        return Text("No readings yet.")
+    return tables.filled(
+        rows,
+        [
+            ("reading", lambda row: row[0][:12]),
+            ("of", lambda row: row[1]),
+            ("card", lambda row: tables.short_id(row[2])),
+            (">time", lambda row: quantity(row[3], TIME)),
+            ("flags", lambda row: ", ".join(row[4])),
+        ],
+        drops=("card", "flags", "time"),
+    )
 
 
 def _comparison(verdict: Verdict) -> Table:
@@ -239,70 +241,61 @@ def _comparison(verdict: Verdict) -> Table:
         ("energy above idle", verdict.energy_above_idle, ENERGY),
     )
     for name, comparison, units in lines:
-        if comparison is None:
-            if name in ("time", "energy"):
-                tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
-            continue
-        tables.row(
-            table,
-            name,
-            interval(comparison.total, units),
-            interval(comparison.whole, units),
-            gap(comparison.gap),
-            percent(comparison.accuracy) if name in ("time", "energy") else "",
-        )
+        judged = name in ("time", "energy")
+        if comparison is not None:
+            figures = interval(comparison.total, units), interval(comparison.whole, units)
+            accuracy = percent(comparison.accuracy) if judged else ""
+            tables.row(table, name, *figures, gap(comparison.gap), accuracy)
+        elif judged:
+            tables.row(table, name, "not available", NOTHING, NOTHING, NOTHING, style="dim")
     return table
-
-
-def _remarks(report: Report) -> Iterable[RenderableType]:
-    grid = tables.grid(3)
-    grid.columns[1].style = "dim"
-    for what, told in remarks(report):
-        tables.row(grid, " ", what, told)
-    return [grid] if grid.row_count else []
 
 
 def _rounds(report: Report) -> Table:
-    accuracies = (">accuracy\ntime", ">accuracy\nenergy")
-    table = tables.ruled(
-        *(">round", "why", "operators added", ">items", *accuracies, ">coverage", "outcome"),
+    seen: set[str] = set()
+
+    def new_operators(row: Any) -> str:
+        added = [name for name in row.operators if name not in seen]
+        seen.update(added)
+        return ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
+
+    return tables.filled(
+        report.rounds,
+        [
+            (">round", lambda row: str(row.number)),
+            ("why", lambda row: row.reason),
+            ("operators added", new_operators),
+            (">items", lambda row: str(row.items)),
+            (">accuracy\ntime", lambda row: percent(row.accuracy_time)),
+            (">accuracy\nenergy", lambda row: percent(row.accuracy_energy)),
+            (">coverage", lambda row: percent(row.coverage)),
+            ("outcome", lambda row: tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan")),
+        ],
         drops=("items", "why", "coverage", "accuracy energy", "accuracy time"),
     )
-    there: set[str] = set()
-    for row in report.rounds:
-        added = [name for name in row.operators if name not in there]
-        there.update(added)
-        operators = ", ".join(added[:6]) + (f" and {len(added) - 6} more" if len(added) > 6 else "")
-        tables.row(
-            table,
-            str(row.number),
-            row.reason,
-            operators,
-            str(row.items),
-            percent(row.accuracy_time),
-            percent(row.accuracy_energy),
-            percent(row.coverage),
-            tables.outcome(row.outcome) if row.outcome else Text("open", style="cyan"),
-        )
-    return table
 
 
-def _unmeasured(verdict: Verdict) -> RenderableType:
-    table = tables.ruled("not measured", ">calls", ">of the cost", "why", drops=("calls", "of the cost"))
-    for entry in verdict.unmeasured[:_MOST_UNMEASURED]:
-        tables.row(table, entry.label, str(entry.count), percent(entry.share), entry.reason)
+def _unmeasured(verdict: Verdict) -> list[RenderableType]:
+    table = tables.filled(
+        verdict.unmeasured[:_MOST_UNMEASURED],
+        [
+            ("not measured", lambda entry: entry.label),
+            (">calls", lambda entry: str(entry.count)),
+            (">of the cost", lambda entry: percent(entry.share)),
+            ("why", lambda entry: entry.reason),
+        ],
+        drops=("calls", "of the cost"),
+    )
     left = verdict.unmeasured[_MOST_UNMEASURED:]
-    if not left:
-        return table
     share = percent(sum(entry.share for entry in left))
-    return Group(table, Text(f"  and {len(left)} more ({share} of the cost); --json lists all", style="dim"))
+    return [table, *([tables.more(len(left), f" ({share} of the cost); --json lists all")] if left else [])]
 
 
 def _verdict(report: Report) -> RenderableType:
     verdict = report.verdict
     line = tables.outcome(verdict.outcome)
-    if report.preliminary:
-        line = Text("PRELIMINARY ", style="bold cyan").append_text(line) if report.readings.open else line
+    if report.preliminary and report.readings.open:
+        line = Text("PRELIMINARY ", style="bold cyan").append_text(line)
     accuracies = [
         f"{name} {percent(comparison.accuracy)}"
         for name, comparison in (("time", verdict.time), ("energy", verdict.energy))
@@ -315,3 +308,52 @@ def _verdict(report: Report) -> RenderableType:
         line.append(f"  (target {percent(verdict.target, 0)})", style="not bold dim")
     reasons = () if report.kind == "sweep" and report.state != "cancelled" else verdict.reasons
     return Group(line, *map(tables.hanging, reasons))
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+def layer_table(layers: Layers) -> RenderableType:
+    """A job's calls, tuples, types or modules: sizes, parameters, arithmetic, time and energy. Unmeasured rows are dim."""
+    by = layers.by
+    columns: list[tuple[str, tables.Cell]] = [("module", lambda row: _path(row.module_path))] if by == "call" else []
+    head = {"module": "module", "type": "operator"}.get(by, "operator, parameters")
+    columns.append((head, lambda row: _layer_name(row, layers)))
+    if by != "call":
+        columns.append((">calls", lambda row: part_of(row.measured_calls, row.calls)))
+    if by in ("call", "tuple"):
+        columns.append(("input", lambda row: sizes_text(row.input_sizes) or NOTHING))
+        columns.append(("output", lambda row: sizes_text(row.output_sizes) or NOTHING))
+    columns += [
+        (">weights", lambda row: count_of(row.held_parameters, "") if row.held_parameters != 0 else NOTHING),
+        (">FLOP", lambda row: count_of(row.flops, "")),
+        (">bytes", lambda row: count_of(row.bytes_moved, "B")),
+        (">time", lambda row: quantity(row.time_us, TIME)),
+        (">share", lambda row: percent(row.time_share)),
+    ]
+    if any(row.energy_mj is not None for row in layers.rows):
+        columns.append((">energy", lambda row: quantity(row.energy_mj, ENERGY)))
+        columns.append((">share of\nenergy", lambda row: percent(row.energy_share)))
+    table = tables.filled(
+        layers.rows[:_MOST_LAYERS],
+        columns,
+        drops=("bytes", "weights", "calls", "output", "share of energy", "FLOP", "input", "energy"),
+        style=lambda row: "" if row.measured_calls else "dim",
+    )
+    left = len(layers.rows) - _MOST_LAYERS
+    end = [tables.more(left, "; --csv and --json list all")] if left > 0 else []
+    return Group(Text(f"{layers.title}  (job {layers.job_id})", style="bold"), Text(), table, *end)
+
+
+def _path(path: str) -> str:
+    """The module of a call; of a long path the end, which distinguishes it from its neighbours."""
+    steps = path.split(".")
+    while len(".".join(steps)) > _LONGEST_PATH and len(steps) > 1:
+        steps = ["…", *steps[2 if steps[0] == "…" else 1 :]]
+    return ".".join(steps).replace("….", "…") or NOTHING
+
+
+def _layer_name(row: LayerRow, layers: Layers) -> str:
+    if layers.by == "module":
+        return f"{'  ' * row.depth}{row.name}" if row.depth else layers.title.partition(" ")[0]
+    return row.call if layers.by == "tuple" and row.input_sizes else row.name

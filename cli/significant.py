@@ -33,7 +33,7 @@ def significant(
     if as_json:
         emit_json({"significant": [{"operator": row.name, "added_by": row.added_by} for row in rows]})
     elif not rows:
-        say("None yet. `farm significant add Conv2d` adds one; `--operators auto` finds them by itself.")
+        say("None yet. `farm significant add Conv2d` adds one; `--operators auto` finds them automatically.")
     for row in [] if as_json else rows:
         emit(f"{row.name}  (added by {'a person' if row.added_by == 'person' else 'the accuracy loop'})")
 

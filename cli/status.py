@@ -57,9 +57,9 @@ def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) ->
         if as_json:
             emit_json({"jobs": [each.to_json() for each in progresses]})
         else:
-            from cli import progress
+            from cli import lists
 
-            show(progress.bars(progresses))
+            show(lists.progress_bars(progresses))
         if not watch or submit_and_watch.ended(progresses):
             return
         time.sleep(WATCH_S)

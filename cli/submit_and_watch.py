@@ -358,19 +358,19 @@ def _follow_live(
 ) -> None:
     from rich.live import Live
 
-    from cli import progress
+    from cli import lists
 
     progresses = progress_of(database, job_ids)
-    with Live(progress.bars(progresses), console=out, refresh_per_second=4, transient=transient) as live:
+    with Live(lists.progress_bars(progresses), console=out, refresh_per_second=4, transient=transient) as live:
         while not ended(progresses):
             time.sleep(POLL_S)
             tend()
             progresses = next_progress(database, job_ids)
-            live.update(progress.bars(progresses))
+            live.update(lists.progress_bars(progresses))
 
 
 def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[], None]) -> None:
-    from cli import progress
+    from cli import lists
 
     last: dict[str, str] = {}
     said_at_s = 0.0
@@ -379,7 +379,7 @@ def _follow_plainly(database: Database, job_ids: Sequence[str], tend: Callable[[
         over = ended(progresses)
         if over or time.monotonic() - said_at_s >= PLAIN_LINE_S:
             for job in progresses:
-                if (line := progress.line(job)) != last.get(job.job_id):
+                if (line := lists.progress_line(job)) != last.get(job.job_id):
                     say(line)
                     last[job.job_id] = line
             said_at_s = time.monotonic()

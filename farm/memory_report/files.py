@@ -16,7 +16,7 @@ from farm.errors import UsageError
 from farm.memory_report.plans import plan_rows, sentences
 from farm.memory_report.step_memory import LENGTHS_US, SIZES_BYTES, StepMemory
 from farm.operators.captured import ROLES, CapturedCall, CapturedTensor
-from farm.pages.charts import COLOURS
+from farm.pages import COLOURS
 from farm.pages.charts import Chart as PageChart
 from farm.pages.page import plotly_js, render
 from farm.pages.plots import Chart, Line, check_available, draw_charts

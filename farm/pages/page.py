@@ -1,7 +1,7 @@
-"""Reports as one page of HTML that needs nothing else: no network, no server, on a phone, on paper, by day and by night.
+"""Reports as one self-contained HTML page: without network or server, on a phone, on paper, with a light or dark theme.
 
-plotly draws the figures in the reader's browser; its JavaScript, which is an extra (`operator-farm[plot]`), is written into
-the page. What others wrote is escaped by jinja wherever it stands, and the page forbids the browser every request.
+plotly draws the charts in the browser. Its JavaScript, an extra (`operator-farm[plot]`), is part of the page. Jinja escapes all
+text, and the page's policy forbids requests of the browser.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farm.pages import charts
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
 from farm.report.layers import LayerRow, layers
 from farm.report.remarks import remarks
-from farm.report.report import Report, build
+from farm.report.report import Report
 from farm.requests.partial_request import command_of
 from farm.store import tables
 from farm.store.rows import fetch_values
@@ -33,24 +33,24 @@ from farm.types.request import Request
 from farm.verdict.evidence import Evidence
 
 MOST_TUPLES = 10
-_KIND = "Name an .html file in a folder that you may write to."
+_STEP = "Name an .html file in a folder that you may write to."
 
 
 @dataclass(frozen=True)
 class JobPage:
-    """All that is shown of one job."""
+    """The values that a page shows of one job."""
 
     report: Report
     modules: tuple[LayerRow, ...]  # empty for a sweep
     peaks: Roofline
-    peaks_measured: bool  # else they are the data sheet's
-    states: Mapping[str, charts.State]  # by reading id
+    peaks_measured: bool  # False: from the data sheet
+    levels: Mapping[str, charts.CardLevels]  # by reading id
     command: str  # "" for a sweep
 
     @property
     def remarks(self) -> list[tuple[str, str]]:
-        """All that a terminal shows too, but for what has a place of its own here."""
-        return [(what, told) for what, told in remarks(self.report) if what not in ("coverage", "flags")]
+        """The remarks of the report, without those that have their own section."""
+        return [(what, text) for what, text in remarks(self.report) if what not in ("coverage", "flags")]
 
     @property
     def sums(self) -> list[charts.Chart]:
@@ -66,11 +66,11 @@ class JobPage:
 
     @property
     def distributions(self) -> list[charts.Chart]:
-        return charts.distributions(self.report, self.states)
+        return charts.distributions(self.report, self.levels)
 
     @property
     def owner_groups(self) -> list[OwnerGroup]:
-        """Of a training step: whose part takes what."""
+        """The cost of a training step by owner."""
         return grouped(self.report.owners)
 
     @property
@@ -79,33 +79,28 @@ class JobPage:
 
     @property
     def costliest(self) -> list[dict[str, Any]]:
-        """The ten tuples that weigh most, with their share of the sum's time."""
-        total_us = sum(row.calls * (row.time_us or 0.0) for row in self.report.tuples)
+        """The ten most expensive tuples, with their share of the sum's time."""
+        total_us = sum(row.total_us for row in self.report.tuples)
         rows = [row for row in self.report.tuples if row.time_us][:MOST_TUPLES]
-        return [{"row": row, "share": row.calls * (row.time_us or 0.0) / total_us} for row in rows]
+        return [{"row": row, "share": row.total_us / total_us} for row in rows]
 
 
-def job_page(session: Session, job_id: str) -> JobPage:
-    """What a page shows of a job.
-
-    Raises:
-        NoSuchJob: there is none of that id.
-    """
-    report = build(session, job_id)
-    job = session.get_one(tables.Job, job_id)
+def job_page(session: Session, report: Report) -> JobPage:
+    """The values that a page shows of a job."""
+    job = session.get_one(tables.Job, report.job_id)
     peaks = Evidence(session, job, job.round).roofline
     fingerprints = [session.get_one(tables.Card, card.id).fingerprint for card in report.cards[:1]]
     reading = tables.Reading.__table__.columns  # type: ignore[attr-defined]
     wanted = (reading.id, reading.power_w, reading.sm_clock_mhz)
     ids = [row.reading_id for row in report.tuples if row.reading_id]
-    states = {key: charts.State(*row[1:]) for key, row in fetch_values(session, wanted, ids).items()}
+    levels = {key: charts.CardLevels(*row[1:]) for key, row in fetch_values(session, wanted, ids).items()}
     of_model = report.kind == "model"
     return JobPage(
         report=report,
         modules=layers(session, report, "module", outputs=False).rows if of_model else (),
         peaks=peaks,
         peaks_measured=bool(fingerprints and (fingerprints[0] or {}).get("copy_bytes_per_s")),
-        states=states,
+        levels=levels,
         command=_command(report),
     )
 
@@ -121,8 +116,10 @@ def _command(report: Report) -> str:
 
 
 def check_page(path: Path) -> None:
-    """Raises:
-    UsageError: plotly is missing, or no page can be written there; before anything is read for it.
+    """Check that a page can be written to this file, before the report is made.
+
+    Raises:
+        UsageError: plotly is missing, or the file cannot be written.
     """
     plotly_js()
     if path.is_dir():
@@ -132,10 +129,10 @@ def check_page(path: Path) -> None:
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
-    """Write one page of one job or of several.
+    """Write one page of one job or several jobs.
 
     Raises:
-        UsageError: it cannot be written there, or plotly is missing; nothing is left then.
+        UsageError: it cannot be written, or plotly is missing. No partial file remains.
     """
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
     text = render(
@@ -149,10 +146,10 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there.
+    """Write a file under a temporary name and rename it.
 
     Raises:
-        UsageError: it cannot be written; nothing is left then.
+        UsageError: it cannot be written. No partial file remains.
     """
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
@@ -162,14 +159,14 @@ def write_whole(path: Path, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             unfinished.unlink()
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"'{path}' cannot be written: {reason}.", _KIND) from error
+        raise UsageError(f"'{path}' cannot be written: {reason}.", _STEP) from error
 
 
 def plotly_js() -> str:
-    """plotly's JavaScript.
+    """The JavaScript of plotly.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: plotly is not installed.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -181,7 +178,7 @@ def plotly_js() -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template as HTML; every text in it is escaped and without control characters."""
+    """A template as HTML. All text is escaped, and control characters are made visible."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,6 +1,6 @@
-"""Drawings: what the card said while one reading was taken, and what a study found.
+"""Drawings in files: the time series of a reading, the charts of a study, and predictions.
 
-matplotlib is an extra (`operator-farm[plot]`) and loads only here, when something is drawn, without a display.
+matplotlib is an extra (`operator-farm[plot]`). It is imported when something is drawn, without a display.
 """
 
 from __future__ import annotations
@@ -10,25 +10,30 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError
+from farm.pages import COLOURS, GREY, SHADE
 from farm.types.reading import Trace
 
-WINDOW, INK, SECOND, THIRD = "#dbe9f6", "#1f4e79", "#c55a11", "#548235"
-COLOURS = (INK, SECOND, THIRD, "#7f6000", "#7030a0", "#7f7f7f", "#2e9ca6")
-_FEW_TICKS = 12  # so many values of a logarithmic axis stand under it themselves
-_KINDS = "Name a .png, .svg or .pdf file."
+if TYPE_CHECKING:
+    from farm.prediction.dataset import Dataset
+    from farm.prediction.evaluation import HeldOut
+
+_FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each
+_FORMATS = "Name a .png, .svg or .pdf file."
+_OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}  # the place of a legend
+_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("W", ("power_instant_w", "power_average_w", "energy_mj")),
+    ("MHz", ("sm_clock_mhz", "memory_clock_mhz")),
+    ("°C", ("temperature_c", "memory_temperature_c")),
+)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line or row of points of a chart. `half_widths` are drawn as bars around the points.
-
-    Attributes:
-        alone: its points are marks that no line joins.
-    """
+    """One line of a chart. `half_widths` are drawn as error bars; the points of one that is `alone` are not joined."""
 
     name: str
     x: Sequence[float]
@@ -46,32 +51,41 @@ class Chart:
     y_name: str = ""
     lines: tuple[Line, ...] = ()
     bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    areas: tuple[Line, ...] = ()  # one on the other, each constant from one x to the next
+    areas: tuple[Line, ...] = ()  # stacked, each constant from one x to the next
     x_log: bool = False
     zero: bool = False  # draw the zero line: the values are deviations
 
     @property
     def empty(self) -> bool:
-        """Whether it would be a frame around nothing."""
+        """True if there is nothing to draw."""
         return not self.lines and not self.areas and not any(self.bars.values())
+
+    @property
+    def horizontal(self) -> bool:
+        """True if the bars are horizontal, so that long labels fit beside them."""
+        return len(self.bars) > 3 and any(len(label) > 14 for label in self.bars)
 
 
 def check_available() -> None:
-    """Raises:
-    UsageError: matplotlib is not installed; before anything is measured for a drawing.
+    """Check that matplotlib is installed, before anything is measured for a drawing.
+
+    Raises:
+        UsageError: it is not.
     """
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise UsageError(
             "Drawing needs matplotlib, which is not installed.",
-            "Install it with `pip install 'operator-farm[plot]'`, or leave --png out.",
+            "Install it with `pip install 'operator-farm[plot]'`, or omit --png.",
         ) from error
 
 
 def check_path(path: Path) -> None:
-    """Raises:
-    UsageError: matplotlib is missing, or no drawing can be written there; before anything is measured for it.
+    """Check that a drawing can be written to this file, before anything is measured for it.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file cannot be written.
     """
     check_available()
     from matplotlib.backend_bases import FigureCanvasBase
@@ -81,33 +95,57 @@ def check_path(path: Path) -> None:
     if os.path.isdir(path):
         raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
     if _format(path) not in FigureCanvasBase.get_supported_filetypes():
-        raise UsageError(f"Nothing can be drawn as '{path.suffix}': '{path}'.", _KINDS)
-    # Opened for once, not only asked about: a read-only disk and a name too long tell so only then.
+        raise UsageError(f"The format '{path.suffix}' of '{path}' is not supported.", _FORMATS)
+    # Open the file: only that detects a read-only disk or a name that is too long.
     try:
-        real = Path(os.path.realpath(path))  # where a link leads: the link itself must stay
-        there = real.exists()
+        real = Path(os.path.realpath(path))  # the target of a link: the link itself must stay
+        exists = real.exists()
         with real.open("ab"):
             pass
-        if not there:
+        if not exists:
             real.unlink()
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"'{path}' cannot be written: {error}.", "Name a file in a folder that you may write to."
-        ) from error
+        step = "Name a file in a folder that you may write to."
+        raise UsageError(f"'{path}' cannot be written: {error}.", step) from error
 
 
 def _format(path: Path) -> str:
     return path.suffix.lstrip(".").lower() or "png"
 
 
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure and its axes. Unit of the sizes: inches."""
+    # Not pyplot, which looks for a display and keeps figures globally.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, list(axes.flat)
+
+
+def _save(figure: Any, path: Path, title: str) -> None:
+    figure.suptitle(title, fontsize=10)
+    try:
+        figure.savefig(path, format=_format(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"'{path}' cannot be written: {error}.", _FORMATS) from error
+
+
+# ------------------------------------------------------------------------------------------------ traces
+
+
 def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
-    """Power from one step of the energy counter to the next: (end of each step in s, W)."""
+    """Power between two steps of the energy counter: (end of each step in s, power in W)."""
     steps = power_by_step(*trace.series.get("energy_mj", ([], [])))
     return [end_s for _, end_s, _ in steps], [power_w for _, _, power_w in steps]
 
 
 def window_power_w(trace: Trace) -> float | None:
-    """The counter's slope over the window's ticks, fitted as the reading's own power is. Unit: W."""
+    """The slope of the energy counter in the window, fitted as for the reading itself. Unit: W."""
     times, energies = trace.series.get("energy_mj", ([], []))
     begin_s, end_s = trace.window_s
     inside = [
@@ -121,107 +159,85 @@ def window_power_w(trace: Trace) -> float | None:
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
-    """Power, clocks and temperatures over one reading, its window shaded; bands where it was throttled or shared.
+    """Draw power, clocks and temperatures of one reading, with its window, and bands for throttling and other processes.
 
     Args:
-        levels_w: powers to draw as dotted lines, by name: idle, base.
+        levels_w: power levels for dotted lines, by name: idle, base.
     """
     check_path(path)
-    panels = [panel for panel in (_PANELS) if any(name in trace.series for name in panel[1])]
-    figure, axes = _figure([2.2] * max(1, len(panels)))
-    for axis in axes[1:]:
-        axis.sharex(axes[0])
-    begin_s, end_s = trace.window_s
+    panels = [panel for panel in _PANELS if any(name in trace.series for name in panel[1])]
+    number = max(1, len(panels))
+    figure, axes = _figure(9, 0.8 + 2.2 * number, number, sharex=True)
     for axis, (unit, names) in zip(axes, panels, strict=False):
-        axis.axvspan(begin_s, end_s, color=WINDOW, label="window" if axis is axes[0] else None, zorder=0)
+        axis.axvspan(*trace.window_s, color=SHADE, label="window" if axis is axes[0] else None, zorder=0)
         for number, name in enumerate(name for name in names if name in trace.series):
             times, values = trace.series[name]
             if name == "energy_mj":
                 _draw_counter(axis, trace)
                 continue
+            style, width = ("-", 0.8) if len(times) > 60 else (".-", 1.2)
             label = name.rsplit("_", 1)[0].replace("_", " ")
-            dense = len(times) > 60
-            axis.plot(
-                times,
-                values,
-                "-" if dense else ".-",
-                color=COLOURS[number % len(COLOURS)],
-                linewidth=0.8 if dense else 1.2,
-                label=label,
-            )
+            axis.plot(times, values, style, color=_colour(number), linewidth=width, label=label)
         if axis is axes[0]:
             _draw_bands(axis, trace)
         if unit == "W":
             for name, value in (levels_w or {}).items():
-                axis.axhline(value, color="#7f7f7f", linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
+                axis.axhline(value, color=GREY, linestyle=":", linewidth=1, label=f"{name} {value:.0f} W")
         axis.set_ylabel(unit)
-        axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+        axis.legend(fontsize=8, **_OUTSIDE)
     axes[-1].set_xlabel("s since the warm-up began")
-    figure.suptitle(title, fontsize=10)
-    _save(figure, path)
-
-
-_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("W", ("power_instant_w", "power_average_w", "energy_mj")),
-    ("MHz", ("sm_clock_mhz", "memory_clock_mhz")),
-    ("°C", ("temperature_c", "memory_temperature_c")),
-)
+    _save(figure, path, title)
 
 
 def _draw_counter(axis: Any, trace: Trace) -> None:
     times, powers = counter_power(trace)
     ticks = trace.series["energy_mj"][0]
     if len(ticks) > 1:
-        axis.stairs(powers, [ticks[0], *times], color=SECOND, linewidth=1.2, baseline=None, label="counter, by step")
+        edges = [ticks[0], *times]
+        axis.stairs(powers, edges, color=COLOURS[5], linewidth=1.2, baseline=None, label="counter, by step")
     if (power_w := window_power_w(trace)) is not None:
-        axis.plot(trace.window_s, [power_w, power_w], color=THIRD, linewidth=2, label=f"slope: {power_w:.1f} W")
+        label = f"slope: {power_w:.1f} W"
+        axis.plot(trace.window_s, [power_w, power_w], color=COLOURS[2], linewidth=2, label=label)
 
 
 def _draw_bands(axis: Any, trace: Trace) -> None:
-    """What lowered the clocks, and when others were on the card, as bands at the foot of a panel."""
+    """Draw the reasons for lowered clocks, and other processes on the card, as bands at the foot of a panel."""
     bands = [name for name in sorted(trace.series) if name.startswith("throttle_") and name != "throttle_reasons"]
     bands += [name for name in ("foreign_processes",) if any(trace.series.get(name, ([], []))[1])]
     for number, name in enumerate(bands):
         times, values = trace.series[name]
-        ends = [*times[1:], times[-1] + 0.1]
-        label: str | None = name.removeprefix("throttle_").replace("_", " ")
-        for begin_s, end_s, value in zip(times, ends, values, strict=True):
-            if value:
-                colour = COLOURS[(number + 2) % len(COLOURS)]
-                axis.axvspan(begin_s, end_s, 0.05 * number, 0.05 * number + 0.04, color=colour, lw=0, label=label)
-                label = None  # once in the legend
+        spans = [
+            (begin_s, end_s - begin_s)
+            for begin_s, end_s, value in zip(times, [*times[1:], times[-1] + 0.1], values, strict=True)
+            if value
+        ]
+        if spans:
+            label = name.removeprefix("throttle_").replace("_", " ")
+            place = {"transform": axis.get_xaxis_transform(), "label": label, "lw": 0}
+            axis.broken_barh(spans, (0.05 * number, 0.04), color=_colour(number + 3), **place)
+
+
+# ------------------------------------------------------------------------------------------------ charts
 
 
 def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
-    """A study's charts below each other."""
+    """Draw the charts of a study one below the other."""
     check_path(path)
-    figure, axes = _figure([_height(chart) for chart in charts] or [2.8])
+    heights = [max(1.5, 0.7 + 0.27 * len(chart.bars)) if chart.horizontal else 2.8 for chart in charts] or [2.8]
+    figure, axes = _figure(9, 0.8 + sum(heights), len(heights), height_ratios=heights)
     for axis, chart in zip(axes, charts, strict=False):
-        lying = _lying(chart)
         if chart.zero:
-            (axis.axvline if lying else axis.axhline)(0, color="#7f7f7f", linewidth=0.8)
+            (axis.axvline if chart.horizontal else axis.axhline)(0, color=GREY, linewidth=0.8)
         if chart.areas:
-            colours = [COLOURS[number % len(COLOURS)] for number in range(len(chart.areas))]
-            rows = [area.y for area in chart.areas]
-            names = [area.name for area in chart.areas]
-            axis.stackplot(chart.areas[0].x, *rows, labels=names, colors=colours, step="post", linewidth=0)
+            style = {"step": "post", "linewidth": 0, "colors": [_colour(n) for n in range(len(chart.areas))]}
+            rows, names = [area.y for area in chart.areas], [area.name for area in chart.areas]
+            axis.stackplot(chart.areas[0].x, *rows, labels=names, **style)
             axis.margins(x=0)
         for number, line in enumerate(chart.lines, start=len(chart.areas)):
-            colour = COLOURS[number % len(COLOURS)]
-            several = len(set(line.x)) < len(line.x)  # repeats at one place are points, not a line
-            style = "o" if several or line.alone else ".-"
-            axis.errorbar(
-                line.x,
-                line.y,
-                yerr=line.half_widths,
-                fmt=style,
-                markersize=4,
-                color=colour,
-                capsize=2,
-                linewidth=1,
-                label=line.name,
-            )
-        _draw_bars(axis, chart.bars, lying=lying)
+            repeats = len(set(line.x)) < len(line.x)  # several points at one x are not joined
+            style = {"fmt": "o" if repeats or line.alone else ".-", "markersize": 4, "capsize": 2, "linewidth": 1}
+            axis.errorbar(line.x, line.y, yerr=line.half_widths, color=_colour(number), label=line.name, **style)
+        _draw_bars(axis, chart)
         if chart.x_log and chart.lines:
             axis.set_xscale("log")
             ticks = sorted({value for line in chart.lines for value in line.x if value > 0})
@@ -229,52 +245,87 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
                 axis.set_xticks(ticks, [f"{value:g}" for value in ticks])
                 axis.minorticks_off()
         axis.set_title(chart.title, fontsize=9, loc="left")
-        axis.set_xlabel(chart.y_name if lying else chart.x_name, fontsize=8)
-        axis.set_ylabel("" if lying else chart.y_name, fontsize=8)
+        axis.set_xlabel(chart.y_name if chart.horizontal else chart.x_name, fontsize=8)
+        axis.set_ylabel("" if chart.horizontal else chart.y_name, fontsize=8)
         if len(chart.lines) + len(chart.areas) > 1 or any(len(row) > 1 for row in chart.bars.values()):
-            axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7, frameon=False)
-    figure.suptitle(title, fontsize=10)
-    _save(figure, path)
+            axis.legend(fontsize=7, **_OUTSIDE)
+    _save(figure, path, title)
 
 
-def _lying(chart: Chart) -> bool:
-    """Whether bars lie, one below the other: so that long labels stand whole beside them."""
-    return len(chart.bars) > 3 and any(len(label) > 14 for label in chart.bars)
-
-
-def _height(chart: Chart) -> float:
-    """Of a panel. Unit: inches."""
-    return max(1.5, 0.7 + 0.27 * len(chart.bars)) if _lying(chart) else 2.8
-
-
-def _draw_bars(axis: Any, bars: Mapping[str, Mapping[str, float]], *, lying: bool) -> None:
-    if not bars:
+def _draw_bars(axis: Any, chart: Chart) -> None:
+    if not chart.bars:
         return
-    series = list(dict.fromkeys(name for row in bars.values() for name in row))
+    series = list(dict.fromkeys(name for row in chart.bars.values() for name in row))
     width = 0.8 / max(1, len(series))
+    draw = axis.barh if chart.horizontal else axis.bar
     for number, name in enumerate(series):
-        places = [index + (number - (len(series) - 1) / 2) * width for index in range(len(bars))]
-        values = [row.get(name, math.nan) for row in bars.values()]
-        draw = axis.barh if lying else axis.bar
-        draw(places, values, width, color=COLOURS[number % len(COLOURS)], label=name)
-    if lying:
-        axis.set_yticks(range(len(bars)), list(bars), fontsize=7)
-        axis.set_ylim(len(bars) - 0.4, -0.6)  # the first on top
-    else:
-        axis.set_xticks(range(len(bars)), list(bars), fontsize=7)
+        places = [index + (number - (len(series) - 1) / 2) * width for index in range(len(chart.bars))]
+        values = [row.get(name, math.nan) for row in chart.bars.values()]
+        draw(places, values, width, color=_colour(number), label=name)
+    (axis.set_yticks if chart.horizontal else axis.set_xticks)(range(len(chart.bars)), list(chart.bars), fontsize=7)
+    if chart.horizontal:
+        axis.set_ylim(len(chart.bars) - 0.4, -0.6)  # the first at the top
 
 
-def _figure(heights: Sequence[float]) -> tuple[Any, list[Any]]:
-    # The object, not pyplot: no display is looked for and nothing is kept globally.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 0.8 + sum(heights)), dpi=130, layout="constrained")
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
-    return figure, [row[0] for row in axes]
+# ------------------------------------------------------------------------------------------- predictions
 
 
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path, format=_format(path))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"'{path}' cannot be written: {error}.", _KINDS) from error
+def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> None:
+    """Draw predicted against measured time by operator family, and the errors of each family of models.
+
+    Raises:
+        UsageError: matplotlib is missing, or the file cannot be written.
+    """
+    check_path(path)
+    import numpy as np
+
+    errors = held.errors(data, "time_us")
+    finite = np.isfinite(errors.off)
+    measured = np.array([row.time_us for row in data.rows])[finite]
+    predicted, off = held.answers.time_us[finite], 100 * np.expm1(errors.off[finite])
+    kinds = np.array([call.operator_family for call in data.calls])[finite]
+    families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
+    figure, (left, right) = _figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
+    ends = [min(measured.min(), predicted.min()), max(measured.max(), predicted.max())]
+    left.plot(ends, ends, color=GREY, linewidth=1)
+    names, numbers = np.unique(kinds, return_counts=True)
+    most = set(names[np.argsort(-numbers)][: len(COLOURS)])
+    for name, colour in (*zip(sorted(most), COLOURS, strict=False), ("others", GREY)):
+        chosen = np.isin(kinds, list(most), invert=True) if name == "others" else kinds == name
+        if chosen.any():
+            left.plot(measured[chosen], predicted[chosen], ".", color=colour, markersize=4, label=name)
+    left.set(xscale="log", yscale="log", xlabel="measured (µs)", ylabel="predicted (µs)")
+    left.legend(fontsize=8, frameon=False)
+    groups = [np.clip(off[errors.families[finite] == name], -100, 200) for name in families]
+    right.axvspan(-10, 10, color=SHADE, zorder=0)
+    style = {"orientation": "horizontal", "showfliers": False, "medianprops": {"color": COLOURS[0]}}
+    right.boxplot(groups, tick_labels=families, **style)
+    right.tick_params(axis="y", labelsize=8)
+    right.set(xlabel="error of the time (%), family left out")
+    _save(figure, path, title)
+
+
+def draw_curve(
+    sizes: Sequence[int],
+    values: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+    path: Path,
+    title: str,
+    unit: str = "ms",
+    name: str = "batch",
+) -> None:
+    """Draw a model's time over a size, with its interval.
+
+    Raises:
+        UsageError: as of `draw_evaluation`.
+    """
+    check_path(path)
+    figure, (axis,) = _figure(7, 4.5)
+    axis.fill_between(sizes, lows, highs, color=SHADE, label="90 % interval")
+    axis.plot(sizes, values, ".-", color=COLOURS[0], label="readings and predictions")
+    axis.set(xlabel=name, ylabel=f"time ({unit})", xscale="log", yscale="log")
+    axis.set_xticks(list(sizes), [str(size) for size in sizes])
+    axis.minorticks_off()
+    axis.legend(frameon=False)
+    _save(figure, path, title)

@@ -1,7 +1,7 @@
-"""The whole database as a folder of pages: no server, no network, opened from a disk or copied to any web host.
+"""The database as a folder of pages, opened from a disk or copied to any web host; they need no server and no network.
 
-The picture of sum against whole with all models, a page a model, all operators in one table that is searched and sorted
-in the browser, and cards side by side. plotly's JavaScript is there once, as a file.
+The pages are: sum against whole for all models, one page per model, a table of all operators that the browser searches and
+sorts, and a comparison of cards. The JavaScript of plotly is in one file.
 """
 
 from __future__ import annotations
@@ -21,70 +21,38 @@ from sqlmodel import Session, col, func, select
 from farm.errors import Unreadable, UsageError
 from farm.pages import charts
 from farm.pages.page import JobPage, job_page, plotly_js, render, write_whole
+from farm.report.report import build
 from farm.store import tables
 from farm.types.protocol import Protocol
 from farm.types.request import Request
 
-MOST_OPERATORS = 20_000  # rows of the table: a browser holds no more comfortably
+MOST_OPERATORS = 20_000  # rows of the table: browsers are slow with more
 _OURS = 'name="generator" content="operator-farm"'
 _SCRIPT = "plotly.min.js"
 
-
-@dataclass(frozen=True)
-class OperatorCost:
-    """The newest reading of one tuple on one card model, under one software and protocol."""
-
-    label: str
-    operator: str
-    card_model: str
-    torch: str
-    protocol: str
-    time_us: float
-    energy_mj: float | None
-    power_w: float | None
-    flops: int
-    bytes_moved: int
-    flags: tuple[str, ...]
-    created_at_s: float
-
-    @property
-    def flops_per_s(self) -> float:
-        return self.flops / self.time_us * 1e6
-
-
-@dataclass(frozen=True)
-class CardModel:
-    """What is known of a model of cards: what it reaches, and how much was read on it."""
-
-    model: str
-    cards: int
-    readings: int
-    memory_bytes: int
-    driver: str
-    copy_bytes_per_s: float | None
-    matmul_flops_per_s: dict[str, float]
-    launch_floor_us: float | None
-    idle_power_w: float | None
-    power_limit_w: float | None
+Row = dict[str, Any]  # of a table in a template
 
 
 @dataclass(frozen=True)
 class ModelPage:
-    """A model with its newest job of each variant, card model and protocol."""
+    """A model with the newest job of each variant, card model and protocol."""
 
     name: str
     file: str
     jobs: tuple[JobPage, ...]
 
 
-def publish(session: Session, folder: Path, told: Callable[[str], object] = lambda page: None) -> int:
-    """Write the site, over one that was written there before; the number of its pages.
+def publish(session: Session, folder: Path, progress: Callable[[str], object] = lambda page: None) -> int:
+    """Write the site, replacing an earlier one.
 
     Args:
-        told: called with the name of each page that is written.
+        progress: called with the name of each page.
+
+    Returns:
+        The number of pages.
 
     Raises:
-        UsageError: plotly is missing, the folder cannot be written, or it holds a site that is not ours.
+        UsageError: plotly is missing, the folder cannot be written, or it holds the site of another program.
     """
     script = plotly_js()
     _check_folder(folder)
@@ -111,7 +79,7 @@ def publish(session: Session, folder: Path, told: Callable[[str], object] = lamb
     write_whole(folder / _SCRIPT, script)
     for file, (template, values) in pages.items():
         write_whole(folder / file, render(template, **common, **values))
-        told(file)
+        progress(file)
     return len(pages)
 
 
@@ -129,7 +97,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _models(session: Session) -> Iterator[ModelPage]:
-    """Models by name, each with the newest judged job of each request on each card model."""
+    """The models by name, each with the newest job that has a verdict, for each request and card model."""
     job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
     judged = sqlalchemy.select(_columns(tables.Verdict).job_id)
     found = session.execute(
@@ -145,26 +113,26 @@ def _models(session: Session) -> Iterator[ModelPage]:
         asked = request_id or _request_id(request) or id_
         newest[model].setdefault((asked, card_models.get(id_)), id_)
     for model in sorted(newest):
-        pages = [job_page(session, id_) for id_ in newest[model].values()]
+        pages = [job_page(session, build(session, id_)) for id_ in newest[model].values()]
         yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
 
 
 def _request_id(request: Any) -> str:
-    """What an imported job asked for; one's own have it in their row."""
+    """The id of the request of an imported job; other jobs have it in their row."""
     with contextlib.suppress(Unreadable):
         return Request.from_json(request).id
     return ""
 
 
 def file_of(model: str) -> str:
-    """The file of a model's page: its name where that is plain, else with a hash of it."""
+    """The file of a model's page: the name of the model, with a hash if it has special characters."""
     plain = re.sub(r"[^\w-]+", "_", model, flags=re.ASCII)[:80]
     mark = "" if plain == model else f"-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
     return f"model-{plain}{mark}.html"
 
 
-def _operators(session: Session) -> tuple[list[OperatorCost], int]:
-    """The newest reading of each tuple, card model, software and protocol, the costliest first; how many are left out."""
+def _operators(session: Session) -> tuple[list[Row], int]:
+    """The newest reading of each tuple, card model, software and protocol by falling cost; and the number left out."""
     reading, operator = _columns(tables.Reading), _columns(tables.Operator)
     software, protocol = _columns(tables.Software), _columns(tables.Protocol)
     one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
@@ -172,70 +140,52 @@ def _operators(session: Session) -> tuple[list[OperatorCost], int]:
     ours = (reading.subject_kind == "operator", reading.simulated.is_(False))
     placed = sqlalchemy.select(reading.id, place).where(*ours).subquery()
     newest = placed.c.place == 1
-    rows = session.execute(
-        sqlalchemy.select(
-            operator.label,
-            operator.short_name.label("operator"),
-            reading.card_model,
-            software.torch,
-            protocol.spec.label("protocol"),
-            reading.time_us,
-            reading.energy_mj,
-            reading.power_w,
-            operator.flops,
-            operator.bytes_moved,
-            reading.flags,
-            reading.created_at_s,
-        )
+    names = ("card_model", "time_us", "energy_mj", "power_w", "flags", "created_at_s")
+    of_reading = [reading[name] for name in names]
+    of_operator = operator.label, operator.flops, operator.bytes_moved
+    query = (
+        sqlalchemy.select(*of_reading, *of_operator, software.torch, protocol.spec)
         .join(placed, sqlalchemy.and_(placed.c.id == reading.id, newest))
         .join(operator.id.table, operator.id == reading.subject_id)
         .join(software.id.table, software.id == reading.software_id)
         .join(protocol.id.table, protocol.id == reading.protocol_id)
         .order_by(reading.time_us.desc())
         .limit(MOST_OPERATORS)
-    ).mappings()
-    costs = [
-        OperatorCost(**{**row, "protocol": str(Protocol.from_json(row["protocol"])), "flags": tuple(row["flags"])})
-        for row in rows
+    )
+    rows = [
+        {**row, "protocol": str(Protocol.from_json(row["spec"])), "flops_per_s": row["flops"] / row["time_us"] * 1e6}
+        for row in session.execute(query).mappings()
     ]
     number = session.execute(sqlalchemy.select(func.count()).select_from(placed).where(newest)).scalar_one()
-    return costs, number - len(costs)
+    return rows, number - len(rows)
 
 
 def _columns(table: Any) -> Any:
     return table.__table__.columns
 
 
-def _cards(session: Session) -> list[CardModel]:
+def _cards(session: Session) -> list[Row]:
+    """The card models: their peaks as measured on one card, and the numbers of cards and readings."""
     reading = _columns(tables.Reading)
     counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
     groups: dict[str, list[tables.Card]] = defaultdict(list)
     for card in session.exec(select(tables.Card).where(tables.Card.kind != "simulated").order_by(col(tables.Card.id))):
         groups[card.model].append(card)
-    return [_card(model, groups[model], readings.get(model, 0)) for model in sorted(groups)]
+    rows = []
+    for model, cards in sorted(groups.items()):
+        first = next((card for card in cards if card.fingerprint), cards[0])
+        known = first.fingerprint or {}
+        names = ("copy_bytes_per_s", "matmul_flops_per_s", "launch_floor_us", "idle_power_w", "power_limit_w")
+        about = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
+        numbers = {"cards": len(cards), "readings": readings.get(model, 0)}
+        rows.append({**about, **numbers, **{name: known.get(name) for name in names}})
+    return rows
 
 
-def _card(model: str, cards: Sequence[tables.Card], readings: int) -> CardModel:
-    first = next((card for card in cards if card.fingerprint), cards[0])
-    known = first.fingerprint or {}
-    return CardModel(
-        model=model,
-        cards=len(cards),
-        readings=readings,
-        memory_bytes=first.memory_bytes,
-        driver=first.driver,
-        copy_bytes_per_s=known.get("copy_bytes_per_s"),
-        matmul_flops_per_s=dict(known.get("matmul_flops_per_s") or {}),
-        launch_floor_us=known.get("launch_floor_us"),
-        idle_power_w=known.get("idle_power_w"),
-        power_limit_w=known.get("power_limit_w"),
-    )
-
-
-def _side_by_side(models: Sequence[ModelPage]) -> list[dict[str, Any]]:
-    """A row a variant and protocol, with the whole's figures on each card model."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
+    """One row per variant and protocol, with the figures of the whole on each card model."""
+    rows: dict[tuple[str, str], Row] = {}
     for model in models:
         for page in model.jobs:
             report = page.report

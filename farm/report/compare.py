@@ -1,7 +1,7 @@
-"""Two jobs, or two sets of readings, held against each other: which operators take longer, and by how much.
+"""Compare two jobs or two sets of readings: the operators that take longer, and by how much.
 
-Tuples are matched by what they are; where the two sides differ in their dtype, by what they are but for that. Nothing is
-called faster or slower whose intervals overlap, and what one side alone has is listed.
+Tuples are matched by their description; if the two sides differ in their dtype, by the rest of it. A tuple is faster or
+slower only if the intervals do not overlap. Tuples of one side only are listed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from sqlmodel import Session
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
-from farm.store.rows import in_batches
+from farm.store.rows import fetch_values
 from farm.verdict.figures import Figure
 
 Change = Literal["faster", "slower", "same", "unknown"]
 
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
+
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: a job, or the readings that filters mean."""
+    """A job, or the readings that match filters."""
 
     text: str
     job_id: str  # "" for filters
@@ -53,7 +58,7 @@ class Difference:
 
     @property
     def apart(self) -> bool:
-        """Whether the intervals do not overlap."""
+        """True if the intervals do not overlap."""
         return abs(self.b.value - self.a.value) > self.a.half_width + self.b.half_width
 
     @property
@@ -64,8 +69,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One tuple or operator type on both sides; calls are those of the first. Time in µs, energy in mJ."""
+class ComparedRow:
+    """One tuple or operator type on both sides, with the calls of the first. Time in µs, energy in mJ."""
 
     name: str
     operator: str
@@ -75,47 +80,37 @@ class Compared:
     energy: Difference | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "operator": self.operator,
-            "calls": self.calls,
-            "tuples": self.tuples,
-            **_difference("time", "us", self.time),
-            **_difference("energy", "mj", self.energy),
-        }
-
-
-def _difference(name: str, unit: str, found: Difference | None) -> dict[str, Any]:
-    sides = {side: getattr(found, side) if found else None for side in ("a", "b")}
-    return {
-        **{f"{side}_{name}_{unit}": figure.value if figure else None for side, figure in sides.items()},
-        **{f"{side}_{name}_half_width_{unit}": figure.half_width if figure else None for side, figure in sides.items()},
-        f"{name}_change": found.change.value if found else None,
-        f"{name}_change_half_width": found.change.half_width if found else None,
-        f"{name}_verdict": found.verdict if found else "unknown",
-    }
+        data: dict[str, Any] = {name: getattr(self, name) for name in ("name", "operator", "calls", "tuples")}
+        for name, unit, found in (("time", "us", self.time), ("energy", "mj", self.energy)):
+            for side, figure in (("a", found and found.a), ("b", found and found.b)):
+                data[f"{side}_{name}_{unit}"] = figure.value if figure else None
+                data[f"{side}_{name}_half_width_{unit}"] = figure.half_width if figure else None
+            data[f"{name}_change"] = found.change.value if found else None
+            data[f"{name}_change_half_width"] = found.change.half_width if found else None
+            data[f"{name}_verdict"] = found.verdict if found else "unknown"
+        return data
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Both sides, the biggest movers in time first."""
+class SideComparison:
+    """Both sides, with the largest changes of time first."""
 
     a: Side
     b: Side
-    total: Compared | None  # None: they have no tuple in common
-    types: tuple[Compared, ...]
-    tuples: tuple[Compared, ...]
+    total: ComparedRow | None  # None: they have no tuple in common
+    types: tuple[ComparedRow, ...]
+    tuples: tuple[ComparedRow, ...]
     only_a: tuple[str, ...]  # labels
     only_b: tuple[str, ...]
 
     def worse_by(self, limit: float) -> list[str]:
-        """What takes more by over this fraction on the second side, intervals apart: the sum and operator types."""
-        found = []
-        for row in [*([self.total] if self.total else []), *self.types]:
-            for what, difference in (("time", row.time), ("energy", row.energy)):
-                if difference and difference.apart and difference.change.value > limit:
-                    found.append(f"{row.name}: {what} {difference.change.value * 100:+.1f} %")
-        return found
+        """The sum and operator types that take more on side b by more than this fraction, with intervals apart."""
+        return [
+            f"{row.name}: {what} {difference.change.value * 100:+.1f} %"
+            for row in [*([self.total] if self.total else []), *self.types]
+            for what, difference in (("time", row.time), ("energy", row.energy))
+            if difference and difference.apart and difference.change.value > limit
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; changes are fractions, b / a - 1."""
@@ -131,8 +126,8 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Read:
-    """One tuple on one side."""
+class SideTuple:
+    """One tuple of a side."""
 
     operator_id: str
     short_name: str
@@ -143,92 +138,95 @@ class Read:
     energy: Figure | None
 
 
-@dataclass(frozen=True)
-class _Side:
-    about: Side
-    rows: Sequence[Read]
+Pair = tuple[SideTuple, SideTuple]
+Tuples = tuple[Side, Sequence[SideTuple]]
 
 
-def compare(session: Session, first: str, second: str) -> Comparison:
-    """
+def compare(session: Session, first: str, second: str) -> SideComparison:
+    """Compare two sides.
+
     Args:
         first, second: a job's id or its beginning, or filters (``card=H200 torch=2.11``, see `farm.exchange.filters`).
 
     Raises:
-        NoSuchJob, UsageError: a side means nothing, or readings that are not to be summed.
+        NoSuchJob, UsageError: nothing matches a side, or its readings cannot be summed.
     """
-    a, b = (_side(session, text) for text in (first, second))
-    dtypes_differ = len(a.about.dtypes) == len(b.about.dtypes) == 1 and a.about.dtypes != b.about.dtypes
-    key: Callable[[Read, Side], str] = lambda row, side: row.operator_id  # noqa: E731
-    if dtypes_differ:
-        specs = _specs(session, {row.operator_id for side in (a, b) for row in side.rows})
-        key = lambda row, side: specs[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"')  # noqa: E731
+    a, b = _side(session, first), _side(session, second)
+    key: Callable[[SideTuple, Side], str] = lambda row, side: row.operator_id  # noqa: E731
+    if len(a[0].dtypes) == len(b[0].dtypes) == 1 and a[0].dtypes != b[0].dtypes:
+        specs = fetch_values(
+            session, (_OPERATOR.id, _OPERATOR.spec), {row.operator_id for _, rows in (a, b) for row in rows}
+        )
+        texts = {row.id: json.dumps(row.spec, sort_keys=True) for row in specs.values()}
+        key = lambda row, side: texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"')  # noqa: E731
     pairs, only_a, only_b = _matched(a, b, key)
-    tuples = [_compared([pair], pair[0].label, pair[0].short_name) for pair in pairs]
-    groups: dict[str, list[tuple[Read, Read]]] = defaultdict(list)
+    groups: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         groups[pair[0].short_name].append(pair)
     types = [_compared(group, name, name) for name, group in groups.items()]
-    return Comparison(
-        a.about,
-        b.about,
+    tuples = [_compared([pair], pair[0].label, pair[0].short_name) for pair in pairs]
+
+    def largest_first(row: ComparedRow) -> tuple[bool, float, str]:
+        return not row.time.apart, -abs(row.time.b.value - row.time.a.value), row.name
+
+    return SideComparison(
+        a[0],
+        b[0],
         _compared(pairs, "sum", "") if pairs else None,
-        tuple(sorted(types, key=_moved)),
-        tuple(sorted(tuples, key=_moved)),
+        tuple(sorted(types, key=largest_first)),
+        tuple(sorted(tuples, key=largest_first)),
         tuple(row.label for row in only_a),
         tuple(row.label for row in only_b),
     )
 
 
-def _moved(row: Compared) -> tuple[bool, float, str]:
-    """The order of rows: those whose intervals lie apart first, by how much time that is."""
-    return not row.time.apart, -abs(row.time.b.value - row.time.a.value), row.name
-
-
 def _matched(
-    a: _Side, b: _Side, key: Callable[[Read, Side], str]
-) -> tuple[list[tuple[Read, Read]], list[Read], list[Read]]:
-    """Pairs of the same tuple, in the same class of data where both have it; what is left on either side."""
-    there: dict[str, dict[str, Read]] = defaultdict(dict)
-    for row in b.rows:
-        there[key(row, b.about)][row.data] = row
-    pairs, left = [], []
-    for row in a.rows:
-        same = there.get(key(row, a.about), {})
-        (pairs.append((row, same.pop(row.data))) if row.data in same else left.append(row))
-    only_a = []
+    a: Tuples, b: Tuples, key: Callable[[SideTuple, Side], str]
+) -> tuple[list[Pair], list[SideTuple], list[SideTuple]]:
+    """Pairs of the same tuple, of the same data class if both sides have it; and the rest of either side."""
+    of_b: dict[str, dict[str, SideTuple]] = defaultdict(dict)
+    for row in b[1]:
+        of_b[key(row, b[0])][row.data] = row
+    pairs, left, only_a = list[Pair](), list[SideTuple](), list[SideTuple]()
+    for row in a[1]:
+        same = of_b[key(row, a[0])]
+        if row.data in same:
+            pairs.append((row, same.pop(row.data)))
+        else:
+            left.append(row)
     for row in left:
-        others = there.get(key(row, a.about), {})
-        (pairs.append((row, others.popitem()[1])) if others else only_a.append(row))
-    return pairs, only_a, [row for rows in there.values() for row in rows.values()]
+        if others := of_b[key(row, a[0])]:
+            pairs.append((row, others.popitem()[1]))
+        else:
+            only_a.append(row)
+    return pairs, only_a, [row for rows in of_b.values() for row in rows.values()]
 
 
-def _compared(pairs: Sequence[tuple[Read, Read]], name: str, operator: str) -> Compared:
-    time = Difference(_summed([(a.time, a.calls) for a, _ in pairs]), _summed([(b.time, a.calls) for a, b in pairs]))
+def _compared(pairs: Sequence[Pair], name: str, operator: str) -> ComparedRow:
+    time = Difference(_sum((a.time, a.calls) for a, _ in pairs), _sum((b.time, a.calls) for a, b in pairs))
     energies = [(a.energy, b.energy, a.calls) for a, b in pairs if a.energy and b.energy]
     energy = None
     if len(energies) == len(pairs):
-        energy = Difference(
-            _summed([(one, calls) for one, _, calls in energies]), _summed([(one, calls) for _, one, calls in energies])
-        )
-    return Compared(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, energy)
+        energy = Difference(_sum((a, calls) for a, _, calls in energies), _sum((b, calls) for _, b, calls in energies))
+    return ComparedRow(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, energy)
 
 
-def _summed(figures: Sequence[tuple[Figure, int]]) -> Figure:
-    """Figures and how often each counts. (No figure is made for each: there may be thousands.)"""
-    if len(figures) == 1:  # of a tuple
-        figure, calls = figures[0]
-        return figure.times(calls) if calls != 1 else figure
+def _sum(figures: Iterable[tuple[Figure, int]]) -> Figure:
+    """The sum of figures times their calls."""
+    known = list(figures)
+    if len(known) == 1:
+        return known[0][0].times(known[0][1])
+    # No figure is made for each term: there may be thousands.
     return Figure(
-        math.fsum(figure.value * calls for figure, calls in figures),
-        math.hypot(*(figure.half_width * calls for figure, calls in figures)),
+        math.fsum(figure.value * calls for figure, calls in known),
+        math.hypot(*(figure.half_width * calls for figure, calls in known)),
     )
 
 
 # --------------------------------------------------------------------------------------------- sides
 
 
-def _side(session: Session, text: str) -> _Side:
+def _side(session: Session, text: str) -> Tuples:
     words = text.split()
     if not words:
         raise UsageError("A side of the comparison is empty.", "Name a job, or filters such as 'card=H200 torch=2.11'.")
@@ -245,12 +243,12 @@ def _side(session: Session, text: str) -> _Side:
     return _of_filters(session, parse(words))
 
 
-def _of_job(session: Session, job_id: str) -> _Side:
+def _of_job(session: Session, job_id: str) -> Tuples:
     from farm.report.report import build
 
     built = build(session, job_id)
     rows = [
-        Read(
+        SideTuple(
             row.operator_id,
             row.short_name,
             row.label,
@@ -263,7 +261,7 @@ def _of_job(session: Session, job_id: str) -> _Side:
         if row.time_us is not None
     ]
     if not rows:
-        raise UsageError(f"The job {job_id} has no reading yet.", f"Look at it with `farm status {job_id}`.")
+        raise UsageError(f"The job {job_id} has no readings yet.", f"`farm status {job_id}` shows its progress.")
     dtype = (built.request.get("variant") or {}).get("dtype")
     about = Side(
         built.title,
@@ -273,16 +271,11 @@ def _of_job(session: Session, job_id: str) -> _Side:
         (dtype,) if dtype else (),
         len(rows),
     )
-    return _Side(about, rows)
+    return about, rows
 
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
-
-
-def _of_filters(session: Session, filters: Filters) -> _Side:
-    """Tuples with the mean of their readings; several readings of one lie within its half-width."""
+def _of_filters(session: Session, filters: Filters) -> Tuples:
+    """Each tuple with the mean of its readings; the half-width includes their distance from the mean."""
     selection = select_readings(session, filters, placed=False)
     key = (_READING.card_model, _READING.software_id, _READING.protocol_id, _READING.subject_id, _READING.method)
     of = sqlalchemy.func
@@ -303,21 +296,14 @@ def _of_filters(session: Session, filters: Filters) -> _Side:
         for row in session.execute(query.where(*conditions).group_by(*key)).all()
     ]
     if not found:
-        raise UsageError(f"No reading of an operator is meant by '{filters}'.", "`farm lookup` shows what there is.")
+        raise UsageError(f"No readings of operators match '{filters}'.", "`farm lookup` shows the readings.")
     data = _one_protocol(session, filters, {row.protocol_id for row in found})
-    software = {row.id: row for row in session.execute(sqlalchemy.select(tables.Software.__table__))}  # type: ignore[attr-defined]
-    _only_one(filters, "card models", {row.card_model for row in found}, "card=H200")
-    torches = {software[row.software_id].torch for row in found}
-    _only_one(filters, "software", torches, "torch=2.11")
-    _only_one(filters, "drivers", {software[row.software_id].driver for row in found}, "driver=580")
-    _only_one(filters, "methods", {str(row.method) for row in found}, "method=4")
-    operators = {
-        row.id: row
-        for batch in in_batches(row.subject_id for row in found)
-        for row in session.execute(
-            sqlalchemy.select(_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label).where(_OPERATOR.id.in_(batch))
-        )
-    }
+    card_models, methods = {row.card_model for row in found}, {str(row.method) for row in found}
+    torches = _one_software(session, filters, {row.software_id for row in found})
+    _only_one(filters, "card models", card_models, "card=H200")
+    _only_one(filters, "methods", methods, "method=4")
+    wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.spec)
+    operators = fetch_values(session, wanted, (row.subject_id for row in found))
     rows = []
     for row in found:
         operator = operators[row.subject_id]
@@ -325,27 +311,22 @@ def _of_filters(session: Session, filters: Filters) -> _Side:
         if row.with_energy == row.readings:
             energy = Figure(row.energy_mj, (row.energy_half_width_mj or 0.0) + row.energy_spread_mj / 2)
         time = Figure(row.time_us, row.time_half_width_us + row.time_spread_us / 2)
-        rows.append(Read(operator.id, operator.short_name, operator.label, data[row.protocol_id], 1, time, energy))
-    dtypes = {dtype for row in operators.values() if (dtype := _dtype(row.label))}
-    about = Side(
-        str(filters), "", tuple({row.card_model for row in found}), tuple(torches), tuple(sorted(dtypes)), len(rows)
-    )
-    return _Side(about, rows)
+        rows.append(SideTuple(operator.id, operator.short_name, operator.label, data[row.protocol_id], 1, time, energy))
+    dtypes = {dtype for operator in operators.values() if (dtype := _dtype(operator.spec))}
+    return Side(str(filters), "", tuple(card_models), tuple(torches), tuple(sorted(dtypes)), len(rows)), rows
 
 
-_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-
-
-def _dtype(label: str) -> str | None:
-    """The floating dtype that a label names; descriptions are long, and thousands of them take a second to read."""
-    return next((_SHORT[word] for word in reversed(label.split()) if word in _SHORT), None)
+def _dtype(spec: Mapping[str, Any]) -> str | None:
+    """The dtype of the first floating-point tensor of a tuple's description."""
+    dtypes = (str(tensor.get("dtype")) for tensor in spec.get("tensors", ()))
+    return next((dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))), None)
 
 
 def _one_protocol(session: Session, filters: Filters, ids: set[str]) -> dict[str, str]:
-    """Protocol id -> class of data.
+    """Protocol id -> data class.
 
     Raises:
-        UsageError: they differ in more than that.
+        UsageError: the protocols differ in another field.
     """
     rows = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec).where(_PROTOCOL.id.in_(ids)))
     specs = {row.id: dict(row.spec) for row in rows}
@@ -356,18 +337,23 @@ def _one_protocol(session: Session, filters: Filters, ids: set[str]) -> dict[str
     return data
 
 
-def _only_one(filters: Filters, what: str, there: set[str], example: str) -> None:
-    if len(there) > 1:
+def _one_software(session: Session, filters: Filters, ids: set[str]) -> set[str]:
+    """The version of torch.
+
+    Raises:
+        UsageError: the readings are of different software.
+    """
+    rows = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id.in_(ids))).mappings().all()
+    for name in (column.name for column in _SOFTWARE if column.name != "id"):
+        versions = {str(row[name]) for row in rows}
+        example = f"{name}={max(versions)}" if name != "platform" else "the id of a card, card=GPU-..."
+        _only_one(filters, f"versions of {name}", versions, example)
+    return {str(row["torch"]) for row in rows}
+
+
+def _only_one(filters: Filters, what: str, values: set[str], example: str) -> None:
+    if len(values) > 1:
         raise UsageError(
-            f"'{filters}' means readings of several {what} ({', '.join(sorted(there)[:6])}), which are not held together.",
+            f"'{filters}' matches readings of several {what} ({', '.join(sorted(values)[:6])}), which cannot be compared.",
             f"Choose one, for instance with {example}.",
         )
-
-
-def _specs(session: Session, ids: Iterable[str]) -> Mapping[str, str]:
-    """Descriptions as text, to be compared."""
-    return {
-        row.id: json.dumps(row.spec, sort_keys=True)
-        for batch in in_batches(ids)
-        for row in session.execute(sqlalchemy.select(_OPERATOR.id, _OPERATOR.spec).where(_OPERATOR.id.in_(batch)))
-    }

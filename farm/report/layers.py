@@ -1,7 +1,7 @@
-"""A job's cost by layer: each call of the model with its place, sizes and parameters, and sums of these.
+"""A job's cost by layer: each call of the model with its module, sizes and parameters, and sums of calls.
 
-One row model for calls, tuples, types and modules, so that a table, CSV and JSON have the same columns whatever a person
-groups by. A call costs what the sum against the whole takes of its tuple's reading; shares are of the sum over all calls.
+Calls, tuples, types and modules have one row model, so that a table, CSV and JSON have the same columns. The cost of a call
+is what the sum takes from its tuple's reading; shares are of the sum over all calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,23 +42,23 @@ Size = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One call, tuple, operator type or module: what it is, and what all its calls cost together.
+    """One call, tuple, operator type or module: its description, and the cost of all its calls.
 
-    Of several unlike calls together sizes and parameters are empty. A time or an energy is None where none of the calls
-    has one; where some have, it is the sum of these, and `measured_calls` says of how many.
+    Sizes and parameters are empty if the calls differ. Time and energy are the sum of the measured calls, which
+    `measured_calls` counts; None if none is measured.
     """
 
-    name: str  # what a person reads: the call without its inputs, or the type, or the module's own name
-    module_path: str  # "" is the model itself; of a sweep always empty
-    depth: int  # of a module in the tree; 0 elsewhere
+    name: str  # the call without its inputs, the label of a tuple, the type, or the module's own name
+    module_path: str  # "" is the model itself; always empty for a sweep
+    depth: int  # of a module in the tree; else 0
     operator: str  # its type, "" for modules
     operator_id: str
     call_index: int | None
     input_sizes: tuple[Size, ...]
-    output_sizes: tuple[Size, ...] | None  # None: not known
+    output_sizes: tuple[Size, ...] | None  # None: unknown
     kernel_size: Any
-    parameters: Mapping[str, Any]  # what it is made and called with, tensors left out
-    held_parameters: int | None  # elements; weights that several calls have in common count once in a module
+    parameters: Mapping[str, Any]  # of construction and call, without tensors
+    held_parameters: int | None  # elements; shared weights count once in a module
     held_bytes: int | None
     calls: int
     measured_calls: int
@@ -70,10 +70,14 @@ class LayerRow:
     energy_mj: float | None
     energy_share: float | None
     reason: str = ""  # why it is not measured
+    call: str = ""  # for tables with columns for the sizes: the call without its inputs; not in JSON and CSV
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; keys carry their units, shares are fractions."""
-        return vars(self)
+        """Plain JSON with units in the keys; shares are fractions."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = [entry.name for entry in dataclasses.fields(LayerRow) if entry.name != "call"]
 
 
 @dataclass(frozen=True)
@@ -91,73 +95,68 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class _Called:
-    """A call with what is known of its tuple."""
+class _LayerCall:
+    """A call with its tuple."""
 
     place: PlacedCall
     short_name: str
-    row: TupleRow | None  # None: the report does not know the tuple
-    spec: OperatorTuple | None  # None: the row of the database holds no tuple
-    outputs: tuple[Size, ...] | None = None
-    time_us: float | None = field(init=False, default=None)
-    energy_mj: float | None = field(init=False, default=None)
+    row: TupleRow | None  # None: the report does not have the tuple
+    spec: OperatorTuple | None  # None: the database row does not hold a valid tuple
+    outputs: tuple[Size, ...] | None
 
-    def __post_init__(self) -> None:
-        if self.row is not None:
-            object.__setattr__(self, "time_us", self.row.time_us)
-            object.__setattr__(self, "energy_mj", self.row.energy_mj)
+    @property
+    def time_us(self) -> float | None:
+        return self.row.time_us if self.row else None
+
+    @property
+    def energy_mj(self) -> float | None:
+        return self.row.energy_mj if self.row else None
 
     @property
     def name(self) -> str:
-        if self.spec is not None:
-            return call_of(self.spec)
-        return self.row.label.partition(" | ")[0] if self.row else self.short_name
+        return call_of(self.spec) if self.spec is not None else self.short_name
 
     @property
     def is_module(self) -> bool:
         return self.spec is not None and self.spec.kind == "module"
 
     @property
-    def holder(self) -> tuple[Any, ...]:
-        """What its weights are counted by: those of a module that is called twice are there once."""
-        return (self.place.module_path,) if self.is_module else (self.place.index,)
+    def holder(self) -> str | int:
+        """The owner of its weights: those of a module that is called twice count once."""
+        return self.place.module_path if self.is_module else self.place.index
 
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """A job's rows: calls in their order, tuples and types the costliest first, modules as a tree with the model on top.
+    """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree with the model first.
 
     Args:
         by: `type`, `tuple`, `call` or `module`.
-        depth: of modules, how many levels below the model to keep; the deeper ones are summed up in those above.
-        outputs: whether to find the sizes of outputs, which runs each tuple that was not looked at before on tensors
-            that hold nothing (imports torch).
+        depth: of modules, the number of levels below the model to keep; deeper modules are included in those above.
+        outputs: whether to find the sizes of outputs. This imports torch and runs each new tuple on tensors without data.
 
     Raises:
-        UsageError: modules are asked for of a sweep.
+        UsageError: modules of a sweep are requested.
     """
     if by == "module" and report.kind == "sweep":
-        raise UsageError(f"{report.title} has no modules: it is a sweep.", "Ask for `--by tuple`.")
+        raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
     if by == "module":
         rows = list(_modules(calls, depth))
     elif by == "call":
         rows = [_row([call], name=call.name) for call in calls]
     else:
-        groups: dict[Any, list[_Called]] = defaultdict(list)
+        groups: dict[Any, list[_LayerCall]] = defaultdict(list)
         for call in calls:
-            key = call.short_name if by == "type" else (call.place.operator_id, call.place.data)
-            groups[key].append(call)
-        named = [(group[0].short_name if by == "type" else _label(group[0]), group) for group in groups.values()]
-        rows = [_row(group, name=name, alike=by == "tuple") for name, group in named]
+            groups[call.short_name if by == "type" else (call.place.operator_id, call.place.data)].append(call)
+        rows = []
+        for group in groups.values():
+            label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name
+            rows.append(_row(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
     return Layers(report.job_id, report.title, by, tuple(_with_shares(rows, calls)))
 
 
-def _label(call: _Called) -> str:
-    return call.row.label if call.row else call.short_name
-
-
-def _calls(session: Session, report: Report, *, outputs: bool) -> list[_Called]:
+def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCall]:
     by_key = {(row.operator_id, row.data): row for row in report.tuples}
     place = session.get(tables.Round, (report.job_id, report.round))
     if place is not None and place.capture_id is not None:
@@ -170,7 +169,7 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_Called]:
     specs = {row.id: _parsed(row.spec) for row in stored.values()}
     sizes = _outputs({id_: spec for id_, spec in specs.items() if spec is not None}) if outputs else {}
     return [
-        _Called(
+        _LayerCall(
             call,
             stored[call.operator_id].short_name,
             by_key.get((call.operator_id, call.data)),
@@ -184,12 +183,12 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_Called]:
 def _parsed(spec: Any) -> OperatorTuple | None:
     try:
         return parse(spec)
-    except TupleRejected:  # the row no longer holds what the farm wrote there
+    except TupleRejected:  # the row was changed by another program
         return None
 
 
 def _outputs(specs: Mapping[str, OperatorTuple]) -> dict[str, tuple[Size, ...] | None]:
-    """Tuple id -> sizes of its outputs. What was found is kept in a file: a tuple's id stands for all that it is."""
+    """Tuple id -> sizes of its outputs. Results are cached in a file: a tuple's id is a hash of its description."""
     path = settings().state_dir / "output-sizes.json"
     known = _kept(path)
     if missing := {id_: spec for id_, spec in specs.items() if id_ not in known}:
@@ -211,8 +210,12 @@ def _kept(path: Path) -> dict[str, list[list[int]] | None]:
 # ---------------------------------------------------------------------------------------------------- rows
 
 
-def _row(calls: Sequence[_Called], *, name: str, alike: bool = True, path: str = "", depth: int = 0) -> LayerRow:
-    """Calls as one row. `alike`: all are of one tuple, so that its sizes and parameters are theirs."""
+def _row(calls: Sequence[_LayerCall], *, name: str, alike: bool = True, path: str = "", depth: int = 0) -> LayerRow:
+    """One row of several calls.
+
+    Args:
+        alike: all calls are of one tuple, so that the row has its sizes and parameters.
+    """
     first = calls[0]
     spec = first.spec if alike else None
     one = len(calls) == 1 and alike
@@ -246,19 +249,20 @@ def _row(calls: Sequence[_Called], *, name: str, alike: bool = True, path: str =
         energy_mj=math.fsum(energies) if energies else None,
         energy_share=None,
         reason=", ".join(dict.fromkeys(row.reason for row in rows if row and row.reason)),
+        call=first.name,
     )
 
 
 def _held(spec: OperatorTuple | None) -> tuple[int, int] | None:
-    """Elements and bytes of the parameters."""
+    """Number and bytes of the elements of the parameters."""
     if spec is None:
         return None
     own = [tensor for tensor in spec.tensors if tensor.role == "parameter"]
     return sum(tensor.numel for tensor in own), sum(tensor.numel * tensor.itemsize_bytes for tensor in own)
 
 
-def _with_shares(rows: Iterable[LayerRow], calls: Sequence[_Called]) -> list[LayerRow]:
-    """Shares of the sums over all calls; none of energy where one of the measured calls has no energy."""
+def _with_shares(rows: Iterable[LayerRow], calls: Sequence[_LayerCall]) -> list[LayerRow]:
+    """Add the shares of the sums over all calls; no share of energy if a measured call has none."""
     times = [call.time_us for call in calls if call.time_us is not None]
     energies = [call.energy_mj for call in calls if call.time_us is not None and call.energy_mj is not None]
     time_us = math.fsum(times)
@@ -273,13 +277,13 @@ def _with_shares(rows: Iterable[LayerRow], calls: Sequence[_Called]) -> list[Lay
     ]
 
 
-def _modules(calls: Sequence[_Called], depth: int | None) -> Iterable[LayerRow]:
-    """The tree from the model on, each module before its own, in the order of first call.
+def _modules(calls: Sequence[_LayerCall], depth: int | None) -> Iterable[LayerRow]:
+    """The tree of modules, each module before its children, in the order of the first call.
 
-    Functions that a module calls itself stand under it beside its modules (`layer1.0` holds `layer1.0:add_`), so that
-    what stands under a module adds up to it.
+    The functions that a module calls itself are its children too (`layer1.0` has `layer1.0:add_`), so that the costs of the
+    children add up to that of the module.
     """
-    groups: dict[tuple[str, ...], list[_Called]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[_LayerCall]] = defaultdict(list)
     for call in calls:
         steps = _steps(call)
         for level in range(len(steps) + 1):
@@ -297,14 +301,14 @@ def _modules(calls: Sequence[_Called], depth: int | None) -> Iterable[LayerRow]:
             )
 
 
-def _steps(call: _Called) -> tuple[str, ...]:
+def _steps(call: _LayerCall) -> tuple[str, ...]:
     path = call.place.module_path
     steps = tuple(path.split(".")) if path else ()
     return steps if call.is_module else (*steps, f":{call.short_name}")
 
 
 def _in_order(nodes: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
-    """Each node before those under it, siblings in the order they are given."""
+    """Each node before its children; siblings keep their order."""
     below: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for node in nodes:
         if node:
@@ -320,8 +324,7 @@ def _in_order(nodes: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
 
 
 def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
-    """The rows of one or several jobs under one head, which names the units; each is one line."""
-    names = [entry.name for entry in dataclasses.fields(LayerRow)]
+    """The rows of one or several jobs as CSV lines, with one head that names the units."""
     line = io.StringIO()
     writer = csv.writer(line, lineterminator="")
 
@@ -331,19 +334,19 @@ def csv_lines(many: Iterable[Layers]) -> Iterator[str]:
         writer.writerow(printable(cell) if isinstance(cell, str) else cell for cell in cells)
         return line.getvalue()
 
-    yield written(["job_id", "title", *names])
+    yield written(["job_id", "title", *COLUMNS])
     for one in many:
         for row in one.rows:
-            yield written([one.job_id, one.title, *(_cell(name, getattr(row, name)) for name in names)])
+            yield written([one.job_id, one.title, *(_cell(name, getattr(row, name)) for name in COLUMNS)])
 
 
 def _cell(name: str, value: Any) -> Any:
-    """A value as CSV has it: sizes as people write them, what has parts as JSON, nothing for None."""
+    """A value in CSV: sizes as ``1x3x224x224``, mappings and lists as JSON, nothing for None."""
     if name in ("input_sizes", "output_sizes"):
         return sizes_text(value)
     return json.dumps(value, sort_keys=True) if isinstance(value, (Mapping, list, tuple)) else value
 
 
 def sizes_text(sizes: Sequence[Size] | None) -> str:
-    """``32x64x56x56 + 32x64x56x56``; a tensor without dimensions is a ``scalar``, what is not known is empty."""
+    """``32x64x56x56 + 32x64x56x56``; a tensor without dimensions is a ``scalar``; unknown sizes are empty."""
     return " + ".join("x".join(map(str, size)) or "scalar" for size in sizes or ())

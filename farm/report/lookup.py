@@ -1,31 +1,41 @@
-"""What does this operator cost? Answered from readings, each with where it comes from and how old it is."""
+"""Find readings: those of an operator by filters, and single ones with their time series by the beginning of their id."""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import sqlalchemy
-from sqlmodel import Session
+from sqlmodel import Session, col, select
 
 from farm.errors import UsageError, did_you_mean
 from farm.exchange.filters import Filters, Selection, select_readings
 from farm.store import tables
 from farm.store.database import read_clock_s
 from farm.types.protocol import Variant
+from farm.types.reading import Trace
 
 Sort = Literal["time", "energy", "power", "age"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
+_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
+_OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
+
 
 @dataclass(frozen=True)
-class Found:
-    """One reading. Figures are of one call (of one pass, for a whole model), half-widths of the 95 % interval."""
+class LookupRow:
+    """One reading. Figures are of one call, or of one pass of a whole model, with half-widths of the 95 % interval."""
 
     reading_id: str
-    operator: str  # "" of a whole model
+    operator: str  # "" for a whole model
     operator_id: str
     label: str
     flops: int
@@ -46,74 +56,61 @@ class Found:
     method: int | None
     created_at_s: float
     age_s: float
-    origin: str  # the farm it was imported from; "" measured here
+    origin: str  # the farm from which it was imported; "" if measured here
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The first readings by the order that was asked for, and how many there are."""
+class LookupResult:
+    """The first readings in the requested order, and the number of all."""
 
-    rows: tuple[Found, ...]
+    rows: tuple[LookupRow, ...]
     total: int
 
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
-_BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
+def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20) -> LookupResult:
+    """The readings that match, the most expensive first (by age: the newest first). Readings without the value come last.
 
-
-def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20) -> Answer:
-    """Readings that are meant, the costliest first (by age: the newest).
-
-    Of operators, unless a filter is about a model. What has no energy comes last by energy, and so on.
+    Whole models are included only if a filter is about a model.
 
     Raises:
-        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; there is no such order.
+        UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or the order is unknown.
     """
     if sort not in SORTS:
-        raise UsageError(
-            f"There is no order '{sort}'.", did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
-        )
+        step = did_you_mean(sort, SORTS) or f"Choose one of {', '.join(SORTS)}."
+        raise UsageError(f"There is no order '{sort}'.", step)
     selection = select_readings(session, filters, placed=False)
     whole = any(entry.column.name in ("model", "batch", "subject_kind") for entry in filters.filters)
     if not whole and selection.subject_ids is None:
-        of_operators = (*selection.conditions, _READING.subject_kind == "operator")
-        selection = Selection(of_operators, None)
-    total, best = 0, list[Any]()
-    by = _BY[sort]
-    # Ids first: an index holds what decides, the rows themselves are long.
+        selection = Selection((*selection.conditions, _READING.subject_kind == "operator"), None)
+    total, best, by = 0, list[Any](), _BY[sort]
+    # Select ids first: an index holds the sorted column, and complete rows are long.
     for conditions in selection.where():
-        total += (
-            session.scalar(sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.Reading).where(*conditions))
-            or 0
-        )
+        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.Reading).where(*conditions)
+        total += session.scalar(number) or 0
         first = sqlalchemy.select(_READING.id, by).where(*conditions)
         best += session.execute(first.order_by(by.desc().nulls_last(), _READING.id).limit(limit)).all()
     chosen = heapq.nsmallest(limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0]))
     found = _rows(session, [row[0] for row in chosen])
-    return Answer(tuple(found[row[0]] for row in chosen), total)
+    return LookupResult(tuple(found[row[0]] for row in chosen), total)
 
 
-def _rows(session: Session, ids: list[str]) -> dict[str, Found]:
-    own = [name for name in Found.__dataclass_fields__ if name in _READING]
+def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
+    names = LookupRow.__dataclass_fields__
     query = (
         sqlalchemy.select(
             _READING.id.label("reading_id"),
             _READING.subject_id,
-            *(_READING[name] for name in own),
+            *(_READING[name] for name in names if name in _READING),
             *(_OPERATOR[name] for name in ("short_name", "label")),
             sqlalchemy.func.coalesce(_OPERATOR.flops, _VARIANT.flops, 0).label("flops"),
             sqlalchemy.func.coalesce(_OPERATOR.bytes_moved, _VARIANT.bytes_moved, 0).label("bytes_moved"),
             *(_SOFTWARE[name] for name in ("torch", "driver")),
             *(_PROTOCOL[name] for name in ("launch", "residency")),
             _PROTOCOL.data.label("data_class"),
-            *(_VARIANT[one.name] for one in dataclasses.fields(Variant)),
+            *(_VARIANT[name] for name in _OF_VARIANT),
         )
         .select_from(tables.Reading)
         .join(tables.Software, _SOFTWARE.id == _READING.software_id)
@@ -122,20 +119,82 @@ def _rows(session: Session, ids: list[str]) -> dict[str, Found]:
         .outerjoin(tables.ModelVariant, _VARIANT.id == _READING.subject_id)
         .where(_READING.id.in_(ids))
     )
-    now_s = read_clock_s(session)
-    found = {}
-    for row in session.execute(query):
-        values = dict(row._mapping)
-        label = values["label"]
-        if label is None and values["model"] is not None:
-            label = str(Variant(**{one.name: values[one.name] for one in dataclasses.fields(Variant)}))
-        about = {
-            "operator": values["short_name"] or "",
-            "operator_id": values["subject_id"],
-            "label": label or values["subject_id"],
-            "flags": tuple(values["flags"] or ()),
-            "age_s": max(0.0, now_s - values["created_at_s"]),
+    now_s, found = read_clock_s(session), {}
+    for row in session.execute(query).mappings():
+        label = row["label"]
+        if label is None and row["model"] is not None:
+            label = str(Variant(**{name: row[name] for name in _OF_VARIANT}))
+        made = {
+            "operator": row["short_name"] or "",
+            "operator_id": row["subject_id"],
+            "label": label or row["subject_id"],
+            "flags": tuple(row["flags"] or ()),
+            "age_s": max(0.0, now_s - row["created_at_s"]),
         }
-        kept = {name: values[name] for name in Found.__dataclass_fields__ if name in values}
-        found[row.reading_id] = Found(**{**kept, **about})
+        found[row["reading_id"]] = LookupRow(**{name: row[name] for name in names if name in row} | made)
     return found
+
+
+@dataclass(frozen=True)
+class TracedReading:
+    """A reading with its time series."""
+
+    reading: tables.Reading
+    label: str  # of its subject
+    trace: Trace
+
+    @property
+    def title(self) -> str:
+        figures = f"{self.reading.time_us:.4g} µs"
+        if self.reading.power_w is not None and self.reading.energy_mj is not None:
+            figures += f", {self.reading.power_w:.1f} W, {self.reading.energy_mj:.4g} mJ"
+        return f"{self.label}\n{figures} on {self.reading.card_model}, reading {self.reading.id[:12]}"
+
+    @property
+    def levels_w(self) -> Mapping[str, float]:
+        """The power of the card at idle and at full clocks without work, in W, as far as they are known."""
+        levels = {"idle": self.reading.idle_power_w, "base": self.reading.base_power_w}
+        return {name: value for name, value in levels.items() if value is not None}
+
+
+def find_traced(session: Session, beginning: str) -> TracedReading:
+    """The one reading whose id has this beginning, with its time series.
+
+    Raises:
+        UsageError: no reading or several have it, it is empty, or the reading has no time series.
+    """
+    where = "`farm report JOB --readings` lists the ids."
+    if not beginning.strip():
+        raise UsageError("The id of the reading is empty.", where)
+    its = col(tables.Reading.id).startswith(beginning, autoescape=True)
+    found = session.exec(select(tables.Reading).where(its).limit(3)).all()
+    if len(found) != 1:
+        problem = "No reading has" if not found else "Several readings have"
+        raise UsageError(f"{problem} an id that begins with '{beginning}'.", where)
+    reading = found[0]
+    kept = session.get(tables.Trace, reading.id)
+    if kept is None and session.get_one(tables.Card, reading.card_id).kind == "cuda":
+        why = f"the export of {reading.origin} has none" if reading.origin else "none is stored"
+        raise UsageError(
+            f"The reading {reading.id} has no time series: {why}.",
+            "`farm export --traces` includes time series; `farm db prune` deletes them.",
+        )
+    if kept is None:
+        raise UsageError(
+            f"The reading {reading.id} has no time series: its card has no power sensors.",
+            "Only readings of GPUs have time series.",
+        )
+    return TracedReading(reading, label_of(session, reading), Trace.unpack(kept.packed))
+
+
+def label_of(session: Session, reading: tables.Reading) -> str:
+    """The subject of a reading as text."""
+    if reading.subject_kind == "operator":
+        operator = session.get(tables.Operator, reading.subject_id)
+        return operator.label if operator else reading.subject_id
+    job = tables.Job
+    titles = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
+    if title := session.exec(titles.limit(1)).first():
+        return title
+    row = session.get(tables.ModelVariant, reading.subject_id)  # of a study, which has no job
+    return str(Variant(**{name: getattr(row, name) for name in _OF_VARIANT})) if row else reading.subject_id

@@ -1,4 +1,4 @@
-"""A model's operator tuples as a list: counts, FLOPs, bytes and their share of the estimated cost. Measures nothing."""
+"""The operator tuples of a model: calls, FLOPs, bytes and the share of the estimated cost. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.types.protocol import Variant
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator tuple: how often it is called, the cost of *one* call, and its share of the estimated cost."""
+    """One operator tuple: the number of calls, FLOPs and bytes of *one* call, and the share of the estimated cost."""
 
     operator_id: str
     short_name: str
@@ -26,13 +26,13 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class Operators:
-    """A variant's tuples, the costliest first. ``model_flops`` is PyTorch's own count over the whole model."""
+    """The tuples of a variant, the most expensive first. ``model_flops`` is PyTorch's own count for the whole model."""
 
     variant: Variant
     rows: tuple[OperatorRow, ...]
     model_flops: int
     gaps: tuple[str, ...] = ()
-    refusal: FarmError | None = None  # why no sum can be made of them
+    refusal: FarmError | None = None  # why they cannot be summed
 
     @property
     def calls(self) -> int:
@@ -71,10 +71,10 @@ class Operators:
 
 
 def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
-    """Take a variant apart and count each tuple's cost. Imports torch; measures nothing.
+    """Extract the tuples of a variant and count the cost of each. Imports torch; measures nothing.
 
     Args:
-        roofline: what the shares of the estimated cost are estimated with; a generic GPU's if None.
+        roofline: estimates the shares of the cost; that of a generic GPU if None.
 
     Raises:
         UnknownModel, UnsupportedModel, UsageError: see `farm.models.catalog`.

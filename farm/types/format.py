@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Figure(Protocol):
+class ValueWithInterval(Protocol):
     """A value and the half-width of its interval; `farm.verdict.figures.Figure` is one."""
 
     @property
@@ -36,7 +36,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
     return f"{_rounded(value / factor, digits)} {unit}"
 
 
-def interval(figure: Figure | None, units: Units) -> str:
+def interval(figure: ValueWithInterval | None, units: Units) -> str:
     """``7.460 ± 0.021 ms``: as many digits as two of the half-width ask for."""
     if figure is None:
         return NOTHING
@@ -60,7 +60,7 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     return f"{scaled:.{decimals}f} %"
 
 
-def gap(figure: Figure | None) -> str:
+def gap(figure: ValueWithInterval | None) -> str:
     """``+0.3 ± 0.4 %``, signed."""
     return NOTHING if figure is None else f"{figure.value * 100:+z.1f} ± {figure.half_width * 100:.1f} %"
 

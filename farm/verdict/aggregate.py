@@ -18,13 +18,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from farm.types.reading import Verification
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
 from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole
-from farm.verdict.judging import Sums, judge
+from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict
 
 Choice = tuple[Part, Chosen | None]  # a part, and the figures that the sum takes from its reading
@@ -102,36 +101,16 @@ def aggregate(
 
     alone = sum(reading.details.context is None for _, reading, _ in measured)
     with_context = alone < len(measured)
-    sums = Sums(
-        time=time,
-        energy=energy,
-        coverage=coverage_of(parts),
-        parts=len(parts),
-        measured=len(measured),
-        without_energy=sum(chosen.energy is None for *_, chosen in measured),
-        looped_alone=alone if with_context else 0,
-        wholes=own,
-        systematic_time=systematic_time,
-        flags=dict(Counter(flag for reading in every for flag in reading.flags).most_common()),
-        kernels=audit_kernels(seen, parts) if seen else None,
-        requested=requested,
-        requested_share=_share(parts, lambda part: part.in_scope),
-    )
-    judgement = judge(sums, target)
-
-    def held(comparison: Comparison | None) -> Comparison | None:
-        return comparison and replace(comparison, held=judgement.held)
-
-    return Verdict(
-        outcome=judgement.outcome,
+    found = Verdict(
+        outcome="none",
+        reasons=(),
         target=target,
         launch=launch,
-        reasons=judgement.reasons,
-        coverage=sums.coverage,
-        time=replace(time, held=judgement.held),
-        energy=held(energy),
-        energy_above_idle=held(above_idle),
-        power=held(power),
+        coverage=coverage_of(parts),
+        time=time,
+        energy=energy,
+        energy_above_idle=above_idle,
+        power=power,
         systematic_time=systematic_time,
         systematic_energy=systematic_energy,
         systematic_note=note,
@@ -140,16 +119,21 @@ def aggregate(
         wholes=tuple(wholes),
         unmeasured=_unmeasured(parts),
         adjustments=_adjustments(measured),
-        flags=dict(sums.flags),
+        flags=dict(Counter(flag for reading in every for flag in reading.flags).most_common()),
         launch_gap_us=launch_gap_us(wholes),
-        kernels=sums.kernels,
+        kernels=audit_kernels(seen, parts) if seen else None,
         context_time_us=total(lambda chosen: chosen.context_us) if with_context else None,
         context_energy_mj=total(lambda chosen: chosen.context_mj) if with_context and energy else None,
         weights_in_cache=weights_in_cache(readings) if with_context else None,
-        asked_for=judgement.asked_for,
-        asked_share=judgement.asked_share,
         tuples=tuple_rows(choices),
     )
+    about = Circumstances(
+        without_energy=sum(chosen.energy is None for *_, chosen in measured),
+        looped_alone=alone if with_context else 0,
+        requested=requested,
+        requested_share=_share(parts, lambda part: part.in_scope),
+    )
+    return judge(found, about)
 
 
 def tuple_rows(choices: Iterable[Choice]) -> tuple[TupleRow, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from farm.types.reading import Details
@@ -49,20 +49,9 @@ class ReadingView:
     @classmethod
     def of(cls, row: Any) -> Self:
         """Make a view of a row of the table of readings."""
-        return cls(
-            time_us=row.time_us,
-            time_half_width_us=row.time_half_width_us,
-            energy_mj=row.energy_mj,
-            energy_half_width_mj=row.energy_half_width_mj,
-            idle_power_w=row.idle_power_w,
-            base_power_w=row.base_power_w,
-            sm_clock_mhz=row.sm_clock_mhz,
-            throttle_reasons=tuple(row.throttle_reasons),
-            flags=tuple(row.flags),
-            details=Details.from_json(row.details),
-            card_id=row.card_id,
-            reading_id=row.id,
-        )
+        same = {name: getattr(row, name) for name in _SAME}
+        listed = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
+        return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
 
     @property
     def time(self) -> Figure:
@@ -76,6 +65,10 @@ class ReadingView:
     def power_throttled(self) -> bool:
         """True if the card lowered its clocks for power (not for heat) during this reading."""
         return "throttled_power" in self.flags or any("power" in reason.lower() for reason in self.throttle_reasons)
+
+
+_OTHER = ("throttle_reasons", "flags", "details", "reading_id")  # not the same in a row
+_SAME = [entry.name for entry in fields(ReadingView) if entry.name not in _OTHER]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
-"""Judge sums and wholes against a target: the outcome, and sentences that say what limits it."""
+"""Judge a verdict against its target: the outcome, and sentences that say what limits it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from farm.verdict.audit import KernelAudit
-from farm.verdict.figures import Whole
-from farm.verdict.verdict import Comparison, Outcome
+from farm.verdict.figures import Figure, ReadingView, Whole
+from farm.verdict.verdict import Comparison, Outcome, Verdict
 
 #: Flag of a disturbed reading -> what disturbed it.
 DISTURBED = {"busy_host": "Other programs used the CPU", "shared": "Other processes computed on the card"}
@@ -18,154 +17,145 @@ APART = 3.0  # times their intervals: from this distance on, the wholes of two c
 
 
 @dataclass(frozen=True)
-class Sums:
-    """What is judged. `wholes` have the launch of the verdict, with or without a reading."""
+class Circumstances:
+    """What the judgement needs beyond the figures of a verdict."""
 
-    time: Comparison
-    energy: Comparison | None  # None: not available for all measured parts
-    coverage: float | None
-    parts: int
-    measured: int
     without_energy: int  # of the measured parts
     looped_alone: int  # of the measured parts: not measured among other operators, although other parts were
-    wholes: Sequence[Whole]
-    systematic_time: float  # relative
-    flags: Mapping[str, int]
-    kernels: KernelAudit | None
     requested: Sequence[str]  # the operator types that were requested by name
     requested_share: float | None  # their share of the estimated cost
 
-    @property
-    def compared(self) -> tuple[tuple[str, Comparison], ...]:
-        """The quantities that have a sum and a whole, time first."""
-        both = (("time", self.time), ("energy", self.energy))
-        return tuple((name, found) for name, found in both if found and found.accuracy is not None)
 
+def judge(found: Verdict, about: Circumstances) -> Verdict:
+    """Add the outcome and its reasons: first why the verdict does not pass, then what limits it.
 
-@dataclass(frozen=True)
-class Judgement:
-    """The outcome with its reasons: first why it does not pass, then what limits it.
-
-    `asked_for` and `asked_share` are set only if the operator types requested by name cannot reach the target. `held` is
-    False if the readings do not represent the model: the only reason says why, and there is no gap.
+    `asked_for` and `asked_share` are set only if the operator types requested by name cannot reach the target. If the
+    readings do not represent the model, the only reason says why, and the comparisons have no gap.
     """
-
-    outcome: Outcome
-    reasons: tuple[str, ...]
-    asked_for: tuple[str, ...] = ()
-    asked_share: float | None = None
-    held: bool = True
-
-
-def judge(sums: Sums, target: float) -> Judgement:
-    """Judge the sums.
-
-    Args:
-        target: the least accuracy and coverage of a pass, as a fraction.
-    """
-    if sums.time.gap is None or not sums.measured:
-        return Judgement("none", tuple(_nothing_to_judge(sums)))
-    if why := _why_meaningless(sums, 1 - target):
-        return Judgement("none", (why,), held=False)
-    if sums.requested and sums.requested_share is not None and sums.requested_share < target:
+    if found.time.gap is None or not found.measured:
+        return replace(found, reasons=tuple(_nothing_to_judge(found)))
+    if why := _why_meaningless(found):
+        names = ("time", "energy", "energy_above_idle", "power")
+        pairs = {name: getattr(found, name) for name in names}
+        without_gap = {name: pair and replace(pair, held=False) for name, pair in pairs.items()}
+        return replace(found, reasons=(why,), **without_gap)
+    share, requested = about.requested_share, tuple(about.requested)
+    if requested and share is not None and share < found.target:
         few = (
-            f"Only {', '.join(sums.requested)} {'was' if len(sums.requested) == 1 else 'were'} requested: "
-            f"{_percent(sums.requested_share)} of the estimated cost; a verdict needs {_percent(target)}."
+            f"Only {', '.join(requested)} {'was' if len(requested) == 1 else 'were'} requested: "
+            f"{_percent(share)} of the estimated cost; a verdict needs {_percent(found.target)}."
         )
-        limits = _limits(sums, target, judged=False)
-        return Judgement("none", (few, *limits), tuple(sums.requested), sums.requested_share)
-    shortfalls = tuple(_shortfalls(sums, target))
-    return Judgement("fail" if shortfalls else "pass", (*shortfalls, *_limits(sums, target)))
+        reasons = (few, *_limits(found, about, judged=False))
+        return replace(found, reasons=reasons, asked_for=requested, asked_share=share)
+    shortfalls = tuple(_shortfalls(found))
+    outcome: Outcome = "fail" if shortfalls else "pass"
+    return replace(found, outcome=outcome, reasons=(*shortfalls, *_limits(found, about)))
 
 
-def _nothing_to_judge(sums: Sums) -> Iterator[str]:
-    if not sums.wholes:
+def _compared(found: Verdict) -> list[tuple[str, Comparison, Figure]]:
+    """The quantities with a gap, time first."""
+    both = (("time", found.time), ("energy", found.energy))
+    return [(name, pair, pair.gap) for name, pair in both if pair and pair.gap]
+
+
+def _wholes(found: Verdict) -> list[Whole]:
+    """The wholes with the launch of the verdict."""
+    return [whole for whole in found.wholes if whole.launch in ("", found.launch)]
+
+
+def _readings(found: Verdict) -> list[ReadingView]:
+    return [whole.reading for whole in _wholes(found) if whole.reading]
+
+
+def _nothing_to_judge(found: Verdict) -> Iterator[str]:
+    wholes = _wholes(found)
+    if not wholes:
         yield "There is no reading of the whole model to compare the sum with."
-    elif sums.time.gap is None:
-        failures = "; ".join(sorted({f"{whole.card_id}: {whole.reason or 'not measured'}" for whole in sums.wholes}))
+    elif found.time.gap is None:
+        failures = "; ".join(sorted({f"{whole.card_id}: {whole.reason or 'not measured'}" for whole in wholes}))
         yield f"The whole model was not measured ({failures})."
-    if sums.parts and not sums.measured:
+    if found.parts and not found.measured:
         yield "None of the operators was measured."
 
 
-def _shortfalls(sums: Sums, target: float) -> Iterator[str]:
+def _shortfalls(found: Verdict) -> Iterator[str]:
     """The reasons why a verdict does not pass."""
-    for name, found in sums.compared:
-        if found.gap is not None and found.accuracy is not None and found.accuracy < target:
-            off, allowed = f"{found.gap.value * 100:+.1f} %", _percent(1 - target)
-            yield f"The {name} of the sum is {off} off the whole; {allowed} is allowed."
-    if sums.coverage is None or sums.coverage < target:
-        yield f"The coverage is {_percent(sums.coverage or 0)}; {_percent(target)} is required."
+    for name, _, gap in _compared(found):
+        if 1 - abs(gap.value) < found.target:
+            allowed = _percent(1 - found.target)
+            yield f"The {name} of the sum is {gap.value * 100:+.1f} % off the whole; {allowed} is allowed."
+    if found.coverage is None or found.coverage < found.target:
+        yield f"The coverage is {_percent(found.coverage or 0)}; {_percent(found.target)} is required."
 
 
-def _limits(sums: Sums, target: float, *, judged: bool = True) -> Iterator[str]:
+def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Iterator[str]:
     """What limits a verdict, for every outcome.
 
     Args:
         judged: False if the gaps decide nothing, because too little was requested.
     """
-    yield from _not_converged(sums)
+    compared = _compared(found)
+    yield from _not_converged(found)
     if judged:
-        for name, found in sums.compared:
-            yield from _uncertain(name, found, 1 - target)
-    if len(sums.compared) == 1:
-        number = sums.without_energy
-        without = f" for {number} of {sums.measured} tuples" if 0 < number < sums.measured else ""
+        for name, pair, gap in compared:
+            yield from _uncertain(name, pair, gap, 1 - found.target)
+    if len(compared) == 1:
+        number = about.without_energy
+        without = f" for {number} of {found.measured} tuples" if 0 < number < found.measured else ""
         rests = "; the verdict uses time and coverage only" if judged else ""
         yield f"Energy is not available{without}{rests}."
-    if sums.kernels and sums.kernels.explained < KERNELS_ALIKE:
+    if found.kernels and found.kernels.explained < KERNELS_ALIKE:
         yield (
-            f"The kernels of the tuples account for {_percent(sums.kernels.explained)} of the whole's kernel time: "
+            f"The kernels of the tuples account for {_percent(found.kernels.explained)} of the whole's kernel time: "
             "the model runs other kernels."
         )
-    if sums.looped_alone:
-        yield f"{sums.looped_alone} of {sums.measured} tuples were measured in loops only, not among other operators."
-    if missing := [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in sums.wholes if not whole.reading]:
+    if about.looped_alone:
+        yield f"{about.looped_alone} of {found.measured} tuples were measured in loops only, not among other operators."
+    missing = [f"{whole.card_id} ({whole.reason or 'no reading'})" for whole in _wholes(found) if not whole.reading]
+    if missing:
         yield f"The whole was not measured on {', '.join(missing)}."
-    yield from _contradicting_wholes(sums, target)
+    yield from _contradicting_wholes(found)
 
 
-def _why_meaningless(sums: Sums, allowed: float) -> str:
+def _why_meaningless(found: Verdict) -> str:
     """Why the readings do not represent the model; "" if they do.
 
     Either most of them, or a whole, were disturbed; or they did not converge, so that sum or whole are less certain than a
     gap may be wide. The size of the gap decides nothing, because the gap is what is in doubt.
     """
     for flag, what in DISTURBED.items():
-        if which := _mostly(sums, flag):
+        if which := _mostly(found, flag):
             return f"{what} during {which}; the gap would not describe the model. {REPEAT}"
-    pairs = [(found.total, found.whole) for _, found in sums.compared if found.whole]
-    uncertainty = max((math.hypot(total.relative, whole.relative) for total, whole in pairs), default=0.0)
-    if uncertainty > allowed and (why := next(_not_converged(sums), "")):
+    wholes = [(pair.total, pair.whole) for _, pair, _ in _compared(found) if pair.whole]
+    uncertainty = max((math.hypot(total.relative, whole.relative) for total, whole in wholes), default=0.0)
+    if uncertainty > 1 - found.target and (why := next(_not_converged(found), "")):
         return f"{why} The gap would be known to ± {_percent(uncertainty)} only."
     return ""
 
 
-def _not_converged(sums: Sums) -> Iterator[str]:
+def _not_converged(found: Verdict) -> Iterator[str]:
     """Report that most readings, or a whole, ended at the time limit."""
-    if which := _mostly(sums, "not_converged"):
+    if which := _mostly(found, "not_converged"):
         why = "other programs used this card or CPU, or windows were short"
         yield f"{which[0].upper()}{which[1:]} did not converge: {why}. {REPEAT}"
 
 
-def _mostly(sums: Sums, flag: str) -> str:
+def _mostly(found: Verdict, flag: str) -> str:
     """The readings with a flag if most readings or a whole have it; else ""."""
-    of_wholes = [whole.reading for whole in sums.wholes if whole.reading]
-    total, flagged = sums.measured + len(of_wholes), sums.flags.get(flag, 0)
+    readings = _readings(found)
+    total, flagged = found.measured + len(readings), found.flags.get(flag, 0)
     if 2 * flagged > total:
         return f"{flagged} of {total} readings"
-    return "the whole model's reading" if any(flag in reading.flags for reading in of_wholes) else ""
+    return "the whole model's reading" if any(flag in reading.flags for reading in readings) else ""
 
 
-def _uncertain(name: str, found: Comparison, allowed: float) -> Iterator[str]:
+def _uncertain(name: str, pair: Comparison, gap: Figure, allowed: float) -> Iterator[str]:
     """Report a gap whose interval is wider than the limit, or contains the limit."""
-    if (gap := found.gap) is None:
-        return
     if gap.half_width > max(allowed, abs(gap.value)):
-        whole = found.whole.value if found.whole else math.inf
+        whole = pair.whole.value if pair.whole else math.inf
         why = (
             "Most of this is the effect of neighbours in a model, or the power limit: longer windows do not narrow it."
-            if found.common / whole > gap.half_width / 2
+            if pair.common / whole > gap.half_width / 2
             else "Longer windows or an idle card narrow it."
         )
         yield f"The {name} gap is known to ± {_percent(gap.half_width)} only. {why}"
@@ -173,15 +163,15 @@ def _uncertain(name: str, found: Comparison, allowed: float) -> Iterator[str]:
         yield f"The {name} gap is within its interval (± {_percent(gap.half_width)}) of the limit."
 
 
-def _contradicting_wholes(sums: Sums, target: float) -> Iterator[str]:
+def _contradicting_wholes(found: Verdict) -> Iterator[str]:
     """Report two cards whose wholes differ by more than their intervals, and by more than a gap may be wide."""
-    readings = sorted((whole.reading for whole in sums.wholes if whole.reading), key=lambda reading: reading.time_us)
+    readings = sorted(_readings(found), key=lambda reading: reading.time_us)
     if not readings:
         return
     low, high = readings[0], readings[-1]
     apart_us = high.time_us - low.time_us
-    explained_us = math.hypot(low.time_half_width_us, high.time_half_width_us) + sums.systematic_time * high.time_us
-    if low.card_id != high.card_id and apart_us > max(APART * explained_us, (1 - target) * low.time_us):
+    explained_us = math.hypot(low.time_half_width_us, high.time_half_width_us) + found.systematic_time * high.time_us
+    if low.card_id != high.card_id and apart_us > max(APART * explained_us, (1 - found.target) * low.time_us):
         yield (
             f"The wholes contradict each other: {low.time_us:.4g} µs on {low.card_id}, "
             f"{high.time_us:.4g} µs on {high.card_id}."

@@ -32,7 +32,7 @@ def test_a_word_is_explained_and_one_that_is_not_there_is_answered_with_the_near
     said = farm("help", "acuracy")
     assert (said.code, said.stdout) == (2, "")
     assert "Did you mean accuracy?" in said.stderr
-    assert "`farm run -h` tells about the command" in farm("help", "run").stderr
+    assert "`farm run -h` describes the command" in farm("help", "run").stderr
 
 
 def test_a_report_names_the_glossary():

@@ -42,7 +42,7 @@ def test_rows_come_as_table_csv_and_json(farm, job):
 
 @pytest.mark.parametrize("by", ["type", "tuple", "call", "module"])
 def test_a_terminal_of_80_columns_has_name_time_and_share(database, job, by):
-    from cli.layer_table import layer_table
+    from cli.report_tables import layer_table
     from farm.report import build
     from farm.report.layers import layers
 
@@ -57,8 +57,8 @@ def test_a_terminal_of_80_columns_has_name_time_and_share(database, job, by):
     [
         (("--by", "layer"), "Choose from type, tuple, call, module."),
         (("--by", "call", "--depth", "2"), "Add `--by module`"),
-        (("--csv", "--json"), "Leave one of them out."),
-        (("--readings", "--csv"), "--readings is a list of its own."),
+        (("--csv", "--json"), "Omit one of them."),
+        (("--readings", "--csv"), "--readings is a separate list."),
     ],
 )
 def test_what_does_not_go_together_is_said(farm, job, options, message):

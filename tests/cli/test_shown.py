@@ -13,7 +13,6 @@ from sqlalchemy import update
 from sqlmodel import select
 
 from cli import lists, report_tables, submit_and_watch
-from cli import progress as progress_lines
 from farm import report
 from farm.errors import BelowTarget
 from farm.jobs.jobs import Progress
@@ -62,7 +61,7 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
             reading.details = {**reading.details, **extra}
             session.add(reading)
     flat = " ".join(shown(database, job_id).split())
-    assert "what the operators around them change: -" in flat
+    assert "effect of the operators around each tuple: -" in flat
     assert "25.0 % of the weights stay in the cache" in flat
 
 
@@ -73,7 +72,7 @@ def test_how_old_the_times_in_the_model_are_is_said(database):
         timed = {"in_model": {"source": "clock", "passes": 3, "calls_us": {}}, "read_at_s": time.time() - 7205.0}
         capture.verification = {**capture.verification, **timed, "card": rows.CARD}
     found = " ".join(shown(database, job_id).split())
-    assert "in model each call by the clock where it stands, median of 3 passes, read 2 h ago" in found
+    assert "in model each call in the running model, by the clock, median of 3 passes, measured 2 h ago" in found
 
 
 def test_an_open_job_says_that_it_is_preliminary(database):
@@ -142,7 +141,7 @@ def progress(state="open", **more):
 
 
 def test_progress_shows_items_cards_and_time_left():
-    found = text(progress_lines.bars([progress(message="waits for a card"), progress("done", current=())]))
+    found = text(lists.progress_bars([progress(message="waits for a card"), progress("done", current=())]))
     for expected in (
         "31/61",
         "12 reused, 1 failed, round 2, 3 min 20 s left",
@@ -151,7 +150,7 @@ def test_progress_shows_items_cards_and_time_left():
     ):
         assert expected in found
     assert "done in 1 min 15 s" in found
-    assert progress_lines.line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
+    assert lists.progress_line(progress()).startswith("resnet50 32x224 float32 [ab12] 31/61 12 reused")
 
 
 def test_lists_bear_what_is_missing_and_what_is_long():
@@ -292,7 +291,7 @@ def test_why_a_card_takes_nothing_stands_with_its_state(width):
     assert "draining: drained" in states
 
 
-@pytest.mark.parametrize("empty", [lists.jobs, lists.cards, lists.models])
+@pytest.mark.parametrize("empty", [lambda rows: lists.jobs(rows, 0.0), lists.cards, lists.models])
 def test_empty_lists_say_what_to_do(empty):
     assert len(text(empty([]))) > 10
 

@@ -11,7 +11,7 @@ from sqlmodel import select
 
 from cli import opening, submit, submit_and_watch
 from cli.options import CliOptions
-from cli.trace import sparkline
+from cli.tables import sparkline
 from farm.devices.device import Card
 from farm.jobs import cards, jobs
 from farm.jobs.create import OpenedJob

@@ -6,10 +6,12 @@ import dataclasses
 import json
 
 import pytest
+from sqlalchemy import update
 
 from farm.errors import UsageError
 from farm.report.compare import Difference, compare
 from farm.settings import settings
+from farm.store import tables
 from farm.types.protocol import Protocol
 from farm.verdict.figures import Figure
 from tests.cli.conftest import farm  # noqa: F401
@@ -78,6 +80,26 @@ def test_what_cannot_be_compared_says_why(database):
             compared(database, text, "card=H200")
 
 
+def test_readings_that_differ_in_any_software_are_never_dropped(database):
+    filled.fill(database)
+    filled.fill(database, software=dataclasses.replace(filled.SOFTWARE, cudnn="92000"), slower=1.5)
+    with pytest.raises(UsageError, match="several versions of cudnn") as caught:
+        compared(database, "torch=2.11", "card=H200")
+    assert caught.value.next_step == "Choose one, for instance with cudnn=92000."
+    found = compared(database, "cudnn=91900", "cudnn=92000")
+    assert found.total.time.change.value == pytest.approx(0.5)
+
+
+def test_dtypes_come_from_the_description_of_a_tuple_not_from_its_label(database):
+    filled.fill(database)
+    filled.fill(database, dataclasses.replace(filled.VARIANT, dtype="bfloat16"), slower=0.5)
+    with database.write() as session:
+        session.execute(update(tables.Operator).values(label="a label"))
+    found = compared(database, "dtype=float32", "dtype=bfloat16")
+    assert (found.a.dtypes, found.b.dtypes) == (("float32",), ("bfloat16",))
+    assert found.only_a == found.only_b == ()
+
+
 def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
@@ -86,7 +108,7 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     said = farm("compare", "card=H200", "card=H100", "--fail-above", "5%")
     assert said.code == 5
     assert "+30.0" in said.stdout
-    assert "takes more by over 5 %" in said.stderr
+    assert "B is slower than A by more than 5 %" in said.stderr
     assert farm("compare", "card=H200", "card=H100", "--fail-above", "0.5").code == 0
     assert farm("compare", "card=H100", "card=H200", "--fail-above", "5%", "--json").code == 0
     assert json.loads(farm("compare", "card=H200", "card=H100", "--json").stdout)["total"][

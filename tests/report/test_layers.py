@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -92,6 +93,14 @@ def test_csv_and_json_have_the_same_rows_with_units_in_their_names(resnet18):
     assert json.loads(read[0]["parameters"]) == told[0]["parameters"]
     assert float(read[0]["time_us"]) == told[0]["time_us"]
     assert set(told[0]) == set(read[0]) - {"job_id", "title"}
+
+
+def test_a_call_is_named_by_the_description_of_its_tuple_not_by_its_label(resnet18):
+    built = report.build(resnet18, "job1")
+    renamed = dataclasses.replace(built, tuples=tuple(dataclasses.replace(row, label="a | b") for row in built.tuples))
+    first = {row.operator: row for row in layers(resnet18, renamed, "tuple", outputs=False).rows}["AdaptiveAvgPool2d"]
+    assert (first.name, first.call) == ("a | b", "AdaptiveAvgPool2d o1x1")
+    assert "call" not in first.to_json()
 
 
 def test_sizes_of_outputs_are_found_once(resnet18, tmp_path):

@@ -88,6 +88,6 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     assert said.code == 0, said.stderr
     assert "Conv2d 64->" in said.stdout
     assert "H200" in said.stdout
-    assert "more;" in said.stderr
+    assert "more:" in said.stderr
     nothing = farm("lookup", "Conv2d", "in_channels=65")
     assert "No reading" in nothing.stderr

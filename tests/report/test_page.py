@@ -12,7 +12,8 @@ from sqlalchemy import update
 
 from farm.errors import UsageError
 from farm.models import catalog
-from farm.pages import charts, page
+from farm.pages import COLOURS, charts, page
+from farm.report.report import build
 from farm.store import tables
 from farm.store.database import Database
 from farm.types.protocol import Variant
@@ -32,7 +33,7 @@ def two_jobs(tmp_path_factory):
     measured(database)
     measured(database, Variant("resnet18", 1, 224), "job2")
     with database.read() as session:
-        yield [page.job_page(session, job_id) for job_id in ("job1", "job2")]
+        yield [page.job_page(session, build(session, job_id)) for job_id in ("job1", "job2")]
     database.close()
 
 
@@ -70,12 +71,12 @@ def test_a_page_holds_the_report_and_its_figures(two_jobs, tmp_path):
 def test_a_page_of_a_training_step_tells_whose_part_takes_what(database, tmp_path):
     job = measured(database, catalog.variant("squeezenet1_1", 2, input_size=32, step="training"))
     with database.read() as session:
-        found = page.job_page(session, job)
+        found = page.job_page(session, build(session, job))
     page.write_page(tmp_path / "page.html", [found])
     text = (tmp_path / "page.html").read_text()
-    assert "Whose part of the step" in text
+    assert "Cost of the step by owner" in text
     assert sum(group.time_share for group in found.owner_groups) == pytest.approx(1)
-    names = re.findall(r"<tr><td>(\w+)</td>", text.partition("Whose part of the step")[2])
+    names = re.findall(r"<tr><td>(\w+)</td>", text.partition("Cost of the step by owner")[2])
     assert {"Conv2d", "ReLU", "optimizer", "accumulation", "loss"} <= set(names)
     assert "--step training --optimizer sgd" in text
 
@@ -115,7 +116,7 @@ def test_what_others_wrote_is_text(database, tmp_path):
         ):
             session.execute(update(table).values({name: HOSTILE for name in columns}))
     with database.read() as session:
-        page.write_page(tmp_path / "page.html", [page.job_page(session, job_id)])
+        page.write_page(tmp_path / "page.html", [page.job_page(session, build(session, job_id))])
     text = (tmp_path / "page.html").read_text()
     without_plotly = text.replace(page.plotly_js(), "")
     assert "<img" not in without_plotly
@@ -131,7 +132,7 @@ def test_what_others_wrote_is_text(database, tmp_path):
 def test_a_page_bears_what_is_missing(database, tmp_path, make):
     job_id = make(database)
     with database.read() as session:
-        page.write_page(tmp_path / "page.html", [page.job_page(session, job_id)])
+        page.write_page(tmp_path / "page.html", [page.job_page(session, build(session, job_id))])
     text = (tmp_path / "page.html").read_text()
     assert "tuples measured" in text or "raised: an illegal [memory] access" in text
     for figure in figures(text):
@@ -177,4 +178,4 @@ def test_a_browser_draws_every_figure_and_complains_of_nothing(two_jobs, tmp_pat
 
 def test_colours_stand_for_the_costliest_types(two_jobs):
     colours = charts.colours_of(two_jobs[0].report.types)
-    assert list(colours.values())[: len(colours)] == list(charts.COLOURS[: len(colours)])
+    assert list(colours.values())[: len(colours)] == list(COLOURS[: len(colours)])

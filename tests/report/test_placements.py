@@ -45,7 +45,7 @@ def job(database):
 def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path):
     with database.read() as session:
         found = report.build(session, job)
-        page = job_page(session, job)
+        page = job_page(session, report.build(session, job))
     assert [(row.placement, row.time_us, row.times_fast) for row in found.placements] == [
         ("in0", 25.0, 2.5),
         ("out0", 20.0, 2.0),

@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import UsageError
 from farm.pages import plots
-from farm.report.readings import find_traced
+from farm.report.lookup import find_traced
 from farm.store import tables
 from farm.types.reading import Trace
 from tests.report import rows
@@ -109,9 +109,9 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
         with pytest.raises(UsageError, match="No reading"):
             find_traced(session, "nothing")
         for kind, origin, message, step in (
-            ("cpu", "", "its card tells nothing", "Only readings of cards with power sensors"),
-            ("cuda", "", "none is kept", "farm db prune"),
-            ("cuda", "berlin", "none came with the export of berlin", "--traces"),
+            ("cpu", "", "its card has no power sensors", "Only readings of GPUs"),
+            ("cuda", "", "none is stored", "farm db prune"),
+            ("cuda", "berlin", "the export of berlin has none", "--traces"),
         ):
             session.get_one(tables.Card, rows.CARD).kind = kind
             session.get_one(tables.Reading, other).origin = origin

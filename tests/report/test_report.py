@@ -89,6 +89,31 @@ def test_a_stored_verdict_is_shown_as_it_was_given(database):
     assert found.rounds[0].coverage == verdict.coverage
 
 
+def test_the_tuples_of_a_stored_verdict_are_shown_and_not_computed_again(database):
+    rows.model_job(database)
+    verdict = judged(database)
+    with database.write() as session:
+        session.add(tables.Verdict(job_id="job1", round=1, **verdict.columns()))
+        for reading in session.exec(select(tables.Reading)).all():
+            reading.time_us *= 2
+    found = built(database, "job1")
+    assert found.tuples == verdict.tuples
+    assert {row.short_name: row.time_us for row in found.types}["Conv2d"] == 630
+    assert "tuples" not in found.to_json()["verdict"]
+
+
+def test_a_verdict_stored_without_its_tuples_gets_them_from_the_readings(database):
+    rows.model_job(database)
+    columns = judged(database).columns()
+    with database.write() as session:
+        session.add(tables.Verdict(job_id="job1", round=1, **columns))
+    now = built(database, "job1")
+    with database.write() as session:
+        row = session.exec(select(tables.Verdict)).one()
+        row.details = {name: value for name, value in row.details.items() if name != "tuples"}
+    assert built(database, "job1").to_json() == now.to_json()
+
+
 def test_a_verdict_of_another_version_is_worked_out_anew(database):
     rows.model_job(database)
     verdict = judged(database)
@@ -262,7 +287,7 @@ def test_a_report_of_some_layers_has_a_sum_for_all_without_a_whole(database):
     assert told["time_half_width_us"] > found.verdict.time.total.half_width
     assert told["tokens_per_s"] == pytest.approx(8e6 / told["time_us"])
     assert re.fullmatch(
-        r"all 12 come to .* µs, .* mJ; not held against a whole; 8 tokens a pass: .* a token", remark_of(found)
+        r"sum over all 12 layers .* µs, .* mJ; not compared with a whole; 8 tokens a pass: .* a token", remark_of(found)
     )
 
     # One that no reading covers is listed, and its share of the cost is told.
