@@ -287,20 +287,20 @@ class TorchRunner(TorchVerifier):
     """Verifies and measures."""
 
     def __init__(self, device: Device, peer: bool = False) -> None:
-        idle = _IdleWatch(device)  # the card idles while torch is imported: its idle power costs no extra time
+        from farm.benchmark.sampler import Sampler
+
+        idle = Sampler(device).start()  # the card idles while torch is imported: its idle power costs no extra time
         super().__init__(device)
         from farm.benchmark import checks, fingerprinting, measure
         from farm.slow_memory import in_situ, memory_tier, offload, planned_step
 
-        idle_power_w = idle.stop()
-        self._health = functools.cache(lambda: checks.HealthCheck(target))
-        bench = measure.Bench(
-            device,
-            self._torch_device,
-            idle_power_w if device.card.kind == "cuda" else None,
-            offload=offload.offload,
-        )
+        idle.stop()
+        # The later half: a card that has just worked takes seconds to reach its idle power.
+        idle_power_w = idle.average_power_w((idle.began_s + time.perf_counter()) / 2, least_ticks=5)
         target = self._torch_device
+        self._health = functools.cache(lambda: checks.HealthCheck(target))
+        cuda = device.card.kind == "cuda"
+        bench = measure.Bench(device, target, idle_power_w if cuda else None, offload=offload.offload)
         if peer:  # after the bench, which identifies this process as the new one on the card, and chooses its stream
             memory_tier.take_from_peer(target)
         self.handlers = {
@@ -319,21 +319,6 @@ class TorchRunner(TorchVerifier):
 
     def unhealthy(self) -> str:
         return self._health().run()
-
-
-class _IdleWatch:
-    """Samples the card's power in the background until stopped."""
-
-    def __init__(self, device: Device) -> None:
-        from farm.benchmark.sampler import Sampler
-
-        self._sampler = Sampler(device).start()
-
-    def stop(self) -> float | None:
-        self._sampler.stop()
-        # The later half: a card that has just worked takes seconds to reach its idle power.
-        began_s = (self._sampler.began_s + time.perf_counter()) / 2
-        return self._sampler.average_power_w(began_s, least_ticks=5)
 
 
 def _make_runner(card: Card, device: Device, verifier: bool, peer: bool) -> Runner:
