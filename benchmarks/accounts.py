@@ -14,7 +14,7 @@ from farm.store import tables
 from farm.store.database import Database
 from farm.store.tables import ItemState
 
-#: Of what `judge` counts, what must be 0 whatever happened to the farm.
+#: The counts of `judge` that must be 0 after any fault.
 NEVER = ("lost", "two_readings", "without_reading", "verdicts_missing", "bad_but_not_failed")
 
 

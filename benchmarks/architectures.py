@@ -66,7 +66,7 @@ def extract_in_process(variant: Variant) -> dict[str, Any]:
 
 def serve(pipe: Connection) -> None:
     """Capture every variant received, until None arrives."""
-    extract_in_process(catalog.variant("transformers/bert-base", layers=1))  # imports are not counted
+    extract_in_process(catalog.variant("transformers/bert-base", layers=1))  # exclude imports from the times
     pipe.send(None)
     while (asked := pipe.recv()) is not None:
         pipe.send(extract_in_process(Variant.from_json(asked)))

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    torchvision.torchvision_models()  # imports are not counted
+    torchvision.torchvision_models()  # exclude imports from the times
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
     figures: dict[str, Any] = {"models": 0, "calls": 0, "tuples_summed": 0, "gaps": 0, "overlaps": 0, "failures": 0}
     captures: dict[str, Capture] = {}
@@ -60,14 +60,12 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
             model = catalog.build(catalog.variant(name, mode=options.mode, **variant))
             build_s += time.perf_counter() - begun_model
             captures[name] = predict(model, _inputs(name, options.batch, **variant))
-        except Exception as error:  # a count is wanted, whatever goes wrong
+        except Exception as error:  # count every failure
             figures["failures"] += 1
             print(f"{name}: {error}", file=sys.stderr)
     figures["build_s"] = round(build_s, 1)
     figures["capture_s"] = round(time.perf_counter() - begun - build_s, 1)
-    figures["cpu_s"] = round(
-        time.process_time() - begun_cpu, 1
-    )  # of both, for a machine that does other things as well
+    figures["cpu_s"] = round(time.process_time() - begun_cpu, 1)  # minimum of both, for a machine with other load
     figures["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     unique: set[str] = set()
     for name, found in captures.items():

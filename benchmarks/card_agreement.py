@@ -154,7 +154,7 @@ def outside(card: Any) -> list[dict[str, Any]]:
                 found.append(_energy(Variant(text, 32, 224), bench))
         timed = [(subject, _times(subject, bench)) for subject in _operators()]
         found += [row for _, row in timed]
-        if cuda:  # last: it works on a stream of its own, which may change what graphs take from then on
+        if cuda:  # last: it uses a second stream, which may change the time of later graphs
             found += [other for subject, row in timed if (other := _by_triton(subject, row, bench))]
     return found
 
@@ -271,7 +271,7 @@ def _times(subject: Subject, bench: Any) -> dict[str, Any]:
     with numeric_flags(protocol), grad_mode(protocol):
         workload = prepare(subject, protocol, bench.torch_device)
         one = workload.rounds[0]
-        # Its own clock around our rounds: a round is long against the launch and the synchronisation.
+        # Its clock around our rounds: a round is much longer than the launch and the synchronisation.
         timer = benchmark.Timer(
             "for _ in range(20): launch()" + ("\ntorch.cuda.synchronize()" if cuda else ""),
             globals={"launch": one.launch, "torch": torch},
@@ -295,6 +295,6 @@ def _by_triton(subject: Subject, row: dict[str, Any], bench: Any) -> dict[str, A
 
             built = rebuild(parse(subject.spec), bench.torch_device)
             return {**row, "meter": "do_bench_cudagraph", "theirs": do_bench_cudagraph(built.run, rep=300) * 1e3}
-        except Exception as error:  # another program's trouble is a note, not the end of ours
+        except Exception as error:  # a failure of another program becomes a note
             print(f"do_bench_cudagraph: {type(error).__name__}: {error}")
             return None

@@ -1,8 +1,8 @@
 """Compare sum and whole model for the project's list of models on one card; write JSON and a table.
 
-    python benchmarks/card_results.py --plan                                # count the items; needs no card python
-    benchmarks/card_results.py --database farm.db --budget-s 540     # a run of nine minutes; repeat to continue python
-    benchmarks/card_results.py --database farm.db --budget-s 0       # tables from existing readings; needs no card
+    python benchmarks/card_results.py --plan                              # count the items; needs no card python
+    benchmarks/card_results.py --database farm.db --budget-s 540   # a run of nine minutes; repeat to continue python
+    benchmarks/card_results.py --database farm.db --budget-s 0     # tables from existing readings, without a card
     python benchmarks/card_results.py --database farm.db --repeatability 50 --outside --only-extras
 
 An embedded farm on all cards of the host does the work. A variant's tuples and its whole model are measured on one
@@ -27,7 +27,7 @@ from card_tables import EXTRAS, newest, write
 from farm.types.protocol import Stopping, Variant
 from farm.types.request import Request
 
-# In the order of their worth, should the card's time end: families first, then batch 1, then the long ones.
+# By priority, in case the card time ends: families first, then batch 1, then the long variants.
 LIST = [
     "resnet50:32",
     "vit_b_16:32",
@@ -52,7 +52,7 @@ LIST = [
     "maxvit_t:32:bfloat16",
     "densenet121:32",
 ]
-EXPECTED_TUPLE_S = 1.15  # on an H200: rebuild, warm-up, window, write, and its part of canaries and repetitions
+EXPECTED_TUPLE_S = 1.15  # on an H200: rebuild, warm-up, window, write, and its share of canaries and repetitions
 EXPECTED_WHOLE_S = 8.0
 
 
@@ -101,12 +101,12 @@ def main() -> None:
         measure(database, requests, cards, began_s + options.budget_s)
     extras: dict[str, Any] = {}
     if options.budget_s > 0 and (options.repeatability or options.outside):
-        # Before torch is imported: here it works in this process, on the first of the cards.
+        # Before torch is imported, because torch runs in this process, on the first of the cards.
         os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(card.index)}
         from card_agreement import outside, repeatability
 
-        # What is outside works in this process, whose context stays on the card and would share it with what comes
-        # after.
+        # The other meters run in this process. Its context stays on the card and would share it with later
+        # measurements.
         if options.repeatability:
             left_s = options.budget_s - (time.monotonic() - began_s)
             again = repeatability(database, cards, options.repeatability, left_s)
@@ -225,7 +225,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
             waiting = Counter(card_id for card_id, _ in opened.values())
             card_id = min(given_s, key=lambda one: (waiting[one], given_s[one]))
             if pending and waiting[card_id] < 2:
-                # What an earlier go began on this card, else what none began, else what is left.
+                # Variants that an earlier run began on this card, else new ones, else the rest.
                 at_home = sorted(
                     pending, key=lambda one: (begun.get(one.id) not in (card_id, None), one.id not in begun)
                 )
@@ -236,7 +236,7 @@ def measure(database: Any, requests: list[Request], cards: list[Any], until_s: f
                     capture_id = capture_for(database, one, device_type=cards[0].kind, torch=torch_version())
                     with database.read() as session:
                         parts = set(classes(session, capture_id, one.protocol.data))
-                except Exception as error:  # one model that cannot be extracted must not end the go
+                except Exception as error:  # a model that cannot be extracted must not end the run
                     print(f"{one.title}: {type(error).__name__}: {error}", flush=True)
                     continue
                 given_s[card_id] += EXPECTED_WHOLE_S + EXPECTED_TUPLE_S * len(parts - known[card_id])

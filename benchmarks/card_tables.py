@@ -15,7 +15,7 @@ from farm.types.reading import inside_s
 from farm.types.request import Request
 
 EXTRAS = ("repeatability", "outside")
-IDLE_S = 1.0  # a longer pause between two items is not the card's, but a wait for work
+IDLE_S = 1.0  # a longer pause between two items is a wait for work
 
 
 def newest(database: Any, asked: Request) -> dict[str, Any] | None:
@@ -49,7 +49,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
     rows = list(by_id.values())
     whole = [row for row in rows if row.subject_kind == "variant"]
     tuples = [row for row in rows if row.subject_kind == "operator"]
-    # Whichever job had them read: from claim to written result, verification included.
+    # Of any job: from claim to written result, including verification.
     query = select(tables.Item).where(col(tables.Item.reading_id).in_(list(by_id)), col(tables.Item.reused).is_(False))
     spans = sorted((item.started_at_s or 0.0, item.ended_at_s or 0.0, item.role) for item in session.exec(query))
     held_s = [ended_s - started_s for started_s, ended_s, role in spans if role == "tuple"]
@@ -192,7 +192,7 @@ def compare_power(rows: list[dict[str, Any]], fingerprints: dict[str, dict[str, 
         row["power_gap"] = (1 + row["energy_gap"][0]) / (1 + row["time_gap"][0]) - 1
         watts = w_per_c(together, whole_w)
         whole_c, tuples_c = row["whole_temperature_c"], row["tuple_temperature_by_time_c"]
-        limited = "throttled_power" in row["whole_flags"]  # then the limit says what it draws, not the temperature
+        limited = "throttled_power" in row["whole_flags"]  # then the limit decides its power, not the temperature
         if watts is not None and tuples_c and all(whole_c) and not limited:
             row["power_gap_at_one_temperature"] = (
                 row["power_gap"] + watts * (statistics.mean(whole_c) - tuples_c) / whole_w

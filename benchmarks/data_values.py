@@ -85,7 +85,7 @@ def heat(variant: Variant, bench: Any, protocol: Protocol, seconds: float) -> di
     stopping = Stopping(
         warm_up_s=0.1, minimum_s=seconds, maximum_s=seconds, time_half_width=1e-9, energy_half_width=1e-9
     )
-    with mock.patch("farm.benchmark.measure.REPEATS", 0):  # a drifting reading is what is wanted here
+    with mock.patch("farm.benchmark.measure.REPEATS", 0):  # keep the drifting reading
         reading = bench.measure(subject, protocol, stopping)
     found: dict[str, Any] = {"variant": str(variant)}
     if reading.trace is None or "energy_mj" not in reading.trace.series:

@@ -65,7 +65,7 @@ def fill(database: Database, number: int) -> int:
     circumstances = [(card, one, protocol) for card in cards for one in software for protocol in protocols]
     own = tables.Reading.__table__.c  # type: ignore[attr-defined]
     made, copies = len(like), 0
-    # Within the database: the first eight digits of an id tell the copies apart.
+    # Copy inside the database: the first eight digits of an id distinguish the copies.
     while made < number:
         (card_id, model), one, protocol = circumstances[copies % len(circumstances)]
         copies += 1

@@ -22,7 +22,7 @@ from farm.exchange.packaged import FOLDER
 from farm.store.database import Database
 from farm.types.reading import METHOD
 
-MOST_BYTES = 5_000_000  # of a folder: everyone who installs the package has it
+MOST_BYTES = 5_000_000  # limit of a folder: every installation has it
 
 
 def add(databases: list[Path], target: Path) -> dict[str, int]:
@@ -60,7 +60,7 @@ def add(databases: list[Path], target: Path) -> dict[str, int]:
 def _export(path: Path, copy: Path, target: Path) -> None:
     """Export the rows to add from a copy of a database, upgraded to the current schema."""
     with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as source, sqlite3.connect(copy) as sink:
-        source.backup(sink)  # also what still stands in the log beside it
+        source.backup(sink)  # includes the write-ahead log
     database = Database(f"sqlite:///{copy}")
     try:
         database.upgrade()

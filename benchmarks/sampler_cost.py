@@ -60,7 +60,7 @@ def main() -> None:
     sampled = Bench(open_device(card), torch_device)
     silent = Bench(Silent(card), torch_device)
     protocol = Protocol(launch="graph" if cuda else "eager")
-    # One length for both, whatever they see: no gate waits on a temperature that only one of them knows.
+    # The same length for both: no gate may wait for a temperature that only one of them has.
     stopping = Stopping(0.5, options.window_s, options.window_s * 1.2, time_half_width=1.0, energy_half_width=1.0)
     rows: list[dict[str, Any]] = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
     for text in options.models:

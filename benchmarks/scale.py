@@ -114,7 +114,7 @@ def submit(number: int, postgres: bool) -> dict[str, Any]:
         try:
             opened = submit_job(database, sweep_of(number), [card])
             submitted_s = time.monotonic() - began_s
-            time.sleep(2 * settings().reconcile_s)  # a round that is all published is lost for nobody either
+            time.sleep(2 * settings().reconcile_s)  # check that no reconciler publishes a complete round again
         finally:
             ended.set()
             for thread in threads:

@@ -36,12 +36,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from farm.jobs.balance import CardQueue, QueuedItem, balance, place
 
 PASS_S, LOST_S = 5.0, 15.0
-#: What 10,000 items may take of the broker, and the share of what the database bears that a farm may ask for.
+#: Limit of the broker's memory for 10,000 items, and of the share of the database's capacity that a farm may use.
 BROKER_MB, LIMIT = 100.0, 0.5
 
-#: In every process of the farm: how often it took a connection to the database, for how long it held it, waiting for
-#: locks included, how much of that it was the one writer of SQLite, and what it computed as such; in a file that
-#: outlasts however the process ends.
+#: For every process of the farm: number of connections to the database, time with a connection including waits for
+#: locks, time as SQLite's only writer, and computing time as such; in a file that remains however the process ends.
 TALLY = """
 import mmap, os, struct, sys, threading, time
 def watch():
@@ -75,7 +74,7 @@ if "TALLIES" in os.environ and "farm.benchmark_process.server" not in sys.orig_a
 
 def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> dict[str, float]:
     chance = random.Random(seed)
-    # What is expected, and what it then takes: off by a spread of 20 %.
+    # Expected and actual duration, with a spread of 20 %.
     expected = {number: chance.lognormvariate(0.3, 0.5) for number in range(items)}
     takes = {number: seconds * chance.lognormvariate(0.0, 0.2) for number, seconds in expected.items()}
     ids = [f"c{number:03d}" for number in range(cards)]
@@ -92,7 +91,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
     for queue in waiting.values():
         chance.shuffle(queue)
     current: dict[str, tuple[int, float]] = {}  # card -> item, when it ends
-    spent = {card: [0.0, 0.0] for card in ids}  # expected and taken, of what it has done
+    spent = {card: [0.0, 0.0] for card in ids}  # expected and actual seconds of finished items
     now_s, done, moves = 0.0, 0, 0
     step_s, next_pass_s, moved_off = 0.05, PASS_S, False
     while done < items:
@@ -209,7 +208,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         with farm.database.read() as session:
             readings = session.exec(select(func.count()).select_from(tables.Reading)).one()
         done = farm.items(job_id)
-        # Again, since others may have had the machine meanwhile: the better one is nearer to the limit.
+        # Repeat, because other programs may have used the machine; the better result is closer to the limit.
         alone_per_s = max(alone_per_s, alone(alone_url, items=500))
     items_per_s = items / whole_s
     return {

@@ -54,7 +54,7 @@ from tests.farms import Farm, running, store_operators
 from tests.planned import sweep
 from tests.servers import PostgresServer
 
-FREEZE_S = 6.0  # at most; an item that is frozen with its worker is not to look hung
+FREEZE_S = 6.0  # maximum; an item that is frozen with its worker must not look hung
 QUICK = {
     "FARM_LEASE_S": "4",
     "FARM_HEARTBEAT_S": "1",
@@ -93,7 +93,7 @@ class Soak:
         self.supervisors: list[Any] = []
         self.seconds: list[subprocess.Popen[bytes]] = []
         self.publishers: list[subprocess.Popen[bytes]] = []
-        self.jobs: list[str] = []  # all, those of the faults included
+        self.jobs: list[str] = []  # all jobs, including those of the faults
         self.released = 0
         self.first = self.chance.sample(list(WEIGHTS), len(WEIGHTS))
 
@@ -103,7 +103,7 @@ class Soak:
             if getattr(self, "_" + kind.replace(" ", "_"))() is not False:
                 self.done[kind] += 1
                 return
-        if not self.done[kind]:  # there was nothing to do it to
+        if not self.done[kind]:  # there was no target for it
             self.first.insert(0, kind)
 
     def tend(self, *, all_of_it: bool = False) -> None:
@@ -301,7 +301,7 @@ def main() -> int:
                 if sum(soak.done.values()) >= options.faults or late:
                     if not still_open and all_ended(farm.database, soak.jobs):
                         break
-                elif still_open < 3 * options.cards:  # before the last are done: cards that wait cannot be hurt
+                elif still_open < 3 * options.cards:  # before the last items are done: idle cards cannot be affected
                     submit(soak, options.items)
             if time.monotonic() > next_s and time.monotonic() - began_s < options.limit:
                 soak.fault()
@@ -322,7 +322,7 @@ def main() -> int:
             "by_kind": dict(sorted(soak.done.items())),
             "released": soak.released,
             **judge(farm.database, soak.jobs),
-            # The others took over from a supervisor that was gone, or were the next fault's.
+            # The others replaced a supervisor that had ended, or belong to the next fault.
             "second_workers_refused": sum(second.poll() == CardBusy.exit_code for second in soak.seconds),
         }
         for publisher in soak.publishers:

@@ -56,8 +56,8 @@ LEASE_S = float(QUICK["FARM_LEASE_S"])
 SETTINGS = {
     **QUICK,
     "FARM_MAX_ATTEMPTS": "15",
-    # Beyond the longest stop: what is stopped is not to look hung. What a killed worker held comes back within the
-    # soak.
+    # Longer than the longest stop, so that a stopped process does not look hung. Items of a killed worker return
+    # within the soak.
     "FARM_ITEM_TIMEOUT_S": "30",
     "FARM_HARD_LIMIT_S": "40",
     "FARM_VISIBILITY_TIMEOUT_S": "60",
@@ -88,7 +88,7 @@ COMMANDS = {
 }
 STOPPED_S = (1.5 * LEASE_S, 2.5 * LEASE_S)
 FROZEN_S = (1.25 * LEASE_S, 2 * LEASE_S)
-#: The last faults come while so many of the items are still to be done, and after so much of the time at the latest.
+#: The last faults occur while this share of the items is open, or after this share of the time.
 ALL_FAULTS_BY, IN_THE_TIME = 0.97, 0.75
 PATIENCE_S = 180.0
 
@@ -109,7 +109,7 @@ class Soak:
         self.done: Counter[str] = Counter()
         self.released = 0
         self.most = Messages()
-        self.over_s = 0.0  # when the last fault was over
+        self.over_s = 0.0  # end of the last fault
         self.frozen_until_s = 0.0
         self._publisher_wanted = False
 
@@ -126,7 +126,7 @@ class Soak:
         (kind,) = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
         with contextlib.suppress(psutil.Error, redis.RedisError):
             if kind == "killed: publisher":
-                self._publisher_wanted = True  # as soon as there is one
+                self._publisher_wanted = True  # kill the publisher as soon as there is one
             elif kind == "broker wiped":
                 with redis.Redis.from_url(self.broker.redis_url) as client:
                     client.flushall()
@@ -183,7 +183,7 @@ class Soak:
         if what == "pool":
             victim = victim.parent()
         if how == "killed":
-            victim.kill()  # a host's others end with its supervisor
+            victim.kill()  # the other processes of a host end with its supervisor
             self._note(kind)
             return
         for_s = self.chance.uniform(*STOPPED_S)
@@ -196,7 +196,7 @@ class Soak:
             return
         for_s = self.chance.uniform(*FROZEN_S)
         server = psutil.Process(self.postgres.pid)
-        server.suspend()  # from here on it starts no other
+        server.suspend()  # so that it starts no other process
         self.frozen_until_s = time.monotonic() + for_s + 0.1
         self._stop([server, *server.children(recursive=True)], for_s)
         self._note(kind, for_s)
@@ -205,13 +205,13 @@ class Soak:
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.suspend()
-        # A thread of its own: whoever asks a database that is frozen waits.
+        # In a separate thread: a query to a frozen database waits.
         thaw = threading.Timer(for_s, let_go_on, [processes])
         thaw.daemon = True
         thaw.start()
 
     def _note(self, kind: str, for_s: float = 0.0) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr)  # beside the hosts' logs: what they answer to
+        print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr)  # with the time, to compare with the hosts' logs
         self.done[kind] += 1
         self.over_s = max(self.over_s, time.monotonic() + for_s)
 
@@ -288,7 +288,7 @@ def soak(
         "most_messages": hurt.most.number,
         "open_items_then": hurt.most.open_items,
         "released": hurt.released,
-        # None: they were not through when the patience was.
+        # None: not finished at the time limit.
         "last_fault_to_last_item_s": round(max(0.0, last_item_s - hurt.over_s), 1) if last_item_s else None,
     }
 

@@ -1,8 +1,8 @@
 """Compare the memory curve of a captured training step with PyTorch's allocator in an unobserved step.
 
-    python benchmarks/step_memory.py                      # ten models on the CPU python benchmarks/step_memory.py
-    resnet18:sgd:8       # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast python
-    benchmarks/step_memory.py --cuda               # four models on the first GPU
+    python benchmarks/step_memory.py                  # ten models on the CPU
+    python benchmarks/step_memory.py resnet18:sgd:8   # MODEL:OPTIMIZER:BATCH, with the suffix :bfloat16 for autocast
+    python benchmarks/step_memory.py --cuda           # four models on the first GPU
 
 The capture runs on the meta device, with a GPU's operators if there is one. The allocator's side is, on a CPU, what
 PyTorch's profiler records of it, above the memory before the step; on a GPU, the requested bytes. Workspaces of

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from farm.models import texts
 
-#: Entries of each vocabulary: as many as leave a word at about 1.3 tokens, as large vocabularies do in English.
+#: Entries of each vocabulary, so that a word has about 1.3 tokens, as with large vocabularies in English.
 ENTRIES = {"wordpiece": 5000, "byte_level": 5000, "unigram": 4000, "bpe": 5000}
 
 

@@ -19,7 +19,7 @@ TABLE = Path(source.__file__).with_name("timm.json")
 
 def by_size() -> dict[str, list[str]]:
     """Input size, with the suffix "only" if the model accepts no other -> names."""
-    torchvision_models()  # timm imports torchvision, which may want mending first
+    torchvision_models()  # timm imports torchvision, which may need a fix first
     import timm
 
     found: dict[tuple[int, bool], list[str]] = defaultdict(list)

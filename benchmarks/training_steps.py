@@ -33,7 +33,7 @@ def steps(name: str) -> list[dict[str, Any]]:
     from farm.errors import FarmError
     from farm.training.extract import extract_step
 
-    extract_step(catalog.variant("squeezenet1_1", 1, step="training"))  # imports are not counted
+    extract_step(catalog.variant("squeezenet1_1", 1, step="training"))  # exclude imports from the times
     rows = []
     for optimizer in OPTIMIZERS:
         said = {**LANGUAGE.get(name, {}), "step": "training", "optimizer": optimizer}
