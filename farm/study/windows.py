@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from operator import attrgetter
 from typing import Any
 
 from farm.pages.plots import Chart, Line
@@ -40,29 +41,22 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
     rows = []
     for window_s, _ in lengths:
         pairs = [(row, longest[sample.subject.id]) for sample, row in read[window_s]]
-        offs = [abs(row.time_us / ref.time_us - 1) for row, ref in pairs]
-        energies = [abs(value) for value in known([change(row.energy_mj, ref.energy_mj) for row, ref in pairs])]
-        inside_time, inside_energy = (
-            [
-                abs(value - true) <= math.hypot(getattr(row, width) or 0, getattr(ref, width) or 0)
+        found: dict[str, Any] = {"window_s": window_s, "readings": len(pairs)}
+        for name, unit in (("time", "us"), ("energy", "mj")):
+            value, width = attrgetter(f"{name}_{unit}"), attrgetter(f"{name}_half_width_{unit}")
+            offs = [abs(off) for off in known([change(value(row), value(ref)) for row, ref in pairs])]
+            inside = [
+                abs(value(row) - value(ref)) <= math.hypot(width(row) or 0, width(ref) or 0)
                 for row, ref in pairs
-                if (value := getattr(row, name)) is not None and (true := getattr(ref, name)) is not None
+                if value(row) is not None and value(ref) is not None
             ]
-            for name, width in (("time_us", "time_half_width_us"), ("energy_mj", "energy_half_width_mj"))
-        )
-        rows.append(
-            {
-                "window_s": window_s,
-                "readings": len(pairs),
-                "time_off": statistics.median(offs) if offs else None,
-                "time_off_most": max(offs, default=None),
-                "time_inside": sum(inside_time) / len(inside_time) if inside_time else None,
-                "energy_off": statistics.median(energies) if energies else None,
-                "energy_off_most": max(energies, default=None),
-                "energy_inside": sum(inside_energy) / len(inside_energy) if inside_energy else None,
-                "card_s": statistics.median([row.cost_s.get("total", 0.0) for row, _ in pairs]) if pairs else None,
+            found |= {
+                f"{name}_off": statistics.median(offs) if offs else None,
+                f"{name}_off_most": max(offs, default=None),
+                f"{name}_inside": sum(inside) / len(inside) if inside else None,
             }
-        )
+        card_s = [row.cost_s.get("total", 0.0) for row, _ in pairs]
+        rows.append({**found, "card_s": statistics.median(card_s) if card_s else None})
     columns = (
         Column("window_s", "window", "seconds"),
         Column("readings", "readings", "count"),
