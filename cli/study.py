@@ -45,7 +45,33 @@ def _verb(study: Study) -> Callable[..., None]:
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
-        perform(study, model, batch, dtype, card, tuples, quick, png, as_json)
+        from farm.models.catalog import find
+        from farm.pages import plots
+        from farm.requests.partial_request import PartialRequest, complete
+        from farm.settings import settings
+        from farm.store.database import Database
+        from farm.study import results
+        from farm.study.laboratory import StudyOptions
+
+        find(model)
+        if png is not None:
+            plots.check_path(png)
+        chosen = opening.chosen_own_cards([card] if card else [])[0]
+        request = complete(PartialRequest(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
+        assert request.variant is not None
+        neighbours = tuple(
+            other
+            for other in opening.all_own_cards()
+            if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
+        )
+        options = StudyOptions(request.variant, quick, tuples, neighbours)
+        database = Database(settings().database)
+        try:
+            database.upgrade()
+            made = results.perform(study, database, chosen, options, say)
+        finally:
+            database.close()
+        _output(made, png, as_json)
 
     verb.__name__, verb.__doc__ = study.name, study.question
     return verb
@@ -81,47 +107,6 @@ def show_stored(
         emit_json({"studies": [{key: value for key, value in made.to_json().items() if key in keys} for made in found]})
     else:
         show(_list(found))
-
-
-def perform(
-    study: Study,
-    model: str,
-    batch: int | None,
-    dtype: str | None,
-    card: str | None,
-    tuples: int | None,
-    quick: bool,
-    png: Path | None,
-    as_json: bool,
-) -> None:
-    """Choose the card, run the study, show the result."""
-    from farm.models.catalog import find
-    from farm.pages import plots
-    from farm.requests.partial_request import PartialRequest, complete
-    from farm.settings import settings
-    from farm.store.database import Database
-    from farm.study import results
-    from farm.study.laboratory import StudyOptions
-
-    find(model)
-    if png is not None:
-        plots.check_path(png)
-    chosen = opening.chosen_own_cards([card] if card else [])[0]
-    request = complete(PartialRequest(model=model, batch=batch, dtype=dtype), chosen.kind, target=settings().target)
-    assert request.variant is not None
-    neighbours = tuple(
-        other
-        for other in opening.all_own_cards()
-        if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
-    )
-    options = StudyOptions(request.variant, quick, tuples, neighbours)
-    database = Database(settings().database)
-    try:
-        database.upgrade()
-        made = results.perform(study, database, chosen, options, say)
-    finally:
-        database.close()
-    _output(made, png, as_json)
 
 
 def _output(made: StudyResult, png: Path | None, as_json: bool) -> None:
