@@ -78,27 +78,16 @@ def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...
     return shapes
 
 
-def _activation(parameters: Mapping[str, Any] | None = None) -> Recipe:
-    return Recipe({"inplace": False, **(parameters or {})}, _IMAGE, _image("channels"))
-
-
-def _plain_activation() -> Recipe:
-    return Recipe({}, _IMAGE, _image("channels"))
-
-
-def _pool(parameters: Mapping[str, Any]) -> Recipe:
-    return Recipe(parameters, _IMAGE, _image("channels"))
+def _on_images(parameters: Mapping[str, Any] | None = None) -> Recipe:
+    """An activation function or a pool of images."""
+    return Recipe(parameters or {}, _IMAGE, _image("channels"))
 
 
 def _attention(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     """Query, key and value: the queries are the newest tokens of a sequence; the cache holds the earlier ones."""
-    cached = (
-        values["batch"],
-        values["key_value_heads"] or values["heads"],
-        values["cache"] + values["tokens"],
-        values["head_features"],
-    )
-    return (values["batch"], values["heads"], values["tokens"], values["head_features"]), cached, cached
+    length = values["cache"] + values["tokens"]
+    cached = (values["batch"], values["key_value_heads"] or values["heads"], length, values["head_features"])
+    return _heads(values), cached, cached
 
 
 def _heads(values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -168,17 +157,11 @@ RECIPES: dict[str, Recipe] = {
         lambda values: ((values["batch"], values["tokens"]),),
         input_dtypes=("int64",),
     ),
-    "MaxPool2d": _pool({"kernel_size": 2, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}),
-    "AvgPool2d": _pool({"kernel_size": 2, "stride": None, "padding": 0, "ceil_mode": False}),
-    "AdaptiveAvgPool2d": _pool({"output_size": 1}),
-    "ReLU": _activation(),
-    "ReLU6": _activation(),
-    "SiLU": _activation(),
-    "Hardswish": _activation(),
-    "Hardsigmoid": _activation(),
-    "GELU": _plain_activation(),
-    "Sigmoid": _plain_activation(),
-    "Tanh": _plain_activation(),
+    "MaxPool2d": _on_images({"kernel_size": 2, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}),
+    "AvgPool2d": _on_images({"kernel_size": 2, "stride": None, "padding": 0, "ceil_mode": False}),
+    "AdaptiveAvgPool2d": _on_images({"output_size": 1}),
+    **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "Hardswish", "Hardsigmoid"), _on_images({"inplace": False})),
+    **dict.fromkeys(("GELU", "Sigmoid", "Tanh"), _on_images()),
     "Softmax": Recipe({"dim": -1}, {"batch": 1, "tokens": 197, "features": 197}, _tokens("features")),
     "matmul": Recipe(
         {},
