@@ -18,7 +18,7 @@ from typing import Any
 
 from farm.models import catalog, torchvision
 from farm.operators.capture import capture, predict
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 from farm.operators.cost import cost, model_flops
 from farm.operators.replay import mismatches
 
@@ -52,7 +52,7 @@ def capture_models(names: list[str], options: argparse.Namespace) -> dict[str, A
     torchvision.torchvision_models()  # exclude imports from the times
     variant = {"dtype": options.dtype, "memory_format": options.memory_format}
     figures: dict[str, Any] = {"models": 0, "calls": 0, "tuples_summed": 0, "gaps": 0, "overlaps": 0, "failures": 0}
-    captures: dict[str, Capture] = {}
+    captures: dict[str, CapturedPass] = {}
     begun, begun_cpu, build_s = time.perf_counter(), time.process_time(), 0.0
     for name in names:
         try:

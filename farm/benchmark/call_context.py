@@ -28,7 +28,7 @@ from farm.operators.encoding import tensors_in
 from farm.types.reading import Place
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture, CapturedCall
+    from farm.operators.captured import CapturedCall, CapturedPass
     from farm.operators.rebuild import Rebuilt
 
 BUDGET_S = 0.25  # for all replays together
@@ -41,7 +41,7 @@ Step = Callable[["CapturedCall", "Rebuilt"], object]
 Before = Callable[[int, dict[int, torch.UntypedStorage]], None]
 
 
-def time_in_order(capture: Capture, pass_s: float, device: torch.device) -> dict[str, Place]:
+def time_in_order(capture: CapturedPass, pass_s: float, device: torch.device) -> dict[str, Place]:
     """Time the tuples of a capture in the order of its calls: tuple id -> time that the context adds.
 
     Args:
@@ -93,7 +93,7 @@ class Player:
         given: the memory of storages that no call makes (weights, inputs), by storage number.
     """
 
-    def __init__(self, capture: Capture, device: torch.device) -> None:
+    def __init__(self, capture: CapturedPass, device: torch.device) -> None:
         from farm.operators.rebuild import rebuild
 
         self.capture, self.device = capture, device

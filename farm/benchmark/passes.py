@@ -24,7 +24,7 @@ from farm.types.tuple import OperatorTuple, parse
 from farm.types.value_profiles import HeldFilling, fillings, held_fillings
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture
+    from farm.operators.captured import CapturedPass
     from farm.operators.rebuild import Rebuilt
 
 Pass = Callable[[], object]
@@ -68,7 +68,7 @@ class Passes:
     details: Details = field(default_factory=Details)
     inputs: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)  # inputs that the subject itself writes
-    order: Callable[[], Capture] | None = None  # captures the calls of a whole model, as launched
+    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, as launched
     pool: Any = None  # that graphs must allocate from; None: they share a new one
     keep: Any = None  # owns memory that the passes use
 
@@ -200,7 +200,7 @@ def step_passes(variant: Variant, protocol: Protocol, device: torch.device) -> P
         with torch.enable_grad():
             step.run()
 
-    def observe() -> Capture:
+    def observe() -> CapturedPass:
         with torch.enable_grad():
             return capture_step(step, device_type=device.type, warmed_up=True)
 

@@ -44,7 +44,7 @@ from farm.types.protocol import Protocol, Subject, Variant
 from farm.types.reading import Eagerly, InModelTimes, Launches, OtherCalls, Verification
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture
+    from farm.operators.captured import CapturedPass
     from farm.operators.profiler import Record, WatchedPass
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def verify(
 
 #: Compares an observed run with an unobserved one; times the calls of the observed capture.
 _Observation = tuple[
-    Callable[["Record | None"], "WatchedPass"], Callable[["Capture", "Record | None"], "InModel | None"]
+    Callable[["Record | None"], "WatchedPass"], Callable[["CapturedPass", "Record | None"], "InModel | None"]
 ]
 
 
@@ -165,7 +165,7 @@ def _observe_step(variant: Variant, protocol: Protocol, device: torch.device) ->
     with torch.enable_grad():
         step = build_step(variant, device, launch=protocol.launch)
 
-    def observe() -> Capture:
+    def observe() -> CapturedPass:
         return capture_step(step, device_type=device.type, warmed_up=True)
 
     def plainly() -> None:
@@ -216,7 +216,7 @@ def _eagerly(found: WatchedPass) -> Eagerly | None:
 
 
 def _tuple_kernels(
-    capture: Capture, protocol: Protocol, device: torch.device, record: Record
+    capture: CapturedPass, protocol: Protocol, device: torch.device, record: Record
 ) -> dict[str, dict[str, int]]:
     """The kernels that one pass of each rebuilt tuple launches, on a GPU: tuple id -> kernel -> launches. Failures are
     left out.
@@ -254,7 +254,7 @@ def _tuple_kernels(
     return {}
 
 
-def capture_json(capture: Capture) -> dict[str, Any]:
+def capture_json(capture: CapturedPass) -> dict[str, Any]:
     """A capture as plain JSON: `tuples` (id -> tuple), `costs` (id -> flops, bytes), `calls` (index, module_path,
     tuple_id, reads, writes; for a step, part and owner) in order, `storages` (size_bytes, role), and the modes during
     the capture."""
@@ -303,7 +303,7 @@ class InModel:
     passes: int
     attributed_share: float
 
-    def by_tuple(self, capture: Capture) -> InModelTimes:
+    def by_tuple(self, capture: CapturedPass) -> InModelTimes:
         """The times by tuple, as they are stored."""
         calls_us: dict[str, list[float | None]] = defaultdict(list)
         for call, value in zip(capture.calls, self.times_us, strict=True):
@@ -318,7 +318,7 @@ class InModel:
 
 
 def time_in_model(
-    run: ObservedRun, capture: Capture, device: torch.device, *, passes: int = PASSES, record: Record | None = None
+    run: ObservedRun, capture: CapturedPass, device: torch.device, *, passes: int = PASSES, record: Record | None = None
 ) -> InModel:
     """Time the calls of a capture in passes of its model or step, which must be warm and run the same calls each time.
 
@@ -356,7 +356,7 @@ def _by_clock(run: ObservedRun, passes: int, record: Record) -> dict[int, list[f
 
 
 def _by_marks(
-    run: ObservedRun, capture: Capture, device: torch.device, passes: int, record: Record
+    run: ObservedRun, capture: CapturedPass, device: torch.device, passes: int, record: Record
 ) -> tuple[dict[int, list[float]], float]:
     """Times in a replayed graph, with a mark before and after each call: only the order of the kernels assigns them."""
 
@@ -393,7 +393,7 @@ def attribute_marked(between: Sequence[Sequence[Any]], owners: int) -> tuple[dic
     return seen, sum(map(sum, seen.values())) / total_us if total_us else 0.0
 
 
-def kernels_of_calls(run: ObservedRun, capture: Capture, device: torch.device) -> dict[str, Counter[str]]:
+def kernels_of_calls(run: ObservedRun, capture: CapturedPass, device: torch.device) -> dict[str, Counter[str]]:
     """The kernels that the first call of each tuple launches in the running model, by tuple id; on a GPU."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
     for one in _kernels_by_call(_profiled(run, device, passes=1)):

@@ -37,7 +37,7 @@ from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture
+    from farm.operators.captured import CapturedPass
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
@@ -70,7 +70,7 @@ class Workload:
     written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
     details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
-    order: Callable[[], Capture] | None = None  # captures the calls of a whole model, as launched
+    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, as launched
     replayed: bool = False  # rounds are replays of graphs
     not_cold: bool = False  # the policy is `stream`, and there are too few copies
     _next: int = 0

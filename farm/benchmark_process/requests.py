@@ -107,7 +107,7 @@ class InSituRequest(SlowMemoryRequest[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class StepCaptureRequest(ProcessRequest[dict[str, Any]]):
-    """Capture a training step as the card runs it: a `Capture` as JSON
+    """Capture a training step as the card runs it: a `CapturedPass` as JSON
     (`farm.slow_memory.planned_step.extract_step`)."""
 
     name, answer, doing = "step_capture", dict[str, Any], "capture the step"

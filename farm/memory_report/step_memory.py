@@ -15,7 +15,7 @@ from farm.jobs import jobs
 from farm.memory_report.plans import offload_json, periods_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
-from farm.operators.captured import Capture, CapturedCall, CapturedTensor
+from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.roofline import KNOWN_CARDS, roofline_of
 from farm.report import report as reports
 from farm.requests.memory import Amount
@@ -102,7 +102,7 @@ class StepMemory:
     offload_plans: OffloadPlans | None = None
 
     @property
-    def capture(self) -> Capture:
+    def capture(self) -> CapturedPass:
         return self.life.capture
 
     @property
@@ -313,7 +313,7 @@ def _intervals(least: str, rows: list[PeriodInterval]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------ finding it out
 
 
-def memory(variant: Variant, card: str, capture: Capture | None = None) -> StepMemory:
+def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> StepMemory:
     """A step that is extracted without a card, with estimated times.
 
     Args:
@@ -420,7 +420,7 @@ def _read_peak(session: Session, variant: Variant, *card_models: str) -> Measure
     return None
 
 
-def _memory(variant: Variant, times: CallTimes, capture: Capture | None = None) -> StepMemory:
+def _memory(variant: Variant, times: CallTimes, capture: CapturedPass | None = None) -> StepMemory:
     capture = capture or _captured(variant, times.kind)
     costs = {tuple_id: _cost_of(spec) for tuple_id, spec in capture.tuples.items()}
     return StepMemory(variant, times, _life(capture, costs, times), costs)
@@ -521,7 +521,7 @@ def with_recomputed(found: StepMemory) -> StepMemory:
     return replace(found, recomputed=tuple(recomputed(found.life, again, paths)))
 
 
-def _captured(variant: Variant, kind: str) -> Capture:
+def _captured(variant: Variant, kind: str) -> CapturedPass:
     from farm.training.extract import extract_step
 
     return extract_step(variant, device_type=kind)
@@ -537,6 +537,6 @@ def _cost_of(spec: OperatorTuple) -> Cost:
         return Cost(0, sum(tensor.distinct_bytes for tensor in spec.tensors))
 
 
-def _life(capture: Capture, costs: Mapping[str, Cost], times: CallTimes) -> Life:
+def _life(capture: CapturedPass, costs: Mapping[str, Cost], times: CallTimes) -> Life:
     of = {tuple_id: times.of(spec, costs[tuple_id]) for tuple_id, spec in capture.tuples.items()}
     return Life(capture, tuple(of[call.tuple_id] for call in capture.calls))

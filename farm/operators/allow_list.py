@@ -60,8 +60,8 @@ _NOT_OPERATORS = {"torch.from_file"} | {
     f"torch.Tensor.{name}"
     for name in words(
         """
-        apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist share_memory_
-        storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream
+        apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist
+        share_memory_ storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream
         __reduce_ex__ __setstate__ __deepcopy__ __array__ __dlpack__ __repr__ __format__
         """
     )

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from farm.errors import CaptureError
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES, RETURNS_TO_HOST
-from farm.operators.captured import CallTrace, Capture, CapturedCall
+from farm.operators.captured import CallTrace, CapturedCall, CapturedPass
 from farm.operators.encoding import (
     DescribedCall,
     NotEncodable,
@@ -56,7 +56,7 @@ def capture(
     device_type: str = "cpu",
     grad_enabled: bool = False,
     watch: Watch | None = None,
-) -> Capture:
+) -> CapturedPass:
     """Captures one forward pass of ``model`` on the tensors it holds (real or fake).
 
     Args:
@@ -77,12 +77,12 @@ def predict(
     device_type: str = "cpu",
     grad_enabled: bool = False,
     watch: Watch | None = None,
-) -> Capture:
+) -> CapturedPass:
     """The capture of a pass that computes nothing: it runs on fake tensors, and does not repeat equal calls.
 
     ``model`` and its arguments are typically on meta; they are unchanged afterwards. Fake CUDA tensors open a CUDA
     context, so they are used only if this process already has one; otherwise the capture is the CPU's, and
-    ``Capture.device_type`` says so. ``watch`` gets the model's own tensors, and fake ones for all others.
+    ``CapturedPass.device_type`` says so. ``watch`` gets the model's own tensors, and fake ones for all others.
 
     Raises:
         CaptureError: see `capture`.
@@ -108,7 +108,7 @@ def run_with_owners(
     """Runs one pass with ``around(number)`` entered around every call that takes the owner slot, in order.
 
     Nothing is described and aten operators are not watched, so that a call takes about as long as in an unwatched pass.
-    The numbers are positions in `Capture.slots` of a capture of the same pass.
+    The numbers are positions in `CapturedPass.slots` of a capture of the same pass.
     """
     recorder = ForwardRecorder(model, device_type, around=around)
     with recorder.watching_calls(), torch.set_grad_enabled(grad_enabled), WatchedFunctions(recorder):
@@ -121,7 +121,7 @@ def _captured(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     grad_enabled: bool,
-) -> Capture:
+) -> CapturedPass:
     try:
         grad = torch.enable_grad() if grad_enabled else torch.no_grad()
         with recorder.watching_calls(), grad, WatchedOperators(recorder), WatchedFunctions(recorder):
@@ -134,7 +134,7 @@ def _captured(
             f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run the model alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
-    return Capture(
+    return CapturedPass(
         tuples=recorder.tuples,
         calls=tuple(recorder.calls),
         tensors=recorder.storages.result(),

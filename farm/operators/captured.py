@@ -44,7 +44,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One operator call. ``reads`` and ``writes`` are numbers of `Capture.tensors`.
+    """One operator call. ``reads`` and ``writes`` are numbers of `CapturedPass.tensors`.
 
     The last four fields are empty in a forward pass. In a training step, ``owner`` is `Owner.what` of the call's owner
     and ``owner_index`` its index; gradient accumulation and the optimizer have no owner.
@@ -98,7 +98,7 @@ class CallTrace:
 
 
 @dataclass(frozen=True)
-class Capture:
+class CapturedPass:
     """What one forward pass or one training step consists of.
 
     Attributes:
@@ -187,6 +187,6 @@ class Capture:
 
     def __repr__(self) -> str:
         return (
-            f"<Capture {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.gaps)} gaps, "
+            f"<CapturedPass {len(self.calls)} calls, {len(self.tuples)} tuples, {len(self.gaps)} gaps, "
             f"{len(self.overlaps)} overlaps on {self.device_type}>"
         )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from farm.operators.capture import ForwardRecorder, capture
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 
 MARK = "spin_kernel"  # of `torch.cuda._sleep`, which no model calls
 RANGE = "farm.call "  # prefix of the ranges that name an operator call to the profiler
@@ -116,7 +116,7 @@ def _has_aten_below(event: Any) -> bool:
 class EagerPass:
     """An eagerly launched pass, if it runs something else than the measured one. For the counters see `WatchedPass`."""
 
-    capture: Capture
+    capture: CapturedPass
     unobserved: Counter[str]
     unobserved_times_us: Counter[str]
 
@@ -132,7 +132,7 @@ class WatchedPass:
         eager: None if an eager pass runs the same.
     """
 
-    capture: Capture
+    capture: CapturedPass
     unobserved: Counter[str]
     observed: Counter[str]
     differences: list[str]
@@ -172,7 +172,7 @@ def verify_on_device(
 
 def compare_with_unwatched(
     run: Callable[[], object],
-    watch: Callable[[], Capture],
+    watch: Callable[[], CapturedPass],
     device: torch.device,
     *,
     grad_enabled: bool,
@@ -186,7 +186,7 @@ def compare_with_unwatched(
         record: see `verify_on_device`.
     """
     grad = torch.enable_grad if grad_enabled else torch.no_grad
-    found: list[Capture] = []
+    found: list[CapturedPass] = []
 
     def watched_run() -> None:
         found.append(watch())

@@ -26,7 +26,7 @@ from farm.operators.captured import CapturedCall, CapturedTensor
 from farm.operators.encoding import DescribedCall, Layout, TensorTable, encode, storage_key
 from farm.types.tuple import OperatorTuple, TensorSpec
 
-#: Entered around each operator, by its position in `Capture.slots`.
+#: Entered around each operator, by its position in `CapturedPass.slots`.
 Around = Callable[[int], contextlib.AbstractContextManager[Any]]
 
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from farm.errors import FarmError
 from farm.operators.allow_list import RETURNS_TO_HOST, read_by_host
 from farm.operators.capture import capture
-from farm.operators.captured import CallTrace, Capture
+from farm.operators.captured import CallTrace, CapturedPass
 from farm.operators.encoding import storage_key, tensors_in
 from farm.operators.rebuild import rebuild, storage_bytes
 from farm.types.label import label_of
@@ -58,7 +58,7 @@ def replay(
 
 
 def mismatches(
-    found: Capture, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
+    found: CapturedPass, device: torch.device | str | None = None, *, only: frozenset[str] | None = None
 ) -> list[str]:
     """What the rebuilt tuples of a capture do differently from the calls; empty if all agree.
 

@@ -27,7 +27,7 @@ REQUIRED = object()
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SweepRecipe:
     """How one operator is built from the values of a grid.
 
     Attributes:
@@ -78,9 +78,9 @@ def _tokens(features: str) -> Callable[[Mapping[str, Any]], tuple[tuple[int, ...
     return shapes
 
 
-def _on_images(parameters: Mapping[str, Any] | None = None) -> Recipe:
+def _on_images(parameters: Mapping[str, Any] | None = None) -> SweepRecipe:
     """An activation function or a pool of images."""
-    return Recipe(parameters or {}, _IMAGE, _image("channels"))
+    return SweepRecipe(parameters or {}, _IMAGE, _image("channels"))
 
 
 def _attention(values: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -120,38 +120,38 @@ _HEADS: dict[str, Any] = {"heads": 12, "tokens": 0, "head_features": 64}
 _ANGLES: dict[str, Any] = {"batch": 1, "tokens": 128, "head_features": 64}
 _NORM: dict[str, Any] = {"num_features": REQUIRED, "eps": 1e-5, "affine": True}
 
-RECIPES: dict[str, Recipe] = {
-    "Conv2d": Recipe(_CONVOLUTION, {"batch": 1, "image_size": 56}, _image("in_channels")),
-    "ConvTranspose2d": Recipe(
+RECIPES: dict[str, SweepRecipe] = {
+    "Conv2d": SweepRecipe(_CONVOLUTION, {"batch": 1, "image_size": 56}, _image("in_channels")),
+    "ConvTranspose2d": SweepRecipe(
         {**_CONVOLUTION, "output_padding": 0}, {"batch": 1, "image_size": 56}, _image("in_channels")
     ),
-    "Linear": Recipe(
+    "Linear": SweepRecipe(
         {"in_features": REQUIRED, "out_features": REQUIRED, "bias": True},
         {"batch": 1, "tokens": 0},
         _tokens("in_features"),
     ),
-    "BatchNorm2d": Recipe(_NORM, {"batch": 1, "image_size": 56}, _image("num_features")),
-    "GroupNorm": Recipe(
+    "BatchNorm2d": SweepRecipe(_NORM, {"batch": 1, "image_size": 56}, _image("num_features")),
+    "GroupNorm": SweepRecipe(
         {"num_groups": REQUIRED, "num_channels": REQUIRED, "eps": 1e-5, "affine": True},
         {"batch": 1, "image_size": 56},
         _image("num_channels"),
     ),
-    "LayerNorm": Recipe(
+    "LayerNorm": SweepRecipe(
         {"normalized_shape": REQUIRED, "eps": 1e-5, "elementwise_affine": True},
         {"batch": 1, "tokens": 0},
         _tokens("normalized_shape"),
     ),
-    "RMSNorm": Recipe(
+    "RMSNorm": SweepRecipe(
         {"normalized_shape": REQUIRED, "eps": 1e-6, "elementwise_affine": True},
         {"batch": 1, "tokens": 0},
         _tokens("normalized_shape"),
     ),
-    "MultiheadAttention": Recipe(
+    "MultiheadAttention": SweepRecipe(
         {"embed_dim": REQUIRED, "num_heads": 1, "bias": True},
         {"batch": 1, "tokens": 197},
         lambda values: ((values["batch"], values["tokens"], values["embed_dim"]),),
     ),
-    "Embedding": Recipe(
+    "Embedding": SweepRecipe(
         {"num_embeddings": REQUIRED, "embedding_dim": REQUIRED},
         {"batch": 1, "tokens": 128},
         lambda values: ((values["batch"], values["tokens"]),),
@@ -162,33 +162,33 @@ RECIPES: dict[str, Recipe] = {
     "AdaptiveAvgPool2d": _on_images({"output_size": 1}),
     **dict.fromkeys(("ReLU", "ReLU6", "SiLU", "Hardswish", "Hardsigmoid"), _on_images({"inplace": False})),
     **dict.fromkeys(("GELU", "Sigmoid", "Tanh"), _on_images()),
-    "Softmax": Recipe({"dim": -1}, {"batch": 1, "tokens": 197, "features": 197}, _tokens("features")),
-    "matmul": Recipe(
+    "Softmax": SweepRecipe({"dim": -1}, {"batch": 1, "tokens": 197, "features": 197}, _tokens("features")),
+    "matmul": SweepRecipe(
         {},
         {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
         lambda values: ((values["m"], values["k"]), (values["k"], values["n"])),
         function="torch.matmul",
     ),
-    "bmm": Recipe(
+    "bmm": SweepRecipe(
         {},
         {"batch": 1, "m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
         lambda values: ((values["batch"], values["m"], values["k"]), (values["batch"], values["k"], values["n"])),
         function="torch.bmm",
     ),
-    "softmax": Recipe(
+    "softmax": SweepRecipe(
         {"dim": -1},
         {"batch": 1, "tokens": 197, "features": 197},
         _tokens("features"),
         function="torch.nn.functional.softmax",
     ),
-    "scaled_dot_product_attention": Recipe(
+    "scaled_dot_product_attention": SweepRecipe(
         {"is_causal": False},
         {"batch": 1, "heads": 12, "key_value_heads": 0, "tokens": 197, "cache": 0, "head_features": 64},
         _attention,
         function="torch.nn.functional.scaled_dot_product_attention",
         derived=lambda values: {"enable_gqa": True} if values["key_value_heads"] not in (0, values["heads"]) else {},
     ),
-    "_scaled_mm": Recipe(
+    "_scaled_mm": SweepRecipe(
         {"out_dtype": "bfloat16", "use_fast_accum": False},
         {"m": REQUIRED, "n": REQUIRED, "k": REQUIRED},
         lambda values: ((values["m"], values["k"]), (values["k"], values["n"]), (), ()),
@@ -197,18 +197,20 @@ RECIPES: dict[str, Recipe] = {
         input_dtypes=("", "float8_e4m3fn", "float32", "float32"),
         transposed=frozenset({1}),
     ),
-    "add": Recipe({}, {**_IMAGE, **_HEADS}, _image_or_heads, function="torch.add"),
-    "mul": Recipe({}, {**_IMAGE, **_HEADS}, _rotated, function="torch.mul"),
-    "neg": Recipe({}, {"batch": 1, **_HEADS, "tokens": 128}, lambda values: (_heads(values),), function="torch.neg"),
-    "cat": Recipe(
+    "add": SweepRecipe({}, {**_IMAGE, **_HEADS}, _image_or_heads, function="torch.add"),
+    "mul": SweepRecipe({}, {**_IMAGE, **_HEADS}, _rotated, function="torch.mul"),
+    "neg": SweepRecipe(
+        {}, {"batch": 1, **_HEADS, "tokens": 128}, lambda values: (_heads(values),), function="torch.neg"
+    ),
+    "cat": SweepRecipe(
         {"dim": -1},
         {"batch": 1, **_HEADS, "tokens": 128},
         lambda values: (_heads(values),) * 2,
         function="torch.cat",
         as_list=True,
     ),
-    "cos": Recipe({}, _ANGLES, _tokens("head_features"), function="torch.cos"),
-    "sin": Recipe({}, _ANGLES, _tokens("head_features"), function="torch.sin"),
+    "cos": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.cos"),
+    "sin": SweepRecipe({}, _ANGLES, _tokens("head_features"), function="torch.sin"),
 }
 
 

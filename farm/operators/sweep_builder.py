@@ -26,7 +26,7 @@ from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 if TYPE_CHECKING:
-    from farm.operators.sweep import Recipe
+    from farm.operators.sweep import SweepRecipe
 
 #: What PyTorch raises if it does not take a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)
@@ -85,7 +85,7 @@ class _Combination:
 class Builder:
     """Builds the tuples of one operator's combinations."""
 
-    def __init__(self, operator: str, recipe: Recipe) -> None:
+    def __init__(self, operator: str, recipe: SweepRecipe) -> None:
         self.operator = operator
         self.recipe = recipe
         self._samples: dict[Any, _Sample | None] = {}  # by structure; None if every combination needs a capture
@@ -200,7 +200,7 @@ def with_zeros(spec: OperatorTuple, zeros: float) -> OperatorTuple:
     return dataclasses.replace(spec, tensors=tensors)
 
 
-def _module(operator: str, recipe: Recipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
+def _module(operator: str, recipe: SweepRecipe, parameters: Mapping[str, Any]) -> torch.nn.Module:
     if recipe.function:
         keywords = {**parameters, **({"out_dtype": dtype_of(out)} if (out := parameters.get("out_dtype")) else {})}
         return _Function(ALLOWED_OPERATORS[recipe.function], keywords, recipe.as_list)

@@ -29,7 +29,7 @@ from farm.types.memory_tiers import Placement
 from farm.types.protocol import Protocol, Subject
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture, CapturedCall
+    from farm.operators.captured import CapturedCall, CapturedPass
 
 REPLAYS = 8  # of each run, after one that is not counted
 
@@ -60,7 +60,7 @@ class InSituTimes:
     took_s: float = 0.0
 
 
-def changes_of(capture: Capture, how: str, most: int | None = None) -> list[ChangedCall]:
+def changes_of(capture: CapturedPass, how: str, most: int | None = None) -> list[ChangedCall]:
     """The configurations of all tuples, each at the first call of its tuple.
 
     Args:
@@ -82,7 +82,7 @@ def changes_of(capture: Capture, how: str, most: int | None = None) -> list[Chan
     return [found[number * len(found) // most] for number in range(most)]
 
 
-def together(capture: Capture, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
+def together(capture: CapturedPass, wanted: Sequence[ChangedCall]) -> list[list[ChangedCall]]:
     """Distribute changes over runs, greedily: each run takes every change that is independent of its others."""
     runs, left = [], list(wanted)
     while left:
@@ -105,7 +105,7 @@ def together(capture: Capture, wanted: Sequence[ChangedCall]) -> list[list[Chang
 
 
 def time_changes(
-    capture: Capture, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
+    capture: CapturedPass, runs: Sequence[Sequence[ChangedCall]], memory: Callable[[], SlowMemory], device: torch.device
 ) -> InSituTimes:
     """Time changed calls, run by run.
 

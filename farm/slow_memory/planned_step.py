@@ -39,7 +39,7 @@ from farm.slow_memory.transfers import AsRun, Move, Run, Wire
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
-    from farm.operators.captured import Capture, CapturedCall
+    from farm.operators.captured import CapturedCall, CapturedPass
     from farm.operators.rebuild import Rebuilt
     from farm.types.protocol import Protocol, Subject
 
@@ -47,10 +47,10 @@ WARM_UP_S = 0.3  # of replays that are not counted
 WINDOW_S = 1.0  # of all replays that are
 RUNS = (10, 100)  # least and most
 
-_last_step: dict[str, Capture] = {}  # the step that was extracted last, until it is run
+_last_step: dict[str, CapturedPass] = {}  # the step that was extracted last, until it is run
 
 
-def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
+def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
     """Capture a training step as this card runs it; on a GPU, during graph capture. `compare` runs the same step.
 
     Raises:
@@ -67,7 +67,7 @@ def extract_step(subject: Subject, protocol: Protocol, device: torch.device) -> 
         step = build_step(Variant.from_json(subject.spec), device, launch=protocol.launch)
         step.run()
 
-        def observe() -> Capture:
+        def observe() -> CapturedPass:
             with torch.enable_grad():
                 return capture_step(step, device_type=device.type, warmed_up=True)
 
@@ -135,7 +135,7 @@ def compare(
         return run_planned(known, plans, memory, device, moves=moves, window_s=WINDOW_S)
 
 
-def _extracted(subject: Subject, protocol: Protocol, device: torch.device) -> Capture:
+def _extracted(subject: Subject, protocol: Protocol, device: torch.device) -> CapturedPass:
     return _last_step.get(_key(subject, protocol)) or extract_step(subject, protocol, device)
 
 
@@ -153,7 +153,7 @@ def _translated_out_of_memory() -> Iterator[None]:
 
 
 def run_planned(
-    capture: Capture,
+    capture: CapturedPass,
     plans: Sequence[Collection[int]],
     memory: Callable[[], SlowMemory],
     device: torch.device,

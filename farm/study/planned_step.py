@@ -14,7 +14,7 @@ from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.jobs.item_driver import hold_card
 from farm.memory_report.step_memory import StepMemory, memory
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 from farm.settings import settings
 from farm.slow_memory.transfers import Wire, moves_of
 from farm.types.protocol import Protocol, Subject, Variant
@@ -75,5 +75,5 @@ def step_on(card: Card, variant: Variant) -> Iterator[StepOnCard]:
     protocol = Protocol(launch="eager" if card.kind == "cpu" else "graph")
     with hold_card(card) as process:
         request = StepCaptureRequest(subject, protocol)
-        step = Capture.from_json(process.call(request, timeout_s=settings().item_timeout_s))
+        step = CapturedPass.from_json(process.call(request, timeout_s=settings().item_timeout_s))
         yield StepOnCard(memory(variant, "cpu" if card.kind == "cpu" else card.model, step), subject, protocol, process)

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from farm.errors import CaptureError, FarmError
 from farm.operators.allow_list import FUNCTION_NAMES, LEAF_CLASSES
-from farm.operators.captured import Capture, CapturedCall, Owner, role_in_tuple
+from farm.operators.captured import CapturedCall, CapturedPass, Owner, role_in_tuple
 from farm.operators.cost import flop_counter
 from farm.operators.encoding import (
     NotEncodable,
@@ -46,7 +46,7 @@ _HELD_BY_AUTOGRAD = 3  # references to a storage that only autograd's buffer hol
 
 def capture_step(
     step: TrainingStep, *, device_type: str = "cpu", warmed_up: bool = False, around: Around | None = None
-) -> Capture:
+) -> CapturedPass:
     """Runs two steps and records the second; the tensors may be fake.
 
     Args:
@@ -304,10 +304,10 @@ class StepRecorder(Recorder):
         self.add_call(CapturedCall(index, owner.path, spec.id, reads, writes, part, owner.what, self.now, number), spec)
         self.storages.release(index)
 
-    def result(self, flops: int | None) -> Capture:
+    def result(self, flops: int | None) -> CapturedPass:
         self.storages.release(len(self.calls))
         self.storages.name_gradients_and_activations(self.calls)
-        return Capture(
+        return CapturedPass(
             tuples=self.tuples,
             calls=tuple(self.calls),
             tensors=self.storages.result(),

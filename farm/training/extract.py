@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from farm.errors import CaptureError, UsageError
 from farm.models import catalog, own
 from farm.operators.capture import UNDER_AUTOCAST, capture, predict
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 from farm.operators.cost import Cost, cost, model_flops
 from farm.operators.fake_pass import fake_pass
 from farm.settings import settings
@@ -47,7 +47,7 @@ class Extraction:
         least_peak_bytes: the memory that a training step needs at its peak at least; 0 for a forward pass.
     """
 
-    capture: Capture
+    capture: CapturedPass
     costs: dict[str, Cost]
     model_flops: int
     least_peak_bytes: int = 0
@@ -156,7 +156,7 @@ def _check_may_run(variant: Variant, model: nn.Module, error: CaptureError) -> N
 # ------------------------------------------------------------------------------------------------ training steps
 
 
-def extract_step(variant: Variant, *, device_type: str = "cpu") -> Capture:
+def extract_step(variant: Variant, *, device_type: str = "cpu") -> CapturedPass:
     """One training step of a variant, in train mode, as a kind of device would run it; nothing is computed.
 
     Without a CUDA context the operators are the CPU's, with the optimizer implementation that a GPU uses.

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farm.operators.captured import ROLES, Capture, CapturedTensor
+from farm.operators.captured import ROLES, CapturedPass, CapturedTensor
 
 ALLOCATED_BYTES = 512  # PyTorch's allocator rounds sizes up to a multiple of this on a card
 
@@ -53,7 +53,7 @@ class PeriodInterval:
 class Life:
     """A captured step with the time of each of its calls. Unit: µs."""
 
-    capture: Capture
+    capture: CapturedPass
     times_us: tuple[float, ...]
 
     @functools.cached_property
@@ -163,7 +163,7 @@ def _intervals(bounds: tuple[float, ...], found: list[tuple[float, int, Inactive
     return rows
 
 
-def allocated_peak_bytes(capture: Capture) -> int:
+def allocated_peak_bytes(capture: CapturedPass) -> int:
     """The most that is held at once, with sizes rounded as PyTorch's allocator rounds them on a card."""
     return max(capture.held_bytes(capture.tensors, rounded_to=ALLOCATED_BYTES))
 
@@ -176,7 +176,7 @@ _SMALLER_ON_A_CARD = frozenset(
 )
 
 
-def least_peak_bytes(capture: Capture) -> int:
+def least_peak_bytes(capture: CapturedPass) -> int:
     """A lower bound of the memory that a card needs at the peak, from a capture without that card: it leaves out the
     tensors that the operators of `_SMALLER_ON_A_CARD` make."""
 

@@ -10,7 +10,7 @@ import torch
 from farm.benchmark.call_context import Player
 from farm.benchmark.passes import numeric_flags
 from farm.models import catalog
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 from farm.slow_memory import planned_step
 from farm.slow_memory.memory_tier import PinnedMemory
 from farm.slow_memory.planned_step import PlannedStep, compare, extract_step, measure_wire, run_planned
@@ -33,7 +33,7 @@ def on_one_stream() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def step() -> Capture:
+def step() -> CapturedPass:
     with torch.cuda.stream(torch.cuda.Stream(CARD)):
         return extract_step(SUBJECT, Protocol(), CARD)
 
@@ -42,7 +42,7 @@ def memory() -> PinnedMemory:
     return PinnedMemory(CARD)
 
 
-def half_of(step: Capture) -> frozenset[int]:
+def half_of(step: CapturedPass) -> frozenset[int]:
     """Every other tensor, and all that a convolution's backward makes: these need pools of their own."""
     backward = [call for call in step.calls if "convolution_backward" in step.tuples[call.tuple_id].operator]
     assert len(backward) == 20
@@ -50,7 +50,7 @@ def half_of(step: Capture) -> frozenset[int]:
     return frozenset(one.number for one in step.tensors if one.size_bytes and (one.number % 2 or one.number in made))
 
 
-def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: Capture) -> None:
+def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: CapturedPass) -> None:
     capture, slow = step, half_of(step)
     fast = PlannedStep(Player(capture, CARD), frozenset(), memory)
     wanted = gradients_of(step, fast)
@@ -68,7 +68,7 @@ def test_a_step_computes_the_same_with_tensors_in_slow_memory(step: Capture) -> 
         torch.testing.assert_close(other, one, rtol=0, atol=1e-2 * largest, equal_nan=True)
 
 
-def test_a_step_takes_longer_with_tensors_in_slow_memory(step: Capture) -> None:
+def test_a_step_takes_longer_with_tensors_in_slow_memory(step: CapturedPass) -> None:
     found = run_planned(step, [half_of(step), []], memory, CARD, window_s=0.2)
     slow, fast_again = found.plans
     assert isinstance(slow, Run), slow
@@ -81,7 +81,7 @@ def test_a_step_takes_longer_with_tensors_in_slow_memory(step: Capture) -> None:
 
 
 def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
-    step: Capture, monkeypatch: pytest.MonkeyPatch
+    step: CapturedPass, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned_step, "Mover", Wiping)
     capture, moves = step, every_long_wait(step)
@@ -102,7 +102,7 @@ def test_a_step_computes_the_same_with_tensors_moved_while_they_wait(
     )
 
 
-def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: Capture) -> None:
+def test_slow_tensors_and_moves_go_together_and_moves_run_beside_the_step(step: CapturedPass) -> None:
     slow = half_of(step)
     sizes = {one.number: one.size_bytes for one in step.tensors}
     moves = [move for move in every_long_wait(step) if move.tensor not in slow and sizes[move.tensor] > 10**6]
@@ -132,7 +132,7 @@ def test_the_wire_is_measured_alone_and_beside_the_step() -> None:
         assert beside.step_us > 0.95 * found.step_us
 
 
-def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: Capture) -> None:
+def test_a_step_is_run_as_the_benchmark_process_is_asked_to(step: CapturedPass) -> None:
     parameters = [one.number for one in step.tensors if one.role == "parameter"]
     apart = extract_step(SUBJECT, Protocol(), CARD)
     assert [call.tuple_id for call in apart.calls] == [call.tuple_id for call in step.calls]

@@ -10,7 +10,7 @@ from farm.benchmark.call_context import Player
 from farm.benchmark_process.requests import from_json, to_json
 from farm.errors import Unmeasurable
 from farm.models import catalog
-from farm.operators.captured import Capture
+from farm.operators.captured import CapturedPass
 from farm.slow_memory import planned_step
 from farm.slow_memory.memory_tier import Mover, cannot_pin
 from farm.slow_memory.planned_step import PlannedStep, run_planned
@@ -47,7 +47,7 @@ def test_a_step_on_its_card_has_the_calls_and_tensors_of_one_that_was_extracted_
 
 
 def test_a_step_comes_through_as_json(step):
-    assert Capture.from_json(json.loads(json.dumps(step.to_json()))) == step
+    assert CapturedPass.from_json(json.loads(json.dumps(step.to_json()))) == step
 
 
 def gradients_of(step, play):

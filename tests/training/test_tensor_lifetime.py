@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from farm.errors import UsageError
-from farm.operators.captured import Capture, CapturedCall, CapturedTensor
+from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.slow_memory.options import largest_batch
 from farm.slow_memory.transfers import offload
 from farm.training.tensor_lifetime import Life, allocated_peak_bytes, least_peak_bytes
@@ -27,7 +27,7 @@ def step(*tensors, calls):
         )
         for index in range(calls)
     )
-    return Capture({}, made, tensors)
+    return CapturedPass({}, made, tensors)
 
 
 WEIGHT = tensor(0, 1000, -1, None, (1, 4), "parameter")

@@ -202,8 +202,8 @@ def corpus() -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ users' texts
 
-#: The ids of users' texts that this process holds, by their content id. A variant only names its ids. They come from a new
-#: text, the database, or a request to measure, and are stored here before a model needs its inputs.
+#: The ids of users' texts that this process holds, by their content id. A variant only names its ids. They come from a
+#: new text, the database, or a request to measure, and are stored here before a model needs its inputs.
 _held: dict[str, Tokens] = {}
 
 
