@@ -1,4 +1,4 @@
-"""``farm predict``: what was never measured, from what was."""
+"""``farm predict``: predict operators that were never measured from those that were."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from cli.options import AsJson, variant_options
 from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
-    from farm.prediction.dataset import Dataset
-    from farm.prediction.measured_models import ReadModel
+    from farm.prediction.dataset import Dataset, MeasuredModel
 
 app = typer.Typer(
-    help="Predict time, power and energy of operators that nobody has read, and say how well.", no_args_is_help=True
+    help="Predict time, power and energy of operators without a reading, and evaluate predictors.", no_args_is_help=True
 )
 Card = Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")]
-Torch = Annotated[str, typer.Option(help="Readings of this version, e.g. 2.11. Default: those that are most.")]
+Torch = Annotated[str, typer.Option(help="Readings of this version, e.g. 2.11. Default: the one with most readings.")]
 
 
-def chosen(card: str, torch: str) -> tuple[Dataset, list[ReadModel]]:
-    """The readings and models of one's own database, or those that come with the package."""
-    from farm.estimate.training_set import learnt_from
+def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
+    """The readings and models of one's own database, or those of the package."""
+    from farm.estimate import query
 
-    return opening.first_that_knows(lambda session: learnt_from(session, card, torch), lambda _: True)
+    return opening.first_that_knows(lambda session: query.training_set(session, card, torch), lambda _: True)
 
 
 @app.command()
@@ -36,50 +35,41 @@ def dataset(
     torch: Torch = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write the readings as predictors learn from them: one row a tuple."""
-    from farm.estimate.training_set import write_dataset
+    """Write the training data of predictors: a row for each tuple."""
+    from farm.estimate.query import write_dataset
 
-    found, _ = chosen(card, torch)
+    found, _ = training_set(card, torch)
     write_dataset(found, target)
     if as_json:
-        emit_json({"file": str(target), "rows": len(found), "key": found.key, **found.circumstances.to_json()})
+        emit_json({"file": str(target), "rows": len(found), "key": found.key, **found.conditions.to_json()})
     else:
-        emit(f"{target}  {len(found)} tuples of {found.card.model}, torch {found.circumstances.software.torch}")
-
-
-def folders() -> list[Path]:
-    """Where predictors are kept: one's own first, then those that come with the package."""
-    from farm.prediction.predictor_store import FOLDER
-    from farm.settings import settings
-
-    return [settings().state_dir / "predictors", FOLDER]
+        emit(f"{target}  {_about(found)}")
 
 
 @app.command()
 def fit(
-    predictor: Annotated[str, typer.Argument(metavar="[PREDICTOR]", help="Which.")] = "best",
+    predictor: Annotated[str, typer.Argument(metavar="[PREDICTOR]", help="The predictor's name.")] = "best",
     card: Card = "",
     torch: Torch = "",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .npz file. Default: where `farm estimate` looks.")
+        Path | None, typer.Option(metavar="FILE", help="A .npz file. Default: the folder where `farm estimate` looks.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Learn from the readings, and keep what was learnt as arrays: what `farm estimate` predicts with."""
+    """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
     from farm.errors import UsageError
-    from farm.prediction import predictor_store
-    from farm.prediction.evaluation import fit as learn
-    from farm.prediction.predictors import recipe
-    from farm.prediction.regressor import needs_scikit_learn
+    from farm.prediction import evaluation, stored_predictor
+    from farm.prediction.predictors import predictor_spec
+    from farm.prediction.regressors import needs_scikit_learn
 
     if out is not None and out.suffix != ".npz":
-        raise UsageError(f"'{out}' is no .npz file.", "Name one: --out h200.npz")
-    made = recipe(predictor)
+        raise UsageError(f"'{out}' is not a .npz file.", "Name one: --out predictor.npz")
+    spec = predictor_spec(predictor)
     needs_scikit_learn()
-    data, models = chosen(card, torch)
-    found = learn(made, data, models, say)
-    path = out or folders()[0] / predictor_store.file_name(data.circumstances)
-    predictor_store.save(found, path)
+    data, models = training_set(card, torch)
+    found = evaluation.fit(spec, data, models, say)
+    path = out or stored_predictor.folders()[0] / stored_predictor.file_name(data.conditions)
+    stored_predictor.save(found, path)
     if as_json:
         emit_json({"file": str(path), "rows": found.rows, "key": found.key, "calibration": found.calibration.to_json()})
     else:
@@ -89,7 +79,7 @@ def fit(
 @app.command()
 def evaluate(
     predictors: Annotated[
-        list[str] | None, typer.Argument(metavar="[PREDICTOR]...", help="Which of them. Default: all.")
+        list[str] | None, typer.Argument(metavar="[PREDICTOR]...", help="Names of predictors. Default: all.")
     ] = None,
     card: Card = "",
     torch: Torch = "",
@@ -97,85 +87,75 @@ def evaluate(
         str,
         typer.Option(
             metavar="DATABASE",
-            help="Ask the predictor that is kept for the card, which learns nothing, and hold it against the readings of this "
-            "database: a URL, or a folder that was exported.",
+            help="Compare the card's stored predictor with the readings of this database (a URL, or the folder of an "
+            "export) that it has not learned. Fits nothing.",
         ),
     ] = "",
     across: Annotated[
-        str, typer.Option(metavar="CARD", help="Learn from --card and predict this card, through portable features.")
+        str, typer.Option(metavar="CARD", help="Learn from --card and predict this card from portable features.")
     ] = "",
-    folds: Annotated[bool, typer.Option("--folds/--no-folds", help="Ten folds, too.")] = True,
-    curve: Annotated[bool, typer.Option("--curve", help="Learning curves, too.")] = False,
+    folds: Annotated[bool, typer.Option("--folds/--no-folds", help="Also evaluate with ten random folds.")] = True,
+    curve: Annotated[bool, typer.Option("--curve", help="Also compute learning curves.")] = False,
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Draw predicted against measured (.png, .svg or .pdf).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how well predictors predict: ten folds, and a whole family of models left out."""
-    from cli import predict_table
+    """Evaluate predictors with random tuples left out, and with a whole family of models left out."""
     from farm.pages import plots
-    from farm.prediction.evaluation import evaluate as evaluated
-    from farm.prediction.predictors import RECIPES, recipe
-    from farm.prediction.regressor import needs_scikit_learn
+    from farm.prediction import evaluation
+    from farm.prediction.predictors import PREDICTORS, predictor_spec
+    from farm.prediction.regressors import needs_scikit_learn
 
-    recipes = [recipe(name) for name in predictors or RECIPES]
+    specs = [predictor_spec(name) for name in predictors or PREDICTORS]
     if png is not None:
         plots.check_path(png)
     if on or across:
-        _held_against(card, torch, on, across, recipes[-1].name if predictors else "", as_json)
+        _evaluate_fitted(card, torch, on, across, specs[-1].name if predictors else "best", as_json)
         return
     needs_scikit_learn()
-    data, models = chosen(card, torch)
-    found, drawn = [], None
-    for one in recipes:
-        evaluation, held = evaluated(one, data, models, folds=folds, curve=curve, say=say)
-        found.append(evaluation)
-        drawn = held
-    read = sum(model.time_us is not None for model in models)
-    about = (
-        f"{len(data)} tuples and {read} whole models of {data.card.model}, torch {data.circumstances.software.torch}"
-    )
-    if as_json:
-        emit_json({"about": about, "key": data.key, "evaluations": [_plain(one.to_json()) for one in found]})
-    else:
-        show(predict_table.evaluations(found, about))
-    if png is not None and drawn is not None:
-        from farm.pages.plots import draw_evaluation
-
-        draw_evaluation(data, drawn, png, f"{recipes[-1].name}: {about}")
+    data, models = training_set(card, torch)
+    found = [evaluation.evaluate(spec, data, models, folds=folds, curve=curve, say=say) for spec in specs]
+    whole = sum(model.time_us is not None for model in models)
+    about = _about(data).replace("tuples", f"tuples and {whole} whole models", 1)
+    _show_evaluations([one for one, _ in found], data, about, as_json, "a family of models left out")
+    if png is not None:
+        plots.draw_evaluation(data, found[-1][1], png, f"{specs[-1].name}: {about}")
         say(f"Drawn to {png}")
 
 
 @app.command()
 @variant_options(without=["batch"])
 def plan(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="What is to be predicted better.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models to predict better.")],
     batch: Annotated[
         list[int] | None, typer.Option("-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32.")
     ] = None,
     given: dict[str, Any] = {},  # noqa: B006 - replaced by options
-    tuples: Annotated[int, typer.Option("-n", "--tuples", min=1, help="How many to read.")] = 60,
+    tuples: Annotated[int, typer.Option("-n", "--tuples", min=1, help="Number of tuples to measure.")] = 60,
     card: Card = "",
     torch: Torch = "",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the measurement file there.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which readings would lower the error of some models most, as a measurement file for `farm run -f`."""
-    from cli import predict_table
+    """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""
+    from cli import prediction_tables
     from cli.estimate import estimated
     from farm.errors import UsageError
     from farm.estimate import next_measurements
+    from farm.estimate.query import EstimateQuery
     from farm.models import catalog
     from farm.requests.partial_request import default_dtype
 
-    estimates = []
-    for name in models:
-        for size in batch or [32]:
-            variant = catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
-            estimates.append(estimated(variant, card, torch))
+    variants = [
+        catalog.variant(name, size, **{"dtype": default_dtype(name, "cuda"), **given})
+        for name in models
+        for size in batch or [32]
+    ]
+    estimates = [estimated(variant, EstimateQuery(card, torch=torch)) for variant in variants]
     if not any(one.total_time for one in estimates):
         raise UsageError(
-            f"No predictor is kept for {estimates[0].card_model}, which would say what it is unsure of.",
+            f"There is no predictor of {estimates[0].card_model}, so the uncertain tuples are unknown.",
             "Fit one: farm predict fit --card ...",
         )
     found = next_measurements.plan(estimates, tuples)
@@ -186,52 +166,55 @@ def plan(
             raise UsageError(f"'{out}' cannot be written: {error.strerror or error}.", "Name another file.") from error
     if as_json:
         emit_json(found.to_json())
-    elif not found.wishes:
+    elif not found.proposals:
         say("Readings cover every tuple of these models.")
     else:
-        show(predict_table.plan(found))
+        show(prediction_tables.plan(found))
         say(f"farm run -f {out}" if out is not None else "--out FILE writes the measurement file.")
 
 
-def _held_against(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
-    """A predictor that has learnt, against readings that it has not learnt from."""
-    from cli import predict_table
+def _evaluate_fitted(card: str, torch: str, on: str, across: str, predictor: str, as_json: bool) -> None:
+    """Compare a fitted predictor with readings that it has not learned."""
     from farm.errors import UsageError
-    from farm.estimate.training_set import learnt_from, opened
-    from farm.prediction import predictor_store
-    from farm.prediction.evaluation import across_cards, held_against
-    from farm.prediction.predictors import recipe
+    from farm.estimate import query
+    from farm.prediction import evaluation, stored_predictor
+    from farm.prediction.predictors import predictor_spec
 
     if across:
-        learnt, _ = chosen(card, torch)
-        data, models = chosen(across, "")
-        found, about = (
-            across_cards(recipe(predictor or "best"), learnt, data, models),
-            f"learnt from {learnt.card.model}",
-        )
+        train, _ = training_set(card, torch)
+        data, models = training_set(across, "")
+        found = evaluation.across_cards(predictor_spec(predictor), train, data, models)
+        about = f"learned from {train.card.model}"
     else:
-        with opened(on).read() as session:
-            data, models = learnt_from(session, card, torch)
-        protocol = data.circumstances.protocol
-        there = predictor_store.find(
-            folders(), data.card.model, data.circumstances.software.torch, protocol.launch, protocol.tf32
+        with query.database_at(on).read() as session:
+            everything, models = query.training_set(session, card, torch)
+        protocol = everything.conditions.protocol
+        stored = stored_predictor.find(
+            stored_predictor.folders(),
+            everything.card.model,
+            everything.conditions.software.torch,
+            protocol.launch,
+            protocol.tf32,
         )
-        if there is None:
-            raise UsageError(f"No predictor is kept for {data.card.model}.", "Fit one: farm predict fit --card ...")
-        new = data.where([not learnt for learnt in there.has_learnt(call.operator_id for call in data.calls)])
-        found = held_against(there.fitted, new, models, there.calibration, data)
-        data, about = new, f"kept in {there.path}"
-    about = f"{len(data)} tuples of {data.card.model}, torch {data.circumstances.software.torch}; {found.predictor}, {about}"
+        if stored is None:
+            raise UsageError(
+                f"There is no predictor of {everything.card.model}.", "Fit one: farm predict fit --card ..."
+            )
+        data = everything.where(~stored.has_learned(call.operator_id for call in everything.calls))
+        found = evaluation.evaluate_fitted(stored.fitted, data, models, stored.calibration, everything)
+        about = f"stored in {stored.path}"
+    about = f"{_about(data)}; {found.predictor}, {about}"
+    _show_evaluations([found], data, about, as_json, "tuples that were not learned")
+
+
+def _about(data: Dataset) -> str:
+    return f"{len(data)} tuples of {data.card.model}, torch {data.conditions.software.torch}"
+
+
+def _show_evaluations(found: list[Any], data: Dataset, about: str, as_json: bool, left_out: str) -> None:
+    from cli import prediction_tables
+
     if as_json:
-        emit_json({"about": about, "key": data.key, "evaluations": [_plain(found.to_json())]})
+        emit_json({"about": about, "key": data.key, "evaluations": [one.to_json() for one in found]})
     else:
-        show(predict_table.evaluations([found], about, "tuples that were not learnt from"))
-
-
-def _plain(tree: Any) -> Any:
-    """Without what is not a number, which JSON lacks."""
-    if isinstance(tree, dict):
-        return {key: _plain(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_plain(value) for value in tree]
-    return None if isinstance(tree, float) and tree != tree else tree
+        show(prediction_tables.evaluations(found, about, left_out))

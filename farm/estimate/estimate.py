@@ -1,15 +1,14 @@
-"""What a model costs on a card from readings alone, without running it.
+"""The cost of a model on a card from readings alone, without running it.
 
-The sum is the one that verdicts are made of (`farm.verdict.aggregate`), and it is of one method and one software: of the
-readings that are there, those taken together are the set that covers most of the model. What no reading covers is listed and
-left out, unless a predictor is named to fill it; that part is then told apart.
+The sum is that of verdicts (`farm.verdict.aggregate`). Tuples without a reading are listed and left out, unless a
+predictor fills them; predictions are reported apart from readings.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,43 +16,78 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.errors import Ambiguous, UsageError, did_you_mean
-from farm.estimate.per_token import PerToken, per_token
-from farm.operators.roofline import Roofline, roofline_of
-from farm.prediction.predictor import Asked, Predicted, Predictor, Range
+from farm.errors import UsageError
+from farm.estimate.readings import card_model_named, peaks_of, select_for_model, tuples_of, without_readings
+from farm.prediction.stored_predictor import NeededTuple, PredictedValue, Predictions, Predictor
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
-from farm.store.content import classes
-from farm.store.reuse import tells_others
-from farm.store.rows import in_batches
-from farm.types.label import label_of
+from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
-from farm.verdict.figures import Figure, Part, ReadingView, Whole
+from farm.verdict.figures import Figure
 
-SECONDS_A_TUPLE = 1.4  # of card time, where the database has no reading to tell: the median on an H200
+SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A tuple that no reading covers. `share` is of the model's estimated cost."""
+class PerToken:
+    """Tokens a second and energy a token.
+
+    A pass has `tokens` tokens: of a prompt or text, or one of each decoded sequence. A figure is None if the time or
+    energy is unknown.
+    """
+
+    tokens: int
+    tokens_per_s: float | None
+    energy_per_token_mj: float | None
+
+    @classmethod
+    def of(cls, variant: Variant | None, time: Figure | None, energy: Figure | None) -> PerToken:
+        """
+        Args:
+            time, energy: of one whole pass, in us and mJ.
+        """
+        if variant is None or not variant.tokens:
+            return cls(0, None, None)
+        tokens_per_s = variant.tokens / time.value * 1e6 if time and time.value else None
+        return cls(variant.tokens, tokens_per_s, energy.value / variant.tokens if energy else None)
+
+    def __str__(self) -> str:
+        """``8 tokens a pass: 12.3 k tokens/s, 4.2 mJ a token``; "" for a model without tokens."""
+        if not self.tokens:
+            return ""
+        figures = [f"{count_of(self.tokens_per_s, '').strip()} tokens/s"] if self.tokens_per_s else []
+        figures += [f"{quantity(self.energy_per_token_mj, ENERGY)} a token"] if self.energy_per_token_mj else []
+        a_pass = f"{self.tokens} {plural('token', self.tokens)} a pass"
+        return f"{a_pass}: {', '.join(figures)}" if figures else a_pass
+
+
+@dataclass(frozen=True)
+class MissingTuple:
+    """A tuple without a reading.
+
+    Attributes:
+        share: of the model's estimated cost.
+        predicted_us: one call; None without a predictor. Low and high are its 90 % interval.
+        known: whether its operator type has a reading; None without a predictor.
+    """
 
     operator_id: str
     operator: str
     label: str
     calls: int
     share: float
-    predicted_us: float | None = None  # one call, where a predictor was asked
-    predicted_low_us: float | None = None  # of the 90 % interval
+    predicted_us: float | None = None
+    predicted_low_us: float | None = None
     predicted_high_us: float | None = None
     predicted_mj: float | None = None
-    known: bool | None = None  # some reading is of its operator type; None: no predictor was asked
+    known: bool | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A model's cost. Figures are of one pass over the covered part; half-widths of the 95 % interval."""
+    """The cost of one pass of a model. Figures are of the covered part, with half-widths of the 95 % interval."""
 
     variant: Variant
     card_model: str
@@ -65,11 +99,11 @@ class Estimate:
     coverage: float  # share of the estimated cost
     time: Figure
     energy: Figure | None
-    whole_time: Figure | None  # of the whole model, where a reading of it is there
+    whole_time: Figure | None  # the whole model, if it has a reading
     whole_energy: Figure | None
-    predicted_us: float | None  # of the rest, where a predictor was asked
+    predicted_us: float | None  # the rest, if there is a predictor
     predictor: str
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingTuple, ...]  # largest share first
     measuring_rest_s: float  # card time
     other_data_calls: int  # calls whose class of data has no reading, taken from another class
     flags: Mapping[str, int]
@@ -77,179 +111,78 @@ class Estimate:
     oldest_at_s: float | None
     notes: tuple[str, ...]
     predicted_mj: float | None = None
-    total_time: Range | None = None  # readings and predictions together, with the 90 % interval
-    total_energy: Range | None = None
-    specs: Mapping[str, Any] = field(default_factory=dict)  # of missing tuples by id; no part of the JSON
+    total_time: PredictedValue | None = None  # readings and predictions together
+    total_energy: PredictedValue | None = None
+    specs: Mapping[str, Any] = field(default_factory=dict)  # of missing tuples by id; not in the JSON
     narrowing: tuple[str, ...] = ()  # ids of missing tuples, those first whose readings would narrow the total most
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time of the total: what was read, what is predicted, and what is predicted of types that nobody has read."""
+        """Shares of the total time: measured, predicted, and predicted of operator types without a reading."""
         total = self.total_time.value if self.total_time else 0.0
         if not total:
             return {}
         unseen = math.fsum((one.predicted_us or 0.0) * one.calls for one in self.missing if one.known is False)
-        predicted = self.predicted_us or 0.0
+        predicted = (self.predicted_us or 0.0) - unseen
         return {
             "measured": self.time.value / total,
-            "predicted": (predicted - unseen) / total,
+            "predicted": predicted / total,
             "unseen_types": unseen / total,
         }
 
     @property
     def per_token(self) -> PerToken:
-        """Of the whole model where it was read, else of the sum where readings cover all of it."""
+        """Of the whole model if it has a reading, else of the sum if readings cover all of it."""
         complete = self.covered_tuples == self.tuples
         time, energy = (self.time, self.energy) if complete else (None, None)
-        return per_token(self.variant, self.whole_time or time, self.whole_energy or energy)
+        return PerToken.of(self.variant, self.whole_time or time, self.whole_energy or energy)
+
+    def to_measure(self, most: int | None = None, seconds: float | None = None) -> tuple[str, ...]:
+        """Ids of missing tuples to measure first: by `narrowing`, or without intervals by their share of the cost.
+
+        Args:
+            seconds: card time; at least one tuple is returned.
+
+        Raises:
+            UsageError: readings cover every tuple.
+        """
+        if not self.missing:
+            raise UsageError("Readings cover every tuple: there is nothing left to measure.", "Omit --measure.")
+        order = self.narrowing or tuple(one.operator_id for one in self.missing)
+        each_s = self.measuring_rest_s / len(self.missing)
+        return order[: min(most or len(order), max(1, int(seconds / each_s)) if seconds else len(order))]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
 
-        def pair(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
-            return {
-                f"{name}_{unit}": figure.value if figure else None,
-                f"{name}_half_width_{unit}": figure.half_width if figure else None,
-            }
+        def figure(name: str, unit: str, found: Figure | None) -> dict[str, float | None]:
+            values = (found.value, found.half_width) if found else (None, None)
+            return dict(zip((f"{name}_{unit}", f"{name}_half_width_{unit}"), values, strict=True))
 
-        def ranged(name: str, unit: str, found: Range | None) -> dict[str, float | None]:
-            return {
-                f"{name}_{unit}": found.value if found else None,
-                f"{name}_low_{unit}": found.low if found else None,
-                f"{name}_high_{unit}": found.high if found else None,
-            }
+        def interval(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
+            values = (found.value, found.low, found.high) if found else (None, None, None)
+            return dict(zip((f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"), values, strict=True))
 
+        plain = ["tuples", "covered_tuples", "coverage", "predicted_us", "predictor", "predicted_mj", "shares"]
+        plain += ["measuring_rest_s", "other_data_calls", "oldest_at_s", "card_model", "method"]
         return {
+            **{name: getattr(self, name) for name in plain},
             "variant": self.variant.to_json(),
-            "card_model": self.card_model,
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            "method": self.method,
-            "tuples": self.tuples,
-            "covered_tuples": self.covered_tuples,
-            "coverage": self.coverage,
-            **pair("time", "us", self.time),
-            **pair("energy", "mj", self.energy),
-            **pair("whole_time", "us", self.whole_time),
-            **pair("whole_energy", "mj", self.whole_energy),
+            **figure("time", "us", self.time),
+            **figure("energy", "mj", self.energy),
+            **figure("whole_time", "us", self.whole_time),
+            **figure("whole_energy", "mj", self.whole_energy),
             **asdict(self.per_token),
-            "predicted_us": self.predicted_us,
-            "predictor": self.predictor,
-            "predicted_mj": self.predicted_mj,
-            **ranged("total_time", "us", self.total_time),
-            **ranged("total_energy", "mj", self.total_energy),
-            "shares": self.shares,
+            **interval("total_time", "us", self.total_time),
+            **interval("total_energy", "mj", self.total_energy),
             "narrowing": list(self.narrowing),
             "missing": [asdict(entry) for entry in self.missing],
-            "measuring_rest_s": self.measuring_rest_s,
-            "other_data_calls": self.other_data_calls,
             "flags": dict(self.flags),
             "origins": dict(self.origins),
-            "oldest_at_s": self.oldest_at_s,
             "notes": list(self.notes),
         }
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One tuple of a model: calls in each class of data ("" where that is not known)."""
-
-    operator_id: str
-    short_name: str
-    label: str
-    flops: int
-    bytes_moved: int
-    calls: Mapping[str, int]
-    spec: dict[str, Any]
-
-
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
-_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
-
-
-def card_model_named(session: Session, word: str) -> str:
-    """The one card model with readings that a word is part of; without a word, the only one there is.
-
-    Raises:
-        UsageError: none; Ambiguous: several.
-    """
-    real = sqlalchemy.select(_CARD.model).where(_CARD.kind != "simulated")  # whose figures are of no card
-    models = sorted(set(session.scalars(real.distinct())))
-    found = [model for model in models if word.lower() in model.lower()]
-    found = [model for model in found if model.lower() == word.lower()] or found
-    if len(found) == 1:
-        return found[0]
-    known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
-    if not found:
-        raise UsageError(f"The database has no card '{word}'.", did_you_mean(word, models) or known)
-    raise Ambiguous(
-        f"'{word}' is part of several card models." if word else "The database has several card models.",
-        f"Choose with --card: {', '.join(found[:8])}.",
-    )
-
-
-def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
-    """The kind of a card model, and its peaks as its fingerprint or else its data sheet has them."""
-    cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()
-    fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
-    return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
-
-
-def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[Wanted]:
-    """The tuples of a model: as a stored capture has them, with the classes of data that were seen; otherwise extracted now.
-
-    Raises:
-        CaptureError: it cannot be extracted.
-    """
-    if stored := stored_tuples(session, variant, device_type, launch):
-        return stored
-    from farm.training.extract import extract
-
-    apart = extract(variant, device_type=device_type)
-    return [
-        Wanted(
-            id_,
-            spec.short_name,
-            label_of(spec),
-            apart.costs[id_].flops,
-            apart.costs[id_].bytes,
-            {"": apart.capture.counts[id_]},
-            spec.to_json(),
-        )
-        for id_, spec in apart.capture.tuples.items()
-    ]
-
-
-def stored_tuples(session: Session, variant: Variant, device_type: str, launch: str) -> list[Wanted]:
-    """The tuples of a model as a stored capture has them, best of the same launch; none where there is no capture."""
-    stored = session.scalars(
-        sqlalchemy.select(_CAPTURE.id)
-        .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
-        .order_by(
-            _CAPTURE.launch != launch, _CAPTURE.origin.like(tables.IMPORTED + "%"), _CAPTURE.origin, _CAPTURE.id.desc()
-        )
-    ).first()
-    if stored is None:
-        return []
-    calls: dict[str, dict[str, int]] = defaultdict(dict)
-    for (operator_id, data), number in classes(session, stored, "seen").items():
-        calls[operator_id][data] = number
-    names = ("id", "short_name", "label", "flops", "bytes_moved", "spec")
-    rows = {
-        row.id: row
-        for batch in in_batches(calls)
-        for row in session.execute(
-            sqlalchemy.select(*(_OPERATOR[name] for name in names)).where(_OPERATOR.id.in_(batch))
-        )
-    }
-    return [
-        Wanted(row.id, row.short_name, row.label, row.flops, row.bytes_moved, calls[row.id], row.spec)
-        for row in (rows[operator_id] for operator_id in calls)
-    ]
 
 
 def estimate(
@@ -262,278 +195,121 @@ def estimate(
     predictor: Predictor | None = None,
     notes: Sequence[str] = (),
 ) -> Estimate:
-    """What one pass of a model costs, from the readings of its tuples.
+    """Estimate the cost of one pass of a model from the readings of its tuples.
 
     Args:
         card: part of the card's model.
-        protocol: launch, residency and numeric flags; what suits the card if None. Its data policy does not count: each
-            call is taken in the class of data that was seen there, or in another where that has no reading.
-        torch: a version, or its beginning; the one that covers most if "".
-        predictor: fills what no reading covers; None leaves it out. One of a software answers where no reading covers anything.
-        notes: to be told beside the others where it was asked.
+        protocol: launch, residency and numeric flags; the usual ones of the card if None. Its class of data is ignored:
+            each call has the class that the model showed, or another one if that has no reading.
+        torch: a version, or its beginning; "" for the one that covers most.
+        predictor: fills tuples without a reading; None leaves them out. One that has a software also answers for
+            a model without any reading.
+        notes: about the predictor; kept if tuples are missing.
 
     Raises:
-        UsageError: no such card, several, or no reading of any of the model's tuples.
+        UsageError: there is no such card, several, or no reading of any of the model's tuples.
         CaptureError: see `tuples_of`.
     """
     model = card_model_named(session, card)
-    tf32 = protocol is not None and protocol.tf32
-    kind, roofline = peaks_of(session, model, variant.computes_in, tf32)
+    kind, roofline = peaks_of(session, model, variant.computes_in, protocol is not None and protocol.tf32)
     protocol = protocol or Protocol(launch="eager" if kind == "cpu" else "graph")
-    wanted = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch)
-    weight = {
-        one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * sum(one.calls.values()) for one in wanted
-    }
-    taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline, torch)
-    software = _software(session, taken.software_id) if taken else predictor.software if predictor else None
-    if software is not None and not software.torch.startswith(torch):  # a predictor of another than was asked for
-        software = None
-    if taken is None and predictor is not None and software is not None:  # it answers for all of it
-        taken = Taken(predictor.method, software.id, _parts(wanted, {}, {}, roofline)[0], {}, [], 0, 0)
-    if taken is None or software is None:
+    needed = tuples_of(session, variant, "cpu" if kind == "cpu" else "cuda", protocol.launch)
+    weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
+    selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
+    if selected:
+        software = _software(session, selected.software_id)
+    elif predictor and predictor.software and predictor.software.torch.startswith(torch):
+        software = predictor.software
+        selected = without_readings(needed, predictor.method, software.id, roofline)
+    else:
         about = f" under {protocol.launch} launch" + (f" and torch {torch}" if torch else "")
-        data = default_data(kind, variant.step)
-        measuring = command_of(Request(variant=variant, protocol=protocol.with_data(data)))
+        request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
+        command = command_of(request).removesuffix(" --reuse none")
         raise UsageError(
             f"No reading of {model}{about} is of a tuple of {variant}.",
-            f"Measure it: {measuring.removesuffix(' --reuse none')}; or import another farm's readings with `farm import`.",
+            f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )
-    parts, used, wholes = taken.parts, taken.rows, taken.wholes
-    summed = aggregate(parts, wholes, target=0.95, launch=protocol.launch)
-    everything = math.fsum(weight.values())
-    lacking = [one for one in wanted if one.operator_id not in used]
-    predicted = _predicted(predictor, lacking, wanted) if predictor else None
-    missing = [
-        _missing(one, weight[one.operator_id] / everything, predicted, place) for place, one in enumerate(lacking)
-    ]
+    parts = selected.parts
+    summed = aggregate(parts, selected.wholes, target=0.95, launch=protocol.launch)
     time, energy = summed.time.total, summed.energy.total if summed.energy else None
-    notes = list(notes) if lacking else []
+    missing = [one for one in needed if one.operator_id not in selected.rows]
+    predicted = predictor.predict(missing, needed) if predictor else None
+    notes = list(notes) if missing else []
     bursts = [
         part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
         for part in parts
         if part.reading and part.reading.details.burst
     ]
-    if bursts and not wholes:
-        # Which of its two states the model would be in, only a reading of the whole says.
+    if bursts and not selected.wholes:
+        # Only a reading of the whole model shows which of its two states the model would be in.
         time = Figure(time.value, time.half_width + math.fsum(bursts))
         notes.append(
-            f"{len(bursts)} tuples hit the power limit when looped: the interval holds their time in bursts, too."
+            f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
         )
-    if taken.others:
-        notes.append(f"Readings of {taken.others} other methods or software are there, and were not mixed in.")
-    readings = list({row.id: row for row in used.values()}.values())
-    if used and lacking and predictor and predictor.software and predictor.software.id != software.id:
-        notes.append(f"Predictions are for torch {predictor.software.torch}, the readings of torch {software.torch}.")
-    totals = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
+    if selected.other_sets:
+        notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
+    readings = list({row.id: row for rows in selected.rows.values() for row in rows}.values())
+    if readings and missing and predictor and predictor.software and predictor.software.id != software.id:
+        notes.append(f"Predictions are for torch {predictor.software.torch}, readings for torch {software.torch}.")
+    measuring_s = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
+    everything = math.fsum(weight.values())
+    listed = [
+        _missing(one, weight[one.operator_id] / everything, predicted, place) for place, one in enumerate(missing)
+    ]
+    predicted_energy = predicted.energy_mj if predicted else None
+    measured_energy = energy if selected.rows else Figure(0.0)
+    rest_energy = predicted_energy if missing else PredictedValue(0.0, 0.0, 0.0)
     return Estimate(
         variant=variant,
         card_model=model,
         protocol=protocol,
         software=software,
-        method=taken.method,
-        tuples=len(wanted),
-        covered_tuples=len(used),
-        coverage=math.fsum(weight[id_] for id_ in used) / everything,
+        method=selected.method,
+        tuples=len(needed),
+        covered_tuples=len(selected.rows),
+        coverage=math.fsum(weight[id_] for id_ in selected.rows) / everything,
         time=time,
         energy=energy,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
         predicted_us=predicted.time_us.value if predicted else None,
         predictor=predictor.name if predictor else "",
-        missing=tuple(sorted(missing, key=lambda entry: (-entry.share, entry.label))),
-        measuring_rest_s=len(missing) * (statistics.median(totals) if totals else SECONDS_A_TUPLE),
-        other_data_calls=taken.other_data_calls,
+        missing=tuple(sorted(listed, key=lambda entry: (-entry.share, entry.label))),
+        measuring_rest_s=len(missing) * (statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE),
+        other_data_calls=selected.other_data_calls,
         flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
         origins=dict(Counter(row.origin for row in readings)),
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
         notes=tuple(notes),
-        predicted_mj=predicted.energy_mj.value if predicted and predicted.energy_mj else None,
-        total_time=_together(time, predicted.time_us) if predicted else None,
-        total_energy=_together(
-            energy if used else Figure(0.0), predicted.energy_mj if lacking else Range(0.0, 0.0, 0.0)
-        )
-        if predicted
-        else None,
-        specs={one.operator_id: one.spec for one in lacking},
-        narrowing=tuple(lacking[place].operator_id for place in predicted.narrowing) if predicted else (),
+        predicted_mj=predicted_energy.value if predicted_energy else None,
+        total_time=_total(time, predicted.time_us) if predicted else None,
+        total_energy=_total(measured_energy, rest_energy) if predicted else None,
+        specs={one.operator_id: one.spec for one in missing},
+        narrowing=tuple(missing[place].operator_id for place in predicted.narrowing) if predicted else (),
     )
 
 
 def _software(session: Session, software_id: str) -> Software:
-    row = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id == software_id)).one()
+    columns = tables.Software.__table__.c  # type: ignore[attr-defined]
+    row = session.execute(sqlalchemy.select(*columns).where(columns.id == software_id)).one()
     return Software(**{name: value for name, value in row._mapping.items() if name != "id"})
 
 
-def _predicted(predictor: Predictor, lacking: Sequence[Wanted], wanted: Sequence[Wanted]) -> Predicted:
-    def asked(some: Sequence[Wanted]) -> list[Asked]:
-        return [
-            Asked(one.operator_id, one.short_name, one.flops, one.bytes_moved, one.spec, sum(one.calls.values()))
-            for one in some
-        ]
-
-    return predictor.predict(asked(lacking), asked(wanted))
-
-
-def _missing(one: Wanted, share: float, predicted: Predicted | None, place: int) -> Missing:
-    calls = sum(one.calls.values())
+def _missing(one: NeededTuple, share: float, predicted: Predictions | None, place: int) -> MissingTuple:
+    entry = (one.operator_id, one.short_name, one.label, one.all_calls, share)
     if predicted is None:
-        return Missing(one.operator_id, one.short_name, one.label, calls, share)
-    told = predicted.calls[place]
-    return Missing(
-        one.operator_id,
-        one.short_name,
-        one.label,
-        calls,
-        share,
-        told.time_us.value,
-        told.time_us.low,
-        told.time_us.high,
-        told.energy_mj.value if told.energy_mj else None,
-        told.known,
-    )
+        return MissingTuple(*entry)
+    call = predicted.calls[place]
+    time, energy = call.time_us, call.energy_mj
+    return MissingTuple(*entry, time.value, time.low, time.high, energy.value if energy else None, call.known)
 
 
-def _together(read: Figure | None, predicted: Range | None) -> Range | None:
-    """What was read and what is predicted: their intervals are added, as if both were wrong in the same way."""
-    if read is None or predicted is None:
+def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:
+    """Readings and predictions together. Their intervals are added, as if both were wrong in the same way."""
+    if measured is None or predicted is None:
         return None
+    value = measured.value + predicted.value
     if predicted.low is None or predicted.high is None:
-        return Range(read.value + predicted.value)
-    return Range(
-        read.value + predicted.value,
-        read.value - read.half_width + predicted.low,
-        read.value + read.half_width + predicted.high,
-    )
-
-
-@dataclass(frozen=True)
-class Taken:
-    """The readings of one method and one software that cover most of a model's cost.
-
-    Attributes:
-        rows: by tuple.
-        others: how many other methods and software there are readings of.
-        other_data_calls: calls whose class of data has no reading, taken from another class.
-    """
-
-    method: int
-    software_id: str
-    parts: list[Part]
-    rows: Mapping[str, Any]
-    wholes: list[Whole]
-    others: int
-    other_data_calls: int
-
-
-def readings_taken(
-    session: Session,
-    variant: Variant,
-    wanted: Sequence[Wanted],
-    weight: Mapping[str, float],
-    card_model: str,
-    protocol: Protocol,
-    roofline: Roofline,
-    torch: str = "",
-) -> Taken | None:
-    """What there is of a model's tuples on one model of card; None where no reading is of a tuple that weighs anything.
-
-    Args:
-        weight: the cost of all calls of a tuple, by its id.
-    """
-    data_of = _protocols_like(session, protocol)
-    sets = _sets(session, [one.operator_id for one in wanted] + [variant.id], card_model, list(data_of), torch)
-    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
-        return None
-
-    def covered(key: tuple[int | None, str]) -> tuple[float, float]:
-        subjects = {subject for subject, _ in sets[key]}
-        newest = max(row.created_at_s for row in sets[key].values())
-        return math.fsum(weight.get(subject, 0.0) for subject in subjects), newest
-
-    method, software_id = chosen = max(sets, key=covered)
-    rows = sets[chosen]
-    parts, used, other = _parts(wanted, rows, data_of, roofline)
-    whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
-    wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
-    return Taken(method or 0, software_id, parts, used, wholes, len(sets) - 1, other)
-
-
-def _protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
-    """Protocol id -> class of data, of all that differ from this one in nothing else."""
-    wanted = {**protocol.to_json(), "data": None}
-    rows = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)).all()
-    return {row.id: row.spec["data"] for row in rows if row.spec and {**row.spec, "data": None} == wanted}
-
-
-_ROW = [
-    "id",
-    "subject_id",
-    "card_id",
-    "software_id",
-    "protocol_id",
-    "method",
-    "origin",
-    "created_at_s",
-    "time_us",
-    "time_half_width_us",
-    "energy_mj",
-    "energy_half_width_mj",
-    "idle_power_w",
-    "base_power_w",
-    "sm_clock_mhz",
-    "throttle_reasons",
-    "flags",
-    "details",
-    "cost_s",
-]
-
-Rows = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
-
-
-def _sets(
-    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
-) -> dict[tuple[int | None, str], Rows]:
-    """Readings by method and software. Sound ones alone, and none of a study, whose windows are its own."""
-    from farm.exchange.filters import parse, select_readings
-
-    about = [_READING.card_model == model, _READING.protocol_id.in_(protocol_ids), _READING.simulated.is_(False)]
-    if torch:
-        about += select_readings(session, parse([f"torch={torch}"])).conditions
-    found: dict[tuple[int | None, str], Rows] = defaultdict(dict)
-    for batch in in_batches(subjects):
-        query = sqlalchemy.select(*(_READING[name] for name in _ROW)).where(*about, _READING.subject_id.in_(batch))
-        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
-            if row.method is not None and tells_others(row.flags):
-                found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
-    return found
-
-
-def _parts(
-    wanted: Sequence[Wanted], rows: Rows, data_of: Mapping[str, str], roofline: Any
-) -> tuple[list[Part], dict[str, Any], int]:
-    """Parts of a sum, the readings they take by tuple, and how many calls are taken in another class of data than seen."""
-    by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (subject, protocol_id), row in rows.items():
-        by_subject[subject][data_of[protocol_id]] = row
-    parts, used, other = [], {}, 0
-    for one in wanted:
-        there = by_subject.get(one.operator_id, {})
-        for data, calls in one.calls.items():
-            row = there.get(data) or there.get("normal") or next(iter(there.values()), None)
-            if row is not None:
-                used[one.operator_id] = row
-                other += calls if data and data not in there else 0
-            parts.append(
-                Part(
-                    operator_id=one.operator_id,
-                    short_name=one.short_name,
-                    label=one.label,
-                    count=calls,
-                    flops=one.flops,
-                    bytes_moved=one.bytes_moved,
-                    estimated_us=roofline.estimate_us(one.flops, one.bytes_moved),
-                    reading=ReadingView.of(row) if row is not None else None,
-                    data=data,
-                )
-            )
-    return parts, used, other
+        return PredictedValue(value)
+    low, high = measured.value - measured.half_width, measured.value + measured.half_width
+    return PredictedValue(value, low + predicted.low, high + predicted.high)

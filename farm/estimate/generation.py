@@ -1,8 +1,9 @@
-"""What a text costs that a model writes: the prompt, and then token by token beside a cache that grows.
+"""The cost of a text that a model generates: the prompt, and then token by token with a growing cache.
 
-A sum over phases, from readings of a prefill and of decodes at a few lengths of the cache. What a decode costs between these
-lengths is taken from the line between them, as attention reads the cache once and all else does not know of it; beyond them,
-from the nearest line, or with one length alone as there. Nothing between the phases is counted: sampling, tokenizing, the host.
+A sum over phases, from readings of a prefill and of decodes at a few lengths of the cache. Between these lengths the
+cost of a decode is interpolated on a line, because attention reads the cache once and nothing else depends on it.
+Beyond them the nearest line is extended; with one length alone its cost is used. Sampling, tokenizing and other host
+work between the phases are not counted.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from farm.verdict.figures import Figure
 
 @dataclass(frozen=True)
 class Generation:
-    """`time` and `energy` are of a prompt and `tokens` tokens after the first, of the whole batch; half-widths of the 95 %
-    interval, as if all of them were wrong in the same way."""
+    """The cost of a prompt and of `tokens` more tokens after the first, of the whole batch.
+
+    Half-widths of the 95 % intervals are added, as if all parts were wrong in the same way.
+    """
 
     prefill: Estimate
-    decodes: tuple[Estimate, ...]  # by the length of the cache, rising
+    decodes: tuple[Estimate, ...]  # by increasing length of the cache
     tokens: int  # of each sequence
     time: Figure
     energy: Figure | None
@@ -37,7 +40,7 @@ class Generation:
 
     @property
     def tokens_per_s(self) -> float:
-        """That are written, of all sequences in the batch."""
+        """Generated tokens of all sequences in the batch."""
         return self.prefill.variant.batch * self.tokens / self.time.value * 1e6
 
     @property
@@ -65,23 +68,23 @@ def generation(
     """
     Args:
         prompt: the variant of the prefill.
-        tokens: that each sequence goes on with after the first, which the prefill gives.
-        card, protocol, torch: as of `farm.estimate.estimate.estimate`.
+        tokens: tokens of each sequence after the first one, which the prefill gives.
+        card, protocol, torch: see `farm.estimate.estimate.estimate`.
 
     Raises:
         UsageError: no tokens; no reading of the prefill, or of any decode of that model, batch and dtype.
     """
     if tokens < 1 or prompt.phase != "prefill":
         raise UsageError(
-            f"{prompt} does not go on with a text of {tokens} tokens.",
-            "Give --generate 100, say, of a model that decodes.",
+            f"{prompt} cannot generate {tokens} tokens.",
+            "Give for instance --generate 100, with a model that decodes.",
         )
     prefill = estimate(session, prompt, card, protocol=protocol, torch=torch)
     decodes = []
     for variant in _decodes_of(session, prompt):
         try:
             decodes.append(estimate(session, variant, prefill.card_model, protocol=protocol, torch=torch))
-        except UsageError:  # that one was never read on this card
+        except UsageError:  # no reading on this card
             continue
     first, last = prompt.length + 1, prompt.length + tokens
     if not decodes:
@@ -91,18 +94,16 @@ def generation(
             f"Measure some: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
         )
     caches = [found.variant.cache for found in decodes]
-    notes = ["Each decode is interpolated over the length of its cache, between those that were read."]
+    notes = ["The cost of each decode is interpolated between the measured lengths of the cache."]
     if first < caches[0] or last > caches[-1] or len(caches) == 1:
-        notes.append(
-            f"Caches of {first} to {last} tokens are needed, and {_listed(caches)} were read: beyond is a guess."
-        )
+        needed = f"Caches of {first} to {last} tokens are needed"
+        notes.append(f"{needed}, and {_listed(caches)} were measured; the rest is extrapolated.")
     if short := [found for found in (prefill, *decodes) if found.whole_time is None and found.coverage < 1]:
         notes.append(
             f"Readings do not cover all of {_listed([str(found.variant) for found in short])}: the sum is too low."
         )
-    energies = [_energy(found) for found in (prefill, *decodes)]
     time = _summed(prefill, decodes, first, last, lambda found: found.whole_time or found.time)
-    energy = _summed(prefill, decodes, first, last, _energy) if all(energies) else None
+    energy = _summed(prefill, decodes, first, last, lambda found: found.whole_energy or found.energy)
     assert time is not None
     return Generation(prefill, tuple(decodes), tokens, time, energy, tuple(notes))
 
@@ -111,17 +112,13 @@ def _listed(values: Sequence[Any]) -> str:
     return ", ".join(map(str, values))
 
 
-def _energy(found: Estimate) -> Figure | None:
-    return found.whole_energy or found.energy
-
-
 def _decodes_of(session: Session, prompt: Variant) -> list[Variant]:
-    """What the database has of the same model, by the length of the cache."""
+    """The decodes of the same model in the database, by the length of the cache."""
     row = tables.ModelVariant
     found = session.exec(select(row).where(row.model == prompt.model, row.phase == "decode", row.batch == prompt.batch))
     names = [one.name for one in dataclasses.fields(Variant)]
     variants = [Variant(**{name: getattr(one, name) for name in names}) for one in found]
-    # Its text is a token each, whatever that of the prompt.
+    # A decode has one token of each sequence.
     alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
     return sorted(
         (one for one in variants if dataclasses.replace(one, cache=0, text="") == alike), key=lambda one: one.cache
@@ -132,13 +129,11 @@ def _summed(
     prefill: Estimate, decodes: Sequence[Estimate], first: int, last: int, figure: Callable[[Estimate], Figure | None]
 ) -> Figure | None:
     caches = [found.variant.cache for found in decodes]
-    figures = [figure(found) for found in (prefill, *decodes)]
-    known = [one for one in figures if one is not None]
-    if len(known) < len(figures):
+    figures = [found for one in (prefill, *decodes) if (found := figure(one)) is not None]
+    if len(figures) <= len(decodes):
         return None
-    of_prompt, *of_decodes = known
-    values = [one.value for one in of_decodes]
-    half_widths = [one.half_width for one in of_decodes]
+    of_prompt, *of_decodes = figures
+    values, half_widths = [one.value for one in of_decodes], [one.half_width for one in of_decodes]
     lengths = range(first, last + 1)
     return Figure(
         of_prompt.value + math.fsum(_between(caches, values, length) for length in lengths),
@@ -147,7 +142,7 @@ def _summed(
 
 
 def _between(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """On the line through the two places around, or the nearest two."""
+    """The value on the line through the two nearest places."""
     if len(places) == 1:
         return values[0]
     right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)

@@ -1,8 +1,8 @@
-"""What to read next: the tuples whose readings lower the error of a stated set of models most, as a measurement file.
+"""Which tuples to measure next: those whose readings reduce the error of given models most, as a measurement file.
 
-Tuples are ranked by how much of the models' time they are unsure of: calls x time x width of the interval, of each model as a share.
-A tuple beside one that is chosen already - the same type, half to twice its time - counts half, as a reading of the one tells of the other.
-What a sweep can make is written as one; of the rest the model's own operators of that type are asked for.
+Tuples are ranked by their uncertain share of the models' time: calls x time x width of the interval. A tuple similar
+to a chosen one - the same type, half to twice its time - counts half, because a reading of one tells about the other.
+A sweep is written for a tuple if one makes it; for others, the model with the operator's type.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,94 +18,94 @@ from typing import Any
 import yaml
 
 from farm.errors import FarmError
-from farm.estimate.estimate import SECONDS_A_TUPLE, Estimate, Missing
+from farm.estimate.estimate import SECONDS_A_TUPLE, Estimate, MissingTuple
 from farm.operators.sweep import RECIPES
 from farm.types.protocol import Variant
 from farm.types.request import Sweep
 from farm.types.tuple import plain, tensor_references
 
-ALIKE = 0.5  # what a tuple still counts beside one that is chosen
+SIMILAR = 0.5  # the factor on a tuple that is similar to a chosen one
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A tuple to be read: its `gain` is the share of the models' time that is unsure for its sake, of all models together."""
+class ProposedMeasurement:
+    """A tuple to measure.
 
-    entry: Missing
+    Attributes:
+        gain: the uncertain share of the models' time that it causes, the mean over all models.
+        sweep: the sweep that makes it, if there is one.
+    """
+
+    entry: MissingTuple
     gain: float
     models: tuple[str, ...]
-    sweep: Sweep | None  # that makes it, where one does
+    sweep: Sweep | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self.entry, name) for name in ("operator_id", "operator", "label", "predicted_us")},
+            "gain": self.gain,
+            "models": list(self.models),
+            "sweep": {"operator": self.sweep.operator, "grid": self.sweep.grid} if self.sweep else None,
+        }
 
 
 @dataclass(frozen=True)
-class ReadingPlan:
-    wishes: tuple[Wish, ...]
-    unsure: float  # of all tuples that were not read, the sum of what each counts alone
-    seconds: float  # of a card, about
+class MeasurementPlan:
+    """`uncertain` is the sum of the gains of all missing tuples, each alone."""
+
+    proposals: tuple[ProposedMeasurement, ...]
+    uncertain: float
+    seconds: float  # card time, approximate
     file: str  # YAML
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "tuples": [
-                {
-                    "operator_id": wish.entry.operator_id,
-                    "operator": wish.entry.operator,
-                    "label": wish.entry.label,
-                    "gain": wish.gain,
-                    "predicted_us": wish.entry.predicted_us,
-                    "models": list(wish.models),
-                    "sweep": {"operator": wish.sweep.operator, "grid": wish.sweep.grid} if wish.sweep else None,
-                }
-                for wish in self.wishes
-            ],
-            "unsure": self.unsure,
+            "tuples": [one.to_json() for one in self.proposals],
+            "unsure": self.uncertain,
             "card_time_s": self.seconds,
             "file": self.file,
         }
 
 
-def plan(estimates: Sequence[Estimate], most: int) -> ReadingPlan:
+def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
     """
     Args:
         estimates: of the models, with predictions.
-        most: tuples to choose.
+        most: number of tuples to choose.
     """
-    gains: dict[str, float] = {}
-    entries: dict[str, Missing] = {}
-    of_models: dict[str, list[Estimate]] = {}
-    specs: dict[str, Any] = {}
+    gains: dict[str, float] = defaultdict(float)
+    missing_of: dict[str, list[tuple[Estimate, MissingTuple]]] = defaultdict(list)
     for one in estimates:
         total_us = one.total_time.value if one.total_time else 0.0
         for entry in one.missing:
-            if not entry.predicted_us or not entry.predicted_high_us or not total_us:
-                continue
-            width = math.log(entry.predicted_high_us / entry.predicted_us)
-            share = entry.calls * entry.predicted_us * width / total_us / len(estimates)
-            gains[entry.operator_id] = gains.get(entry.operator_id, 0.0) + share
-            entries[entry.operator_id] = entry
-            of_models.setdefault(entry.operator_id, []).append(one)
-            specs[entry.operator_id] = one.specs[entry.operator_id]
-    unsure, left = math.fsum(gains.values()), dict(gains)
-    chosen: list[Wish] = []
+            if entry.predicted_us and entry.predicted_high_us and total_us:
+                width = math.log(entry.predicted_high_us / entry.predicted_us)
+                gains[entry.operator_id] += entry.calls * entry.predicted_us * width / total_us / len(estimates)
+                missing_of[entry.operator_id].append((one, entry))
+    uncertain, left = math.fsum(gains.values()), dict(gains)
+    chosen: list[ProposedMeasurement] = []
     while left and len(chosen) < most:
         best = max(left, key=lambda id_: (left[id_], id_))
-        entry = entries[best]
-        titles = tuple(str(one.variant) for one in of_models[best])
-        chosen.append(Wish(entry, left.pop(best), titles, sweep_of(entry.operator, specs[best], best)))
+        found, entry = missing_of[best][-1]
+        titles = tuple(str(one.variant) for one, _ in missing_of[best])
+        sweep = sweep_of(entry.operator, found.specs[best], best)
+        chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:
-            if _alike(entries[id_], entry):
-                left[id_] *= ALIKE
-    each = [one.measuring_rest_s / len(one.missing) for one in estimates if one.missing]
-    seconds = len(chosen) * (max(each) if each else SECONDS_A_TUPLE)
-    return ReadingPlan(tuple(chosen), unsure, seconds, _file(chosen, of_models))
+            if _similar(missing_of[id_][-1][1], entry):
+                left[id_] *= SIMILAR
+    each_s = [one.measuring_rest_s / len(one.missing) for one in estimates if one.missing]
+    seconds = len(chosen) * max(each_s, default=SECONDS_A_TUPLE)
+    variants = {id_: found[0][0].variant for id_, found in missing_of.items()}
+    return MeasurementPlan(tuple(chosen), uncertain, seconds, _file(chosen, variants))
 
 
-def _alike(one: Missing, other: Missing) -> bool:
+def _similar(one: MissingTuple, other: MissingTuple) -> bool:
     return one.operator == other.operator and 0.5 <= (one.predicted_us or 0.0) / (other.predicted_us or 1.0) <= 2
 
 
 def sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
-    """The sweep of one combination that makes exactly this tuple; None where none does."""
+    """The sweep of one combination that makes exactly this tuple, if there is one."""
     if operator not in RECIPES:
         return None
     from farm.operators.sweep import Expansion
@@ -121,15 +122,15 @@ def sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep 
 
 
 def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a sweep's names would be of a tuple, as far as its shapes tell; a guess that is checked by making it."""
+    """The parameters of a sweep for a tuple, as far as its shapes show: a guess, which the caller checks."""
     recipe, tensors = RECIPES[operator], spec["tensors"]
     trees = [*spec["arguments"], *spec["keywords"].values()]
     shapes = [tensors[index]["shape"] for tree in trees for index in tensor_references(tree)]
     if not shapes or not shapes[0]:
         return None
     first, sizes = shapes[0], recipe.sizes
-    said = {**spec["parameters"], **spec["keywords"]}
-    grid = {name: _single(plain(said[name])) for name in recipe.parameters if name in said}
+    given = {**spec["parameters"], **spec["keywords"]}
+    grid = {name: _single(plain(given[name])) for name in recipe.parameters if name in given}
     floating = [tensor["dtype"] for tensor in tensors if tensor["dtype"] in recipe.dtypes]
     grid["dtype"] = floating[0] if floating else recipe.dtypes[0]
     if "batch" in sizes:
@@ -154,23 +155,23 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _single(value: Any) -> Any:
-    """`[3, 3]` is 3, `[768]` 768; a pair of two sizes stays one."""
+    """`[3, 3]` is 3, `[768]` is 768; two different sizes remain a pair."""
     if isinstance(value, list) and value and all(one == value[0] for one in value):
         return value[0]
     return value
 
 
-def _file(chosen: Sequence[Wish], of_models: Mapping[str, Sequence[Estimate]]) -> str:
-    """A measurement file: a sweep for each tuple that one makes, then models with the types of the others."""
+def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]) -> str:
+    """A measurement file: a sweep for each tuple that one makes, then models with the types of the other tuples."""
     entries: list[dict[str, Any]] = [
-        {"sweep": wish.sweep.operator, "name": wish.entry.label, "grid": _written(wish.sweep.grid)}
-        for wish in chosen
-        if wish.sweep
+        {"sweep": one.sweep.operator, "name": one.entry.label, "grid": _written(one.sweep.grid)}
+        for one in chosen
+        if one.sweep
     ]
-    types: dict[Variant, set[str]] = {}
-    for wish in chosen:
-        if wish.sweep is None:
-            types.setdefault(of_models[wish.entry.operator_id][0].variant, set()).add(wish.entry.operator)
+    types: dict[Variant, set[str]] = defaultdict(set)
+    for one in chosen:
+        if one.sweep is None:
+            types[variants[one.entry.operator_id]].add(one.entry.operator)
     entries += [{**_of_variant(variant), "operators": sorted(names)} for variant, names in types.items()]
     return yaml.safe_dump({"measurements": entries}, sort_keys=False, width=120, allow_unicode=True)
 
@@ -180,11 +181,11 @@ def _written(grid: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_variant(variant: Variant) -> dict[str, Any]:
-    """What was said of it: keys of a measurement file."""
+    """Its options that differ from the defaults, as keys of a measurement file."""
     usual = {field.name: field.default for field in dataclasses.fields(Variant)}
-    told = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
+    found = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
     for name, value in variant.to_json().items():
-        needless = name in (*told, "text", "weights") or (name == "length" and variant.phase == "decode")
-        if not needless and value not in (0, "", None, usual.get(name)):
-            told[name] = value
-    return told
+        omitted = name in (*found, "text", "weights") or (name == "length" and variant.phase == "decode")
+        if not omitted and value not in (0, "", None, usual.get(name)):
+            found[name] = value
+    return found

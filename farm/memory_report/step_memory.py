@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sqlmodel import Session, col, select
 
 from farm.errors import TupleRejected, UsageError, did_you_mean
-from farm.estimate.estimate import Wanted, peaks_of, readings_taken
+from farm.estimate.readings import peaks_of, select_for_model
+from farm.prediction.stored_predictor import NeededTuple
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json, periods_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
@@ -369,7 +370,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
     specs = capture.tuples
     wanted = [
-        Wanted(id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {})
+        NeededTuple(id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {})
         for id_, number in capture.counts.items()
         for spec in (specs[id_],)
     ]
@@ -379,7 +380,7 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     best = replace(found, read_peak=_read_peak(session, variant, *_models(session, found.times)))
     for model in _models(session, found.times):
         roofline = peaks_of(session, model, variant.computes_in)[1]
-        taken = readings_taken(session, variant, wanted, weight, model, protocol, roofline)
+        taken = select_for_model(session, variant, wanted, weight, model, protocol, roofline)
         if taken is None:
             continue
         wholes = [whole.reading for whole in taken.wholes if whole.reading]

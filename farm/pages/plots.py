@@ -18,8 +18,9 @@ from farm.pages import COLOURS, GREY, SHADE
 from farm.types.reading import Trace
 
 if TYPE_CHECKING:
+    from farm.estimate.estimate import Estimate
     from farm.prediction.dataset import Dataset
-    from farm.prediction.evaluation import HeldOut
+    from farm.prediction.evaluation import HeldOutPredictions
 
 _FEW_TICKS = 12  # a logarithmic axis with at most this many values has a tick at each
 _FORMATS = "Name a .png, .svg or .pdf file."
@@ -270,7 +271,7 @@ def _draw_bars(axis: Any, chart: Chart) -> None:
 # ------------------------------------------------------------------------------------------- predictions
 
 
-def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> None:
+def draw_evaluation(data: Dataset, held: HeldOutPredictions, path: Path, title: str) -> None:
     """Draw predicted against measured time by operator family, and the errors of each family of models.
 
     Raises:
@@ -280,9 +281,9 @@ def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> Non
     import numpy as np
 
     errors = held.errors(data, "time_us")
-    finite = np.isfinite(errors.off)
+    finite = np.isfinite(errors.log_ratio)
     measured = np.array([row.time_us for row in data.rows])[finite]
-    predicted, off = held.answers.time_us[finite], 100 * np.expm1(errors.off[finite])
+    predicted, off = held.costs.time_us[finite], 100 * np.expm1(errors.log_ratio[finite])
     kinds = np.array([call.operator_family for call in data.calls])[finite]
     families = sorted(set(errors.families[finite]), reverse=True)  # from bottom to top
     figure, (left, right) = _figure(11, max(5, 0.17 * len(families) + 1), 1, 2)
@@ -305,27 +306,29 @@ def draw_evaluation(data: Dataset, held: HeldOut, path: Path, title: str) -> Non
     _save(figure, path, title)
 
 
-def draw_curve(
-    sizes: Sequence[int],
-    values: Sequence[float],
-    lows: Sequence[float],
-    highs: Sequence[float],
-    path: Path,
-    title: str,
-    unit: str = "ms",
-    name: str = "batch",
-) -> None:
+def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
     """Draw a model's time over a size, with its interval.
+
+    Args:
+        over: batch or length.
 
     Raises:
         UsageError: as of `draw_evaluation`.
     """
     check_path(path)
+    sizes, rows = [getattr(one.variant, over) for one in found], []
+    for one in found:
+        total, time = one.total_time, one.time
+        low, high = time.value - time.half_width, time.value + time.half_width
+        if total and total.low is not None and total.high is not None:
+            low, high = total.low, total.high
+        rows.append((total.value if total else time.value, low, high))
+    values, lows, highs = ([value / 1e3 for value in column] for column in zip(*rows, strict=True))
     figure, (axis,) = _figure(7, 4.5)
     axis.fill_between(sizes, lows, highs, color=SHADE, label="90 % interval")
     axis.plot(sizes, values, ".-", color=COLOURS[0], label="readings and predictions")
-    axis.set(xlabel=name, ylabel=f"time ({unit})", xscale="log", yscale="log")
-    axis.set_xticks(list(sizes), [str(size) for size in sizes])
+    axis.set(xlabel=over, ylabel="time (ms)", xscale="log", yscale="log")
+    axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.legend(frameon=False)
-    _save(figure, path, title)
+    _save(figure, path, f"{found[0].variant.model} on {found[0].card_model}")

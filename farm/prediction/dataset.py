@@ -1,7 +1,8 @@
-"""The data set that predictors are fitted to: one row for each tuple, card model, software and class of data that was read.
+"""The training data of predictors: readings as rows, and measured models to compare predicted sums with.
 
-What a row holds of the call is known before it is read (`farm.prediction.described`); beside it stands what the reading said:
-one call looped, and what a sum takes of it, with what other operators add. Of several readings alike the newest counts.
+A row is one tuple on one card model, software and class of data. Its call is known before it is measured
+(`farm.prediction.call_features`); its figures are those of the newest reading: of one looped call, and the changes
+that a model's sum applies to it.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import sqlalchemy
 from sqlmodel import Session
 
-from farm.prediction import features
-from farm.prediction.card import CardModel, card_model
-from farm.prediction.described import Described, describe
+from farm.prediction import call_features
+from farm.prediction.call_features import CallDescription, describe
+from farm.prediction.families import model_family
+from farm.prediction.tile_roofline import CardModel, card_model
 from farm.store import tables
 from farm.store.reuse import tells_others
 from farm.store.rows import in_batches
-from farm.types.protocol import Protocol, Software
+from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Details
 
 if TYPE_CHECKING:
@@ -32,21 +35,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What readings must have in common to be learnt from together."""
+class Conditions:
+    """What readings must have in common to train one predictor."""
 
     card_model: str
     software: Software
     method: int
-    protocol: Protocol  # the class of data and autograd do not count: they are told by the call
+    protocol: Protocol  # without the class of data and autograd, which are properties of a call
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "card_model": self.card_model,
-            "software": self.software.to_json(),
-            "method": self.method,
-            "protocol": self.protocol.to_json(),
-        }
+        own = {"card_model": self.card_model, "software": self.software.to_json(), "method": self.method}
+        return {**own, "protocol": self.protocol.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -55,43 +54,42 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One tuple as it was read, looped. Figures are of one call, half-widths of the 95 % interval."""
+class TrainingRow:
+    """One tuple as it was measured, looped. Figures are of one call, with half-widths of the 95 % interval."""
 
     reading_id: str
-    call: Described
+    call: CallDescription
     time_us: float
     time_half_width_us: float
     power_w: float | None  # energy over time
     energy_mj: float | None
     energy_half_width_mj: float | None
-    neighbours_us: float  # what other operators add to the time where it stands in a model
-    fetching_us: float  # of the time looped, what fetching its weights takes that a small model finds in the cache
+    neighbours_us: float  # added by other operators if the call is part of a model
+    fetching_us: float  # part of the time: fetching weights that a small model finds in the cache
     flags: tuple[str, ...]
-    kernels: tuple[str, ...]  # that ran, where a card was looked at: known of a reading alone, and never learnt from
+    kernels: tuple[str, ...]  # known only after measuring, so never a feature
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Readings of one card model under the same circumstances."""
+    """Readings of one card model under the same conditions."""
 
     card: CardModel
-    circumstances: Circumstances
-    rows: tuple[Row, ...]
+    conditions: Conditions
+    rows: tuple[TrainingRow, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @functools.cached_property
-    def calls(self) -> tuple[Described, ...]:
+    def calls(self) -> tuple[CallDescription, ...]:
         return tuple(row.call for row in self.rows)
 
     @functools.cached_property
     def key(self) -> str:
-        """A hash of the readings, what is known of the card, and the features' version: what was fitted to it has the same."""
-        about = hashlib.sha256(
-            f"{features.VERSION} {json.dumps(self.circumstances.to_json(), sort_keys=True)}".encode()
-        )
+        """A hash of the readings, the card model and the version of the features, which a predictor stores."""
+        conditions = json.dumps(self.conditions.to_json(), sort_keys=True)
+        about = hashlib.sha256(f"{call_features.VERSION} {conditions}".encode())
         about.update(json.dumps(self.card.to_json(), sort_keys=True).encode())
         for reading_id in sorted(row.reading_id for row in self.rows):
             about.update(reading_id.encode())
@@ -99,18 +97,18 @@ class Dataset:
 
     def of(self, operator_ids: Iterable[str]) -> Dataset:
         wanted = set(operator_ids)
-        return self.where([row.call.operator_id in wanted for row in self.rows])
+        return self.where([call.operator_id in wanted for call in self.calls])
 
     def without(self, operator_ids: Iterable[str]) -> Dataset:
         left_out = set(operator_ids)
-        return self.where([row.call.operator_id not in left_out for row in self.rows])
+        return self.where([call.operator_id not in left_out for call in self.calls])
 
-    def where(self, chosen: Sequence[bool]) -> Dataset:
+    def where(self, chosen: Iterable[bool]) -> Dataset:
         return dataclasses.replace(self, rows=tuple(row for row, taken in zip(self.rows, chosen, strict=True) if taken))
 
     def records(self) -> Iterator[dict[str, Any]]:
         """A plain record for each row: the columns of the data dictionary."""
-        software = self.circumstances.software
+        software, protocol = self.conditions.software, self.conditions.protocol
         for row in self.rows:
             yield {
                 **dataclasses.asdict(row.call),
@@ -119,105 +117,103 @@ class Dataset:
                 "kernels": list(row.kernels),
                 "card_model": self.card.model,
                 **{name: getattr(software, name) for name in ("torch", "cuda", "cudnn", "driver")},
-                "method": self.circumstances.method,
-                **{name: getattr(self.circumstances.protocol, name) for name in ("launch", "residency", "tf32")},
-                "features_version": features.VERSION,
+                "method": self.conditions.method,
+                **{name: getattr(protocol, name) for name in ("launch", "residency", "tf32")},
+                "features_version": call_features.VERSION,
             }
 
     def frame(self) -> pandas.DataFrame:
-        """The same as a frame; needs pandas."""
+        """The records as a data frame; needs pandas."""
         import pandas
 
         return pandas.DataFrame.from_records(list(self.records()))
 
 
-_FIGURES = [field.name for field in dataclasses.fields(Row) if field.name not in ("call", "flags", "kernels")]
+_FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in ("call", "flags", "kernels")]
 _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
 _SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
 _PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
-_COLUMNS = (
-    *("id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"),
-    *("energy_half_width_mj", "flags", "details", "kernels", "created_at_s"),
-)
+_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
+_CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
+_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
 
 
 def stored_card(session: Session, model: str) -> CardModel:
-    """What the database knows of a card model."""
+    """A card model as the fingerprints of the database describe it."""
     rows = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == model)).all()
     return card_model(rows[0].kind if rows else "cuda", model, [row.fingerprint for row in rows])
 
 
+def _plain_protocol(spec: Mapping[str, Any]) -> Protocol:
+    return Protocol(**{**spec, "data": "normal", "grad": False})
+
+
+def _sound_readings(session: Session, model: str, subject_kind: str) -> Iterator[Any]:
+    """The readings of a card model that others may use, oldest first: no simulations and no studies."""
+    names = ["id", "subject_id", "software_id", "protocol_id", "method", "time_us", "time_half_width_us", "energy_mj"]
+    names += ["energy_half_width_mj", "flags", "details", "kernels", "created_at_s"]
+    about = (_READING.card_model == model, _READING.subject_kind == subject_kind, _READING.simulated.is_(False))
+    query = sqlalchemy.select(*(_READING[name] for name in names)).where(*about)
+    for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+        if row.method is not None and tells_others(row.flags):
+            yield row
+
+
 def datasets(session: Session, model: str) -> list[Dataset]:
-    """All that was read of a card model, the largest set of like circumstances first. Sound readings alone, none of a study.
+    """All sound readings of a card model by their conditions, the largest data set first.
 
     Args:
-        model: the card's, as it is stored.
+        model: the stored name of the card model.
     """
     card = stored_card(session, model)
     software = {
         row.id: Software(**{name: value for name, value in row._mapping.items() if name != "id"})
         for row in session.execute(sqlalchemy.select(*_SOFTWARE))
     }
-    protocols = {row.id: row.spec for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))}
-    query = sqlalchemy.select(*(_READING[name] for name in _COLUMNS)).where(
-        _READING.card_model == model, _READING.subject_kind == "operator", _READING.simulated.is_(False)
+    protocols = {row.id: row.spec or {} for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))}
+    newest: dict[Conditions, dict[tuple[str, str], Any]] = defaultdict(dict)
+    conditions_of = functools.cache(
+        lambda method, software_id, protocol_id: Conditions(
+            model, software[software_id], method, _plain_protocol(protocols[protocol_id])
+        )
     )
-    newest: dict[Circumstances, dict[tuple[str, str], Any]] = defaultdict(dict)
-    of: dict[tuple[int, str, str], tuple[Circumstances, str]] = {}
-    for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
-        if row.method is None or not tells_others(row.flags) or not row.time_us > 0:
-            continue
-        key = (row.method, row.software_id, row.protocol_id)
-        if key not in of:
-            spec = protocols[row.protocol_id] or {}
-            protocol = Protocol(**{**spec, "data": "normal", "grad": False})
-            about = Circumstances(model, software[row.software_id], row.method, protocol)
-            of[key] = (about, spec["data"])
-        circumstances, data = of[key]
-        if circumstances.protocol.placement:
-            continue  # what a wire takes is not what is learnt here
-        newest[circumstances][row.subject_id, data] = row
+    for row in _sound_readings(session, model, "operator"):
+        conditions = conditions_of(row.method, row.software_id, row.protocol_id)
+        if row.time_us > 0 and not conditions.protocol.placement:  # slow memory is not predicted
+            newest[conditions][row.subject_id, protocols[row.protocol_id]["data"]] = row
     specs = stored_specs(session, {subject for rows in newest.values() for subject, _ in rows})
     found = []
-    for circumstances, rows in newest.items():
-        made = [
-            _row(card, specs[subject], data, row, circumstances.protocol.tf32)
-            for (subject, data), row in rows.items()
-            if subject in specs
-        ]
-        found.append(Dataset(card, circumstances, tuple(made)))
-    return sorted(found, key=lambda one: (-len(one), str(one.circumstances)))
+    for conditions, rows in newest.items():
+        of = functools.partial(_training_row, card, tf32=conditions.protocol.tf32)
+        made = tuple(of(specs[subject], data, row) for (subject, data), row in rows.items() if subject in specs)
+        found.append(Dataset(card, conditions, made))
+    return sorted(found, key=lambda one: (-len(one), str(one.conditions)))
 
 
 def stored_specs(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     """Operator id -> its row: name, description, FLOPs and bytes."""
-    names = ("id", "short_name", "spec", "flops", "bytes_moved")
+    columns = [_OPERATOR[name] for name in ("id", "short_name", "spec", "flops", "bytes_moved")]
     return {
         row.id: row
         for batch in in_batches(sorted(ids))
-        for row in session.execute(
-            sqlalchemy.select(*(_OPERATOR[name] for name in names)).where(_OPERATOR.id.in_(batch))
-        )
+        for row in session.execute(sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch)))
     }
 
 
-def _row(card: CardModel, operator: Any, data: str, row: Any, tf32: bool) -> Row:
-    call = describe(
-        card, operator.id, operator.short_name, operator.spec, operator.flops, operator.bytes_moved, data, tf32=tf32
-    )
+def _training_row(card: CardModel, operator: Any, data: str, row: Any, *, tf32: bool) -> TrainingRow:
     details = Details.from_json(row.details)
     context = details.context
-    return Row(
+    return TrainingRow(
         reading_id=row.id,
-        call=call,
+        call=_described(card, operator, data, tf32=tf32),
         time_us=row.time_us,
         time_half_width_us=row.time_half_width_us,
         power_w=row.energy_mj / row.time_us * 1e3 if row.energy_mj else None,
         energy_mj=row.energy_mj,
         energy_half_width_mj=row.energy_half_width_mj,
-        # What was seen as less than nothing is noise of operators that take a microsecond.
+        # A negative effect larger than this is noise of operators that take a microsecond.
         neighbours_us=max(context.effect_us, -0.5 * row.time_us) if context else 0.0,
         fetching_us=_fetching_us(row.time_us, details),
         flags=tuple(row.flags or ()),
@@ -225,9 +221,92 @@ def _row(card: CardModel, operator: Any, data: str, row: Any, tf32: bool) -> Row
     )
 
 
+def _described(card: CardModel, row: Any, data: str = "", *, tf32: bool) -> CallDescription:
+    """The call of a stored operator."""
+    return describe(card, row.id, row.short_name, row.spec, row.flops, row.bytes_moved, data, tf32=tf32)
+
+
 def _fetching_us(time_us: float, details: Details) -> float:
-    """As `farm.verdict.choice` takes it: against the loop with everything warm, where the loop walked through copies."""
+    """The definition of `farm.verdict.choice`: a loop over copies minus the loop with everything in the cache."""
     if details.context is None or (details.copies or 1) == 1:
         return 0.0
     looped_us = (details.burst.time_us if details.burst else None) or time_us
     return max(-0.3 * time_us, min(0.9 * time_us, looped_us - details.context.alone_us))
+
+
+# -- measured models
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """A variant with its calls, described without their values, and the reading of the whole model, if there is one."""
+
+    title: str
+    variant: Variant
+    family: str
+    calls: tuple[CallDescription, ...]
+    counts: tuple[int, ...]
+    cached_share: float  # of its weights, the share that the next pass finds in the card's cache
+    time_us: float | None = None
+    energy_mj: float | None = None
+
+    @property
+    def operator_ids(self) -> set[str]:
+        return {call.operator_id for call in self.calls}
+
+
+def cached_share(calls: Sequence[CallDescription], counts: Sequence[int], l2_bytes: float) -> float:
+    """The share of a model's weights that the next pass finds in the cache.
+
+    It is 1 if the weights and the largest call fit in the cache. Measured models have all or nothing there, except
+    models of just that size (`farm.benchmark.cache`).
+    """
+    weights = sum(number * call.parameter_bytes for call, number in zip(calls, counts, strict=True))
+    largest = max((call.bytes_moved - call.parameter_bytes for call in calls), default=0)
+    return float(np.clip(2 - 1.5 * (weights + max(largest, 0)) / l2_bytes, 0.0, 1.0))
+
+
+def measured_models(session: Session, card: CardModel, conditions: Conditions) -> list[MeasuredModel]:
+    """Every captured variant for such cards, with the newest sound reading of the whole model, if there is one."""
+    protocol = conditions.protocol
+    specs = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
+    alike = {row.id for row in specs if row.spec and _plain_protocol(row.spec) == protocol}
+    wholes = {
+        row.subject_id: row
+        for row in _sound_readings(session, conditions.card_model, "variant")
+        if (row.software_id, row.method) == (conditions.software.id, conditions.method) and row.protocol_id in alike
+    }
+    captures = session.execute(
+        sqlalchemy.select(_CAPTURE.id, _CAPTURE.variant_id)
+        .where(_CAPTURE.device_type == ("cpu" if card.kind == "cpu" else "cuda"))
+        .order_by(_CAPTURE.launch != protocol.launch, _CAPTURE.origin, _CAPTURE.id.desc())
+    ).all()
+    chosen = {row.variant_id: row.id for row in reversed(captures)}
+    names = [field.name for field in dataclasses.fields(Variant)]
+    found = []
+    for row in session.execute(sqlalchemy.select(*_VARIANT).where(_VARIANT.id.in_(list(chosen)))):
+        variant = Variant(**{name: getattr(row, name) for name in names})
+        numbers = Counter(
+            session.scalars(sqlalchemy.select(_CALL.operator_id).where(_CALL.capture_id == chosen[row.id]))
+        )
+        specs_of = sorted(stored_specs(session, numbers).items())
+        calls = tuple(_described(card, spec, tf32=protocol.tf32) for _, spec in specs_of)
+        counts = tuple(numbers[id_] for id_, _ in specs_of)
+        share, whole = cached_share(calls, counts, card.l2_bytes), wholes.get(row.id)
+        figures = (whole.time_us, whole.energy_mj) if whole else (None, None)
+        found.append(MeasuredModel(str(variant), variant, model_family(variant.model), calls, counts, share, *figures))
+    return sorted(found, key=lambda one: one.title)
+
+
+def families_of(models: Iterable[MeasuredModel]) -> dict[str, set[str]]:
+    """Family -> the tuples of all its models, which are left out together."""
+    found: dict[str, set[str]] = {}
+    for model in models:
+        found.setdefault(model.family, set()).update(model.operator_ids)
+    return dict(sorted(found.items()))
+
+
+def without_values(data: Dataset) -> tuple[CallDescription, ...]:
+    """The calls of a data set as they are known before their model has run: without the values of their tensors."""
+    unknown = {"data_class": "", "data_known": False, "zeros": 0.0, "positive": 0.0, "channels": 0.0}
+    return tuple(dataclasses.replace(call, **unknown) for call in data.calls)  # type: ignore[arg-type]

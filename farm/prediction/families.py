@@ -1,7 +1,7 @@
-"""What is alike: operators whose kernels are of one sort, and models that are variants of one architecture.
+"""Families: operators with similar kernels, and models that are variants of one architecture.
 
-A predictor learns an operator type from others of its family where there are few readings of its own; what is held back for an
-honest test is a whole family of models, because resnet34 is no stranger to who has read resnet18.
+A predictor learns an operator type from others of its family if it has few readings. Evaluations leave out whole
+families of models, because a predictor that has learned resnet18 knows resnet34.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FAMILIES: dict[str, str] = {
     """,
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
-#: Names that modules, functions and aten have for the same kernels.
+#: Names of modules, functions and aten operators that run the same kernels.
 _SAME_WORK = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
     **dict.fromkeys(("layernorm", "layer_norm"), "native_layer_norm"),
@@ -79,16 +79,16 @@ _BACKWARD = re.compile(r"_backward(_data)?$")
 
 
 def operator_type(short_name: str) -> str:
-    """The name that modules, functions and aten operators of the same work share: `ReLU`, `relu_` and aten's `relu` are `relu`."""
+    """The name that modules, functions and aten operators of the same work share: `ReLU` and `relu_` are `relu`."""
     name = short_name.lower()
     name = name.rstrip("_") or name
     return _SAME_WORK.get(name, name)
 
 
 def operator_family(short_name: str) -> str:
-    """The sort of kernels that an operator runs; `pointwise` where nothing else is known of it.
+    """The kind of kernels that an operator runs; `pointwise` for unknown operators.
 
-    A backward is of a family of its own (``convolution backward``), as it runs other kernels, and more of them.
+    A backward has a family of its own (``convolution backward``), because it runs other and more kernels.
     """
     name = short_name.lower()
     name = name.rstrip("_") or name
@@ -101,7 +101,7 @@ def operator_family(short_name: str) -> str:
     return _FAMILY_OF.get(name, "pointwise")
 
 
-#: Models whose name begins otherwise than that of the architecture that they are a variant of.
+#: Models whose name does not begin with the name of their architecture.
 _SAME_ARCHITECTURE = (
     (re.compile(r"res2?ne[xs]?t|wide_resnet"), "resnet"),
     (re.compile(r"(distil|ro|xlm-ro|cam)?bert(a)?(?![a-z])"), "bert"),
@@ -112,9 +112,9 @@ _SAME_ARCHITECTURE = (
 
 
 def model_family(model: str) -> str:
-    """The architecture that a model is a variant of, of its name: `resnet18` and `wide_resnet50_2` are `resnet`.
+    """The architecture of a model, from its name: `resnet18` and `wide_resnet50_2` are `resnet`.
 
-    Where the name tells no more, it is the letters that it begins with; after a single one, its number, too: `t5`.
+    Of other names, the first letters; after a single letter, also its number: `t5`.
     """
     name = model.rsplit("/", 1)[-1].lower()
     for pattern, family in _SAME_ARCHITECTURE:

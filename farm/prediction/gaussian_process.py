@@ -1,33 +1,36 @@
-"""A Gaussian process: Matérn 3/2 with a length scale for each feature, one for the operator's type and one for its family.
+"""A Gaussian process: Matérn 3/2 with a length scale for each feature, for the operator's type and for its family.
 
-Two operators of different types are so far apart as if one more feature differed, by a distance that is learnt like the length
-scales, by the likelihood of the readings (scikit-learn's kernel has no such distance, and its gradient takes n x n x features).
-The length scales are learnt from at most `HYPER` readings. Up to `INDUCING` readings the process is exact; of more, so many
-chosen ones are its inducing points and all readings count (subset of regressors). The spread of an answer is that of the
-process given its nearest points alone, so that no n x n matrix has to be kept.
+Two operators of different types are as far apart as if one more feature differed, by a distance that is learned like
+the length scales: from the likelihood of the readings. The kernels of scikit-learn have no such distance, and their
+gradient takes n x n x features. The length scales are learned from at most `HYPER` readings. Up to `INDUCING`
+readings the process is exact; of more, a random choice of that size are its inducing points, and all readings count
+(subset of regressors). The spread of a value is that of the process given its nearest points alone, so no n x n
+matrix is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from farm.prediction.features import NAMES
-from farm.prediction.regressor import Arrays, Floats, Inputs, needs_scikit_learn
+from farm.prediction.call_features import NAMES
+from farm.prediction.regressors import Floats, Inputs, Names, needs_scikit_learn
 
 ROOT3 = float(np.sqrt(3))
 HYPER, INDUCING, NEAREST = 800, 4500, 24
-AT_ONCE = 1000  # calls that are asked for, so that no matrix grows with their number
+BATCH = 500  # calls predicted at once, which bounds the size of the matrices
 JITTER = 1e-6
-KEPT_AS = np.float16  # where a point is, in three digits of its length scales
+#: Mean and standard deviation of the prior of logarithmic weights. Without it some features of few readings would
+#: dominate.
+PRIOR_WEIGHT, PRIOR_OTHER = (-5.0, 1.0), (0.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MaternKernel:
     """`weights` are 1 / length scale squared, of features in units of their standard deviation."""
 
     weights: Floats
@@ -36,245 +39,196 @@ class Kernel:
     variance: float
     noise: float
 
-    def of(self, squared: Floats) -> Floats:
+    @classmethod
+    def of_logarithms(cls, logarithms: Floats) -> MaternKernel:
+        return cls(np.exp(logarithms[:-4]), *map(float, np.exp(logarithms[-4:])))
+
+    def covariance(self, squared: Floats) -> Floats:
         scaled = ROOT3 * np.sqrt(np.maximum(squared, 0.0))
         return self.variance * (1 + scaled) * np.exp(-scaled)  # type: ignore[no-any-return,return-value]
 
 
 @dataclass(frozen=True)
-class Points:
-    """Where something is known: features over their length scales, and types and families as numbers."""
+class KernelPoints:
+    """Features over their length scales, and types and families as numbers (-1 if unknown)."""
 
-    at: Floats
-    types: npt.NDArray[np.int32]
+    at: Floats  # ... x points x features
+    types: npt.NDArray[np.int32]  # ... x points
     families: npt.NDArray[np.int32]
 
-    def squared(self, others: Points, kernel: Kernel) -> Floats:
-        """Squared distances. Shape: these x others."""
-        own, their = (self.at**2).sum(axis=1), (others.at**2).sum(axis=1)
-        apart = own[:, None] + their[None, :] - 2 * self.at @ others.at.T
-        apart = apart + kernel.other_type * (self.types[:, None] != others.types[None, :])
-        return apart + kernel.other_family * (self.families[:, None] != others.families[None, :])  # type: ignore[no-any-return,return-value]
+    def squared(self, others: KernelPoints, kernel: MaternKernel) -> Floats:
+        """Squared distances. Shape: ... x these x others."""
+        own, their = (self.at**2).sum(axis=-1), (others.at**2).sum(axis=-1)
+        apart = own[..., :, None] + their[..., None, :] - 2 * self.at @ np.swapaxes(others.at, -1, -2)
+        apart += kernel.other_type * (self.types[..., :, None] != others.types[..., None, :])
+        apart += kernel.other_family * (self.families[..., :, None] != others.families[..., None, :])
+        return apart  # type: ignore[no-any-return]
 
-    def where(self, places: npt.NDArray[Any] | slice) -> Points:
-        return Points(self.at[places], self.types[places], self.families[places])
+    def where(self, places: npt.NDArray[Any] | slice) -> KernelPoints:
+        return KernelPoints(self.at[places], self.types[places], self.families[places])
 
 
 @dataclass(frozen=True)
-class Process:
-    kernel: Kernel
-    means: Floats
+class GaussianProcess:
+    """The fields are the stored arrays."""
+
+    kernel: Floats  # other type, other family, variance, noise, mean value
+    weights: Floats
+    means: Floats  # of features
     deviations: Floats
-    middle: float
-    types: npt.NDArray[np.str_]
-    families: npt.NDArray[np.str_]
-    points: Points
+    types: Names
+    families: Names
+    at: npt.NDArray[
+        np.float16
+    ]  # points x features: three digits of length scales, for which the coefficients were solved
+    point_types: npt.NDArray[np.int16]
+    point_families: npt.NDArray[np.int16]
     coefficients: Floats
 
+    @functools.cached_property
+    def matern(self) -> MaternKernel:
+        return MaternKernel(self.weights, *map(float, self.kernel[:4]))
+
+    @functools.cached_property
+    def points(self) -> KernelPoints:
+        types, families = self.point_types.astype(np.int32), self.point_families.astype(np.int32)
+        return KernelPoints(self.at.astype(np.float64), types, families)
+
+    def placed(self, inputs: Inputs) -> KernelPoints:
+        at = (inputs.numbers - self.means) / self.deviations * np.sqrt(self.weights)
+        return KernelPoints(at, _numbers(inputs.types, self.types), _numbers(inputs.families, self.families))
+
     def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
-        asked = _points(inputs, self.means, self.deviations, self.kernel, self.types, self.families)
+        points = self.placed(inputs)
         values, variances = np.empty(len(inputs)), np.empty(len(inputs))
-        for begin in range(0, len(inputs), AT_ONCE):
-            some = slice(begin, begin + AT_ONCE)
-            squared = asked.where(some).squared(self.points, self.kernel)
-            values[some] = self.middle + self.kernel.of(squared) @ self.coefficients
-            variances[some] = self._variances(squared)
+        for begin in range(0, len(inputs), BATCH):
+            batch = slice(begin, begin + BATCH)
+            squared = points.where(batch).squared(self.points, self.matern)
+            values[batch] = self.kernel[4] + self.matern.covariance(squared) @ self.coefficients
+            variances[batch] = self._variances(squared)
         return values, np.sqrt(variances)
 
     def _variances(self, squared: Floats) -> Floats:
-        """Given the nearest points alone."""
-        kernel, count = self.kernel, min(NEAREST, squared.shape[1])
-        found = np.empty(len(squared))
+        """The variance of each call given its nearest points."""
+        kernel, count = self.matern, min(NEAREST, squared.shape[1])
         nearest = np.argpartition(squared, count - 1, axis=1)[:, :count]
-        for row, places in enumerate(nearest):
-            near = self.points.where(places)
-            among = kernel.of(near.squared(near, kernel)) + (kernel.noise + JITTER) * np.eye(count)
-            towards = kernel.of(squared[row, places])
-            found[row] = kernel.variance + kernel.noise - towards @ np.linalg.solve(among, towards)
-        return np.maximum(found, kernel.noise)
+        points = self.points.where(nearest)
+        among = kernel.covariance(points.squared(points, kernel)) + (kernel.noise + JITTER) * np.eye(count)
+        towards = kernel.covariance(np.take_along_axis(squared, nearest, axis=1))
+        explained = (towards * np.linalg.solve(among, towards[..., None])[..., 0]).sum(axis=1)
+        return np.maximum(kernel.variance + kernel.noise - explained, kernel.noise)
 
-    def arrays(self) -> Arrays:
-        kernel = self.kernel
-        return {
-            "kernel": np.array([kernel.other_type, kernel.other_family, kernel.variance, kernel.noise, self.middle]),
-            "weights": kernel.weights,
-            "means": self.means,
-            "deviations": self.deviations,
-            "types": self.types,
-            "families": self.families,
-            "at": self.points.at.astype(KEPT_AS),  # which the coefficients were learnt for
-            "point_types": self.points.types.astype(np.int16),
-            "point_families": self.points.families.astype(np.int16),
-            "coefficients": self.coefficients,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Process:
-        other_type, other_family, variance, noise, middle = map(float, arrays["kernel"])
-        points = Points(
-            arrays["at"].astype(np.float64),
-            arrays["point_types"].astype(np.int32),
-            arrays["point_families"].astype(np.int32),
-        )
-        return cls(
-            Kernel(arrays["weights"], other_type, other_family, variance, noise),
-            arrays["means"],
-            arrays["deviations"],
-            middle,
-            arrays["types"],
-            arrays["families"],
-            points,
-            arrays["coefficients"],
-        )
-
-    def explain(self, inputs: Inputs, place: int) -> list[str]:
-        """How near the nearest readings are, and which features part it from them."""
-        asked = _points(inputs, self.means, self.deviations, self.kernel, self.types, self.families)
-        squared = asked.squared(self.points, self.kernel)[place]
-        nearest = int(np.argmin(squared))
-        apart = (asked.at[place] - self.points.at[nearest]) ** 2
-        parting = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
-        close = int((np.sqrt(np.maximum(squared, 0)) < 0.5).sum())
-        said = [
-            f"the nearest reading is {np.sqrt(max(squared[nearest], 0.0)):.2g} length scales away, {close} are within 0.5"
-        ]
-        return said + ([f"it differs in {', '.join(parting)}"] if parting else [])
+    def explain(self, inputs: Inputs) -> list[str]:
+        """The distance of the nearest reading, and the features in which it differs."""
+        point = self.placed(inputs)
+        squared = np.maximum(point.squared(self.points, self.matern)[0], 0.0)
+        nearest, close = int(np.argmin(squared)), int((squared < 0.25).sum())
+        apart = (point.at[0] - self.points.at[nearest]) ** 2
+        differing = [NAMES[one] for one in np.argsort(-apart)[:3] if apart[one] > 0.01 * max(squared[nearest], 1e-9)]
+        distance = f"{np.sqrt(squared[nearest]):.2g} length scales away, {close} are within 0.5"
+        return [f"the nearest reading is {distance}"] + ([f"it differs in {', '.join(differing)}"] if differing else [])
 
 
-@dataclass(frozen=True)
-class ProcessOf:
-    """Fits a process. `steps` bounds the search for length scales."""
-
-    steps: int = 25
-    hyper: int = HYPER
-    inducing: int = INDUCING
-    seed: int = 0
-
-    def fit(self, inputs: Inputs, values: Floats) -> Process:
-        means, deviations = inputs.numbers.mean(axis=0), inputs.numbers.std(axis=0)
-        deviations = np.where(deviations < 1e-9, 1.0, deviations)
-        types, families = np.unique(inputs.types), np.unique(inputs.families)
-        middle = float(np.median(values))
-        flat = Kernel(np.ones(len(means)), 1.0, 1.0, 1.0, 1.0)
-        plain = _points(inputs, means, deviations, flat, types, families)
-        order = np.random.default_rng(self.seed).permutation(len(values))
-        some = order[: self.hyper]
-        kernel = self._learnt(plain.where(some), values[some] - middle)
-        at = (plain.at * np.sqrt(kernel.weights)).astype(KEPT_AS).astype(np.float64)
-        points = Points(at, plain.types, plain.families)
-        chosen = points.where(np.sort(order[: self.inducing]))
-        coefficients = _coefficients(kernel, chosen, points, values - middle)
-        return Process(kernel, means, deviations, middle, types, families, chosen, coefficients)
-
-    def _learnt(self, points: Points, values: Floats) -> Kernel:
-        """The kernel that makes the values likeliest."""
-        needs_scikit_learn()
-        from scipy.optimize import minimize
-
-        features = points.at.shape[1]
-        start = np.concatenate(
-            [np.full(features, PRIOR_WEIGHT[0]), [0.0, 0.0, np.log(values.var() + 1e-3), np.log(0.02)]]
-        )
-        bounds = [(-12.0, 6.0)] * (features + 2) + [(-8.0, 6.0), (-9.0, 2.0)]
-        about = _Likelihood(points, values)
-        found = minimize(about, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": self.steps})
-        return _kernel(found.x)
-
-
-#: Of the logarithms of weights: mean and deviation. Without it some features of few readings would count for everything.
-PRIOR_WEIGHT = (-5.0, 1.0)
-PRIOR_OTHER = (0.0, 2.0)
-
-
-def _kernel(logarithms: Floats) -> Kernel:
-    weights, rest = np.exp(logarithms[:-4]), np.exp(logarithms[-4:])
-    return Kernel(weights, *map(float, rest))
-
-
-class _Likelihood:
-    """The negative logarithm of the likelihood (with the prior) of a kernel's logarithms, and its gradient."""
-
-    def __init__(self, points: Points, values: Floats) -> None:
-        self.points, self.values = points, values
-        self.other_type = (points.types[:, None] != points.types[None, :]).astype(float)
-        self.other_family = (points.families[:, None] != points.families[None, :]).astype(float)
-
-    def __call__(self, logarithms: Floats) -> tuple[float, Floats]:
-        from scipy.linalg import LinAlgError, cho_factor, cho_solve
-
-        kernel, at = _kernel(logarithms), self.points.at
-        scaled = at * np.sqrt(kernel.weights)
-        norm = (scaled**2).sum(axis=1)
-        squared = norm[:, None] + norm[None, :] - 2 * scaled @ scaled.T
-        squared += kernel.other_type * self.other_type + kernel.other_family * self.other_family
-        root = ROOT3 * np.sqrt(np.maximum(squared, 0.0))
-        decay = np.exp(-root)
-        signal = kernel.variance * (1 + root) * decay
-        among = signal + (kernel.noise + JITTER) * np.eye(len(at))
-        try:
-            factor = cho_factor(among, lower=True)
-        except LinAlgError:
-            return 1e10, np.zeros_like(logarithms)
-        coefficients = cho_solve(factor, self.values)
-        between = np.outer(coefficients, coefficients) - cho_solve(factor, np.eye(len(at)))
-        # The derivative of the kernel by the squared distance is -3/2 variance exp(-root).
-        slope = between * (-1.5 * kernel.variance * decay)
-        of_weights = (at**2 * slope.sum(axis=1)[:, None]).sum(axis=0) - np.einsum("ij,ij->j", at, slope @ at)
-        gradient = -np.concatenate(
-            [
-                kernel.weights * of_weights,
-                [
-                    0.5 * kernel.other_type * (slope * self.other_type).sum(),
-                    0.5 * kernel.other_family * (slope * self.other_family).sum(),
-                    0.5 * (between * signal).sum(),
-                    0.5 * kernel.noise * np.trace(between),
-                ],
-            ]
-        )
-        off = np.zeros_like(logarithms)
-        off[:-4] = (logarithms[:-4] - PRIOR_WEIGHT[0]) / PRIOR_WEIGHT[1] ** 2
-        off[-4:-2] = (logarithms[-4:-2] - PRIOR_OTHER[0]) / PRIOR_OTHER[1] ** 2
-        prior = 0.5 * (
-            (off[:-4] * PRIOR_WEIGHT[1]) @ (off[:-4] * PRIOR_WEIGHT[1])
-            + (off[-4:-2] * PRIOR_OTHER[1]) @ (off[-4:-2] * PRIOR_OTHER[1])
-        )
-        value = 0.5 * self.values @ coefficients + np.log(np.diag(factor[0])).sum() + prior
-        return float(value), gradient + off
-
-
-def _points(
-    inputs: Inputs,
-    means: Floats,
-    deviations: Floats,
-    kernel: Kernel,
-    types: npt.NDArray[np.str_],
-    families: npt.NDArray[np.str_],
-) -> Points:
-    """Types and families that are not known get the number -1, which is that of no other."""
-    return Points(
-        (inputs.numbers - means) / deviations * np.sqrt(kernel.weights),
-        _placed(inputs.types, types),
-        _placed(inputs.families, families),
+def fit_process(
+    inputs: Inputs, values: Floats, steps: int = 25, hyper: int = HYPER, inducing: int = INDUCING
+) -> GaussianProcess:
+    """
+    Args:
+        steps: bounds the search for length scales.
+    """
+    means, deviations = inputs.numbers.mean(axis=0), inputs.numbers.std(axis=0)
+    deviations = np.where(deviations < 1e-9, 1.0, deviations)
+    types, families = np.unique(inputs.types), np.unique(inputs.families)
+    middle = float(np.median(values))
+    standard = (inputs.numbers - means) / deviations
+    plain = KernelPoints(standard, _numbers(inputs.types, types), _numbers(inputs.families, families))
+    order = np.random.default_rng(0).permutation(len(values))
+    kernel = _likeliest(plain.where(order[:hyper]), values[order[:hyper]] - middle, steps)
+    at = (plain.at * np.sqrt(kernel.weights)).astype(np.float16)
+    points = KernelPoints(at.astype(np.float64), plain.types, plain.families)
+    chosen = np.sort(order[:inducing])
+    return GaussianProcess(
+        np.array([kernel.other_type, kernel.other_family, kernel.variance, kernel.noise, middle]),
+        kernel.weights,
+        means,
+        deviations,
+        types,
+        families,
+        at[chosen],
+        plain.types[chosen].astype(np.int16),
+        plain.families[chosen].astype(np.int16),
+        _coefficients(kernel, points.where(chosen), points, values - middle),
     )
 
 
-def _placed(asked: npt.NDArray[np.str_], known: npt.NDArray[np.str_]) -> npt.NDArray[np.int32]:
-    place = {str(name): index for index, name in enumerate(known)}
-    return np.array([place.get(str(name), -1) for name in asked], dtype=np.int32)
+def _numbers(names: Names, known: Names) -> npt.NDArray[np.int32]:
+    """Places in a sorted array of names; -1 for unknown ones."""
+    places = np.minimum(np.searchsorted(known, names), len(known) - 1)
+    return np.where(known[places] == names, places, -1).astype(np.int32)
 
 
-def _coefficients(kernel: Kernel, chosen: Points, points: Points, values: Floats) -> Floats:
+def _coefficients(kernel: MaternKernel, chosen: KernelPoints, points: KernelPoints, values: Floats) -> Floats:
     from scipy.linalg import solve
 
-    among = kernel.of(chosen.squared(chosen, kernel))
-    if len(chosen.at) == len(points.at):  # in their order
+    among = kernel.covariance(chosen.squared(chosen, kernel))
+    if len(chosen.at) == len(points.at):  # exact, in the same order
         noise = (kernel.noise + JITTER) * np.eye(len(values))
         return solve(among + noise, values, assume_a="pos")  # type: ignore[no-any-return]
-    matrix, told = kernel.noise * among, np.zeros(len(chosen.at))
+    matrix, target = kernel.noise * among, np.zeros(len(chosen.at))
     for begin in range(0, len(values), len(chosen.at)):
-        some = slice(begin, begin + len(chosen.at))
-        towards = kernel.of(chosen.squared(points.where(some), kernel))
+        batch = slice(begin, begin + len(chosen.at))
+        towards = kernel.covariance(chosen.squared(points.where(batch), kernel))
         matrix += towards @ towards.T
-        told += towards @ values[some]
+        target += towards @ values[batch]
     matrix += 1e-8 * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
-    return solve(matrix, told, assume_a="pos")  # type: ignore[no-any-return]
+    return solve(matrix, target, assume_a="pos")  # type: ignore[no-any-return]
+
+
+def _likeliest(points: KernelPoints, values: Floats, steps: int) -> MaternKernel:
+    """The kernel with the largest posterior of the values."""
+    needs_scikit_learn()
+    from scipy.optimize import minimize
+
+    features = points.at.shape[1]
+    start = [*[PRIOR_WEIGHT[0]] * features, 0.0, 0.0, np.log(values.var() + 1e-3), np.log(0.02)]
+    bounds = [(-12.0, 6.0)] * (features + 2) + [(-8.0, 6.0), (-9.0, 2.0)]
+    others = [(names[:, None] != names[None, :]).astype(float) for names in (points.types, points.families)]
+    objective = functools.partial(_loss, at=points.at, others=others, values=values)
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps})
+    return MaternKernel.of_logarithms(found.x)
+
+
+def _loss(logarithms: Floats, at: Floats, others: list[Floats], values: Floats) -> tuple[float, Floats]:
+    """The negative logarithm of the posterior of a kernel's logarithms, and its gradient."""
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+    kernel, (other_type, other_family) = MaternKernel.of_logarithms(logarithms), others
+    scaled = at * np.sqrt(kernel.weights)
+    norm = (scaled**2).sum(axis=1)
+    squared = norm[:, None] + norm[None, :] - 2 * scaled @ scaled.T
+    squared += kernel.other_type * other_type + kernel.other_family * other_family
+    root = ROOT3 * np.sqrt(np.maximum(squared, 0.0))
+    decay = np.exp(-root)
+    signal = kernel.variance * (1 + root) * decay
+    try:
+        factor = cho_factor(signal + (kernel.noise + JITTER) * np.eye(len(at)), lower=True)
+    except LinAlgError:
+        return 1e10, np.zeros_like(logarithms)
+    coefficients = cho_solve(factor, values)
+    between = np.outer(coefficients, coefficients) - cho_solve(factor, np.eye(len(at)))
+    # The derivative of the kernel by the squared distance is -3/2 variance exp(-root).
+    slope = between * (-1.5 * kernel.variance * decay)
+    of_weights = (at**2 * slope.sum(axis=1)[:, None]).sum(axis=0) - np.einsum("ij,ij->j", at, slope @ at)
+    of_others = [
+        0.5 * kernel.other_type * (slope * other_type).sum(),
+        0.5 * kernel.other_family * (slope * other_family).sum(),
+        0.5 * (between * signal).sum(),
+        0.5 * kernel.noise * np.trace(between),
+    ]
+    gradient = -np.concatenate([kernel.weights * of_weights, of_others])
+    prior = np.zeros_like(logarithms)
+    for some, (mean, deviation) in ((slice(0, -4), PRIOR_WEIGHT), (slice(-4, -2), PRIOR_OTHER)):
+        prior[some] = (logarithms[some] - mean) / deviation
+        gradient[some] += prior[some] / deviation
+    value = 0.5 * values @ coefficients + np.log(np.diag(factor[0])).sum() + 0.5 * prior @ prior
+    return float(value), gradient

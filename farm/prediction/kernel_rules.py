@@ -1,8 +1,9 @@
-"""How libraries run a call, as far as its description tells: what the tile roofline knows of kernels beyond a call's sizes.
+"""How libraries run a call, as far as its description shows: what the tile roofline knows of kernels beyond a call's
+sizes.
 
-The rules are those of PyTorch and its libraries: which mask keeps a fused attention from running, what one block works through
-alone, how many launches a list of tensors takes, which tensors are copied first. How long that takes, in the constants below, was
-read off an H200; what other cards make of it is left to what predictors learn.
+The rules are those of PyTorch and its libraries: which masks rule out a fused attention, what one block computes
+alone, how many launches a list of tensors takes, which tensors are copied first. The constants below were fitted to
+readings of an H200; predictors learn how other cards differ.
 """
 
 from __future__ import annotations
@@ -15,198 +16,210 @@ from dataclasses import dataclass
 from typing import Any
 
 from farm.prediction.families import operator_family, operator_type
-from farm.prediction.products import Products
+from farm.prediction.products import Products, argument
 from farm.types.sizes import broadcast
 from farm.types.tuple import DTYPES, contiguous_stride, plain, tensor_references
 
-#: Of an attention that writes its scores out: passes over them as float32, and over keys that are written for every head; launches.
+Tensor = Mapping[str, Any]
+
+#: An attention that writes its scores: passes over them as float32, passes over keys that are written for every head,
+#: launches.
 SCORE_PASSES, EXPANDED_PASSES, SCORE_LAUNCHES = 20, 4, 16
-ATTENTION_LAUNCHES = 6  # that the steps of a fused attention, each of which waits for the one before, take as long as
-MASKED_LAUNCHES = 3  # more, where each sequence asks for one position and a mask says which it may see
-SECTOR_BYTES = 32  # that memory hands out at once
-SCATTERED_TIMES = 2.5  # times as long as one by one, where each value lies in another sector
-JOINED_TIMES = 1.6  # times as long as other copies, where not all that it joins lies in order
-ROLLED_TIMES = 1.9  # times as long as one by one, for each dimension that is rolled
-WINDOW_VALUE_SINGLES = 0.7  # of an element that is fetched one by one, for each value of a pool's window
-SINGLES_LAUNCHES = 0.5  # of a launch, that working out where each element lies takes at least
-REORDERED_SINGLES = 0.5  # of an element that is fetched one by one, of an image that is turned channels last or back
-FEW_ROWS = 16  # rows of a table that are looked up one behind the other, each in half the time of a launch
-DEPTHWISE_EXTRA = 14  # multiply-adds that an output of a depthwise convolution takes beside those of its window
-DEPTHWISE_TIMES = 3.3  # times as long as where channels are summed up, each of them takes
-NORM_WARPS, PLANE_WARPS = 4, 8  # of a block that normalises a row, or pools a plane
-LOADED_BYTES = 8  # that an image has to be a multiple of, to be a factor of a product as it lies
-ALIGNED_BYTES = 16  # that a row has to be a multiple of, for tensor cores to be fed with it
-#: Of a launch over lists of tensors (`multi_tensor_apply`): elements that a block works through, blocks, and tensors of each list
+ATTENTION_LAUNCHES = 6  # the dependent steps of a fused attention take as long as so many launches
+MASKED_LAUNCHES = 3  # added if each sequence asks for one position, with a mask
+SECTOR_BYTES = 32  # the memory's unit of access
+SCATTERED_TIMES = 2.5  # slowdown of single elements if each is in another sector
+JOINED_TIMES = 1.6  # slowdown of a concatenation of tensors that are not all contiguous
+ROLLED_TIMES = 1.9  # slowdown of single elements, for each rolled dimension
+WINDOW_VALUE_SINGLES = 0.7  # single elements for each value of a pool's window
+SINGLES_LAUNCHES = 0.5  # least launches to compute the address of each element
+REORDERED_SINGLES = 0.5  # single elements for each element of an image that is turned channels last or back
+FEW_ROWS = 16  # rows of a table that are looked up one after the other, each in half the time of a launch
+DEPTHWISE_EXTRA = 14  # multiply-adds of an output of a depthwise convolution beside those of its window
+DEPTHWISE_TIMES = 3.3  # slowdown of each of them against a convolution that sums over channels
+NORM_WARPS, PLANE_WARPS = 4, 8  # warps of a block that normalises a row, or pools a plane
+LOADED_BYTES = 8  # an image must be a multiple of this to be a factor of a product without a copy
+ALIGNED_BYTES = 16  # a row must be a multiple of this to feed tensor cores
+#: A launch over lists of tensors (`multi_tensor_apply`): elements of a block, blocks, and tensors of each list
 #: by the number of lists.
 CHUNK, BLOCKS, TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
 
 @dataclass(frozen=True)
-class Course:
+class KernelPlan:
     """How a call runs.
 
     Attributes:
-        serial_bytes: those that one multiprocessor has to move alone, one after the other, at least.
-        singles: elements that are fetched one by one, not several at a time; those that lie apart count several times.
-        before: of such elements, those that kernels of their own put in order before, or add a bias to behind.
-        warps: that each work through so little that they take as long as what they wait for.
+        dtype: of its multiplications.
+        bytes_moved: intermediate results included.
+        serial_bytes: the least that one multiprocessor must move alone.
+        singles: elements that are fetched one at a time; scattered ones count several times.
+        before: such elements in kernels of their own, which reorder inputs first or add a bias last.
+        warps: whose time is the latency of what they wait for.
+        cold_bytes: the part of bytes_moved that no cache keeps from one call to the next: its weights.
+        coarse: small tiles do not make it faster.
+        materialised: an attention that writes its scores to memory.
     """
 
-    dtype: str  # that it multiplies in
+    dtype: str
     flops: float
-    bytes_moved: float  # with what it writes on the way
+    bytes_moved: float
     serial_bytes: float = 0.0
     singles: float = 0.0
     before: float = 0.0
     warps: float = 0.0
-    cold_bytes: float = 0.0  # of all, what no cache holds from one call to the next: its weights
+    cold_bytes: float = 0.0
     launches: float = 1
-    tensor_cores: bool = True  # that it may use, where the dtype has some
+    tensor_cores: bool = True
     aligned: bool = True
-    coarse: bool = False  # small tiles do not make it faster
-    materialised: bool = False  # an attention that writes its scores out
+    coarse: bool = False
+    materialised: bool = False
 
 
-def course_of(
+def kernel_plan(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
-) -> Course:
+) -> KernelPlan:
     """
     Args:
         spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
-        bytes_moved: that it must read and write at least once.
+        bytes_moved: the least that it must read and write.
     """
-    course = _course_of(short_name, spec, dtype, flops, bytes_moved, products)
+    plan = _plan(short_name, spec, dtype, flops, bytes_moved, products)
     weights = [one for one in spec.get("tensors") or [] if one["role"] != "activation"]
-    cold = sum(math.prod(one["shape"]) * DTYPES[one["dtype"]][0] for one in weights)
-    return dataclasses.replace(course, cold_bytes=min(cold, bytes_moved))
+    cold = sum(elements_of(one) * DTYPES[one["dtype"]][0] for one in weights)
+    return dataclasses.replace(plan, cold_bytes=min(cold, bytes_moved))
 
 
-def _course_of(
+def _plan(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: int, bytes_moved: int, products: Products | None
-) -> Course:
+) -> KernelPlan:
     tensors, family, kind = spec.get("tensors") or [], operator_family(short_name), operator_type(short_name)
-    plainly = Course(dtype, flops, bytes_moved)
+    basic = KernelPlan(dtype, flops, bytes_moved)
     if not tensors:
-        return plainly
+        return basic
     if family == "optimizer":
-        launches, chunks = _of_lists(spec)
-        of_element = bytes_moved / max(1, sum(map(_elements, _lists(spec)[0])))
-        return dataclasses.replace(plainly, serial_bytes=chunks * of_element, launches=max(1, launches))
+        launches, chunks = _list_launches(spec)
+        of_element = bytes_moved / max(1, sum(map(elements_of, _lists(spec)[0])))
+        return dataclasses.replace(basic, serial_bytes=chunks * of_element, launches=max(1, launches))
     if family.startswith("attention") and products is not None:
-        return _of_attention(short_name, spec, dtype, flops, bytes_moved, products)
+        return _attention_plan(short_name, spec, dtype, flops, bytes_moved, products)
     if family.startswith("convolution") and products is not None and products.n == 1:
-        return _of_windows(kind, dtype, plainly, products)
+        return _depthwise_plan(kind, dtype, basic, products)
     if kind == "convolution_backward":
-        return dataclasses.replace(plainly, coarse=True)
+        return dataclasses.replace(basic, coarse=True)
     if kind == "convolution" and products is not None:
-        return _of_convolution(short_name, spec, dtype, plainly, products)
+        return _convolution_plan(short_name, spec, dtype, basic, products)
     if family == "product":
         half = DTYPES.get(dtype, (4,))[0] == 2
         aligned = not half or _aligned(tensors, products)
         before, kernels = _flattened(short_name, tensors, products)
         coarse = half and (products is None or min(products.m, products.n) > 1)
-        return dataclasses.replace(plainly, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
+        return dataclasses.replace(basic, before=before, launches=1 + kernels, aligned=aligned, coarse=coarse)
     if family.startswith("batch norm") and kind.startswith("cudnn"):
-        # One block for each channel, which gathers its statistics and then applies them.
-        return dataclasses.replace(plainly, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
+        # One block for each channel computes its statistics and then applies them.
+        return dataclasses.replace(basic, serial_bytes=bytes_moved / max(1, tensors[0]["shape"][1]))
     if family.startswith("row norm"):
         copied = [_singles(one) for one in tensors if not _contiguous(one)]
         warps = _rows(tensors) * NORM_WARPS if "layer_norm" in kind else 0
-        return dataclasses.replace(plainly, before=sum(copied), launches=1 + len(copied), warps=warps)
+        return dataclasses.replace(basic, before=sum(copied), launches=1 + len(copied), warps=warps)
     if kind == "adaptiveavgpool2d":
-        return dataclasses.replace(plainly, warps=_planes(spec, tensors))
+        return dataclasses.replace(basic, warps=_planes(spec, tensors))
     if kind == "embedding" and len(tensors) == 2:
-        rows = min(map(_elements, tensors))
-        return dataclasses.replace(plainly, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
+        rows = min(map(elements_of, tensors))
+        return dataclasses.replace(basic, launches=max(1, rows // 2) if rows <= FEW_ROWS else 1)
     if kind == "roll":
-        dims = plain(_argument(spec, 2, "dims"))
+        dims = plain(argument(spec, 2, "dims"))
         rolled = max(1, len(dims)) if isinstance(dims, list) else 1
-        return dataclasses.replace(plainly, singles=_elements(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
+        return dataclasses.replace(basic, singles=elements_of(tensors[0]) * rolled * ROLLED_TIMES, launches=rolled)
     if kind in ("maxpool2d", "avgpool2d"):
-        return dataclasses.replace(plainly, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
+        return dataclasses.replace(basic, singles=_pooled(spec, tensors) * WINDOW_VALUE_SINGLES)
     if family in ("pointwise", "copy"):
         singles = _uneven(tensors) if family == "pointwise" else _copied(short_name, spec, tensors)
-        return dataclasses.replace(plainly, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
-    return plainly
+        return dataclasses.replace(basic, singles=singles, launches=1 + SINGLES_LAUNCHES * (singles > 0))
+    return basic
 
 
-def _of_windows(kind: str, dtype: str, plainly: Course, products: Products) -> Course:
-    """Depthwise convolutions: no tensor core does them, and their backward sums a gradient up over all pixels for each weight."""
-    if products.count <= 2:  # one output channel of all inputs; a backward makes two products of it
-        return plainly
+def _depthwise_plan(kind: str, dtype: str, basic: KernelPlan, products: Products) -> KernelPlan:
+    """Depthwise convolutions run without tensor cores, and their backward sums a gradient over all pixels for each
+    weight.
+    """
+    if products.count <= 2:  # one output channel of all inputs; its backward has two products
+        return basic
     if kind == "convolution_backward":
-        return dataclasses.replace(plainly, bytes_moved=plainly.bytes_moved * max(1, products.k))
+        return dataclasses.replace(basic, bytes_moved=basic.bytes_moved * max(1, products.k))
     added = 2 * products.m * products.count * (products.k + DEPTHWISE_EXTRA) * DEPTHWISE_TIMES
-    return dataclasses.replace(plainly, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
+    return dataclasses.replace(basic, dtype="float32", flops=added * DTYPES[dtype][0] / 4, tensor_cores=False)
 
 
-def _of_convolution(
-    short_name: str, spec: Mapping[str, Any], dtype: str, plainly: Course, products: Products
-) -> Course:
-    """Forward. Half precision turns images channels last, and back, unless each is a product by itself; a bias is added behind."""
+def _convolution_plan(
+    short_name: str, spec: Mapping[str, Any], dtype: str, basic: KernelPlan, products: Products
+) -> KernelPlan:
+    """A forward pass. Half precision turns images channels last, and back, unless each is one product; a bias is
+    added last.
+    """
     arguments, tensors = spec.get("arguments") or [], spec["tensors"]
     if short_name == "convolution" and len(arguments) > 6 and plain(arguments[6]) is True:  # transposed
-        return plainly
+        return basic
     image = tensors[next(tensor_references([arguments, (spec.get("keywords") or {}).get("input")]), 0)]
     pixels = math.prod(image["shape"][2:])
     written, before, kernels = products.m * products.n * products.count, 0.0, 0.0
     alone = (
         products.count == 1
         and products.k == math.prod(image["shape"][1:2])
-        and _elements(image) == products.m * products.k
+        and elements_of(image) == products.m * products.k
     )
     whole = pixels == 1 or pixels * DTYPES[dtype][0] % LOADED_BYTES == 0
     if DTYPES[dtype][0] == 2 and _contiguous(image) and not (alone and whole):
-        before, kernels = REORDERED_SINGLES * (_elements(image) + written), 2
+        before, kernels = REORDERED_SINGLES * (elements_of(image) + written), 2
     if len(tensors) > 2:
         before, kernels = before + written, kernels + 1 + SINGLES_LAUNCHES
-    return dataclasses.replace(plainly, before=before, launches=1 + kernels, coarse=True)
+    return dataclasses.replace(basic, before=before, launches=1 + kernels, coarse=True)
 
 
-def _of_attention(
+def _attention_plan(
     short_name: str, spec: Mapping[str, Any], dtype: str, flops: float, bytes_moved: float, products: Products
-) -> Course:
+) -> KernelPlan:
     mask = mask_of(short_name, spec)
-    # What is expanded over heads is read by each.
+    # Each head reads keys that are expanded over heads.
     keys = 2 * products.count * products.n * products.k * DTYPES[dtype][0]
     scores = 4 * products.m * products.n * products.count  # in float32
     places = [place for argument in (spec.get("arguments") or [])[:2] for place in tensor_references(argument)]
     heads = {shape[-3] for shape in (spec["tensors"][place]["shape"] for place in places) if len(shape) > 2}
-    if short_name == "scaled_dot_product_attention" and len(heads) > 1 and not _argument(spec, 7, "enable_gqa"):
-        # No fused kernel expands keys over heads unless it is told to: PyTorch writes them out, and the scores.
+    if short_name == "scaled_dot_product_attention" and len(heads) > 1 and not argument(spec, 7, "enable_gqa"):
+        # Without enable_gqa no fused kernel expands keys over heads: PyTorch writes them and the scores to memory.
         passes = bytes_moved + SCORE_PASSES * scores + EXPANDED_PASSES * keys
-        return Course(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
+        return KernelPlan(dtype, flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     given = [len(spec["tensors"][place]["shape"]) for place in places]
     if (mask is not None and len(mask["shape"]) > 1 and _stride(mask)[-1] != 1) or (
         short_name == "scaled_dot_product_attention" and any(rank != 4 for rank in given)
     ):
-        # No fused kernel takes a mask that does not lie row by row, or tensors of other than four dimensions: PyTorch
-        # multiplies in float32 and writes the scores out.
+        # No fused kernel takes a mask whose rows are not contiguous, or tensors without four dimensions: PyTorch
+        # multiplies in float32 and writes the scores to memory.
         passes = bytes_moved + SCORE_PASSES * scores
-        return Course("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
+        return KernelPlan("float32", flops, passes, launches=SCORE_LAUNCHES, materialised=True)
     half = is_causal(short_name, spec) and products.m == products.n
     launches = ATTENTION_LAUNCHES + MASKED_LAUNCHES * (products.m == 1 and mask is not None)
-    return Course(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
+    return KernelPlan(dtype, flops / 2 if half else flops, max(bytes_moved, keys), launches=launches)
 
 
-def mask_of(short_name: str, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The mask that a scaled dot product attention is given."""
-    given = _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[0], "attn_mask")
-    references = list(tensor_references(given))
+def mask_of(short_name: str, spec: Mapping[str, Any]) -> Tensor | None:
+    """The mask of a scaled dot product attention."""
+    references = list(tensor_references(argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[0], "attn_mask")))
     return spec["tensors"][references[0]] if references else None  # type: ignore[no-any-return]
 
 
 def is_causal(short_name: str, spec: Mapping[str, Any]) -> bool:
-    return _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[1], "is_causal") is True
+    return argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[1], "is_causal") is True
 
 
 def drops(short_name: str, spec: Mapping[str, Any]) -> bool:
-    """Whether an attention leaves scores out at random."""
-    given = _argument(spec, _PLACES.get(short_name, _PLACES_OF_OTHERS)[2], "dropout_p")
+    """Whether an attention drops scores at random."""
+    given = argument(spec, _PLACES.get(short_name, _OTHER_PLACES)[2], "dropout_p")
     return isinstance(given, int | float) and given > 0
 
 
-#: Where mask, `is_causal` and `dropout_p` stand among the arguments of aten's operators; a flash attention takes no mask.
+#: Places of the mask, `is_causal` and `dropout_p` in the arguments of aten's operators; a flash attention takes no
+#: mask.
 _PLACES = {
     "_scaled_dot_product_flash_attention": (99, 4, 3),
     "_scaled_dot_product_efficient_attention": (3, 6, 5),
@@ -215,24 +228,19 @@ _PLACES = {
     "_scaled_dot_product_efficient_attention_backward": (4, 11, 9),
     "_scaled_dot_product_cudnn_attention_backward": (8, 14, 13),
 }
-_PLACES_OF_OTHERS = (3, 5, 4)
+_OTHER_PLACES = (3, 5, 4)
 
 
-def _argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
-    given = spec.get("arguments") or ()
-    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
-
-
-def _lists(spec: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """The lists of tensors among a call's arguments; what is given one by one is one list."""
+def _lists(spec: Mapping[str, Any]) -> list[list[Tensor]]:
+    """The lists of tensors in a call's arguments; single tensors are one list."""
     tensors = spec.get("tensors") or []
     trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
     lists = [[tensors[place] for place in tensor_references(tree)] for tree in trees if isinstance(tree, list)]
     return [one for one in lists if len(one) > 1] or [list(tensors)]
 
 
-def _of_lists(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """The launches that lists of tensors take, and the elements of the largest chunk of each, summed."""
+def _list_launches(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """The launches for lists of tensors, and the sum of the elements of the largest chunk of each launch."""
     lists = _lists(spec)
     most = TENSORS[min(len(lists), len(TENSORS)) - 1]
     launches = chunks = tensors = blocks = largest = 0
@@ -249,8 +257,8 @@ def _of_lists(spec: Mapping[str, Any]) -> tuple[int, int]:
     return launches + (blocks > 0), chunks + largest
 
 
-def _aligned(tensors: Sequence[Mapping[str, Any]], products: Products | None) -> bool:
-    """Whether every row, in memory, of the matrices that are multiplied begins where tensor cores can fetch it."""
+def _aligned(tensors: Sequence[Tensor], products: Products | None) -> bool:
+    """Whether every row of the factors begins at an address that tensor cores can fetch."""
     if products is not None and min(products.m, products.n) == 1:  # a vector: no tensor core
         return True
     widths = [products.n * 2] if products is not None else []
@@ -261,11 +269,15 @@ def _aligned(tensors: Sequence[Mapping[str, Any]], products: Products | None) ->
     return all(width % ALIGNED_BYTES == 0 for width in widths)
 
 
-# -- how tensors lie
+# -- memory layout
 
 
-def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
-    """`Course.singles` of an elementwise operator: none if all its tensors lie alike, without gaps, in whatever order."""
+def elements_of(tensor: Tensor) -> int:
+    return math.prod(tensor["shape"])
+
+
+def _uneven(tensors: Sequence[Tensor]) -> float:
+    """`KernelPlan.singles` of an elementwise operator: 0 if all its tensors have the same dense layout."""
     large = [one for one in tensors if math.prod(one["shape"]) > 1]
     if not large:
         return 0.0
@@ -274,7 +286,7 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
         return 0.0
     try:
         whole = broadcast([tuple(one["shape"]) for one in large])
-    except ValueError:  # no elementwise operator's
+    except ValueError:  # not an elementwise operator
         return 0.0
     steps = {place - len(first["shape"]): step for place, step in _steps(first).items() if step}
     fast = min(steps, key=lambda place: steps[place], default=-1)
@@ -286,8 +298,8 @@ def _uneven(tensors: Sequence[Mapping[str, Any]]) -> float:
     return math.prod(whole) * (SCATTERED_TIMES if apart else 1.0)
 
 
-def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:
-    """`Course.singles` of a copy: its source goes into the order of its dimensions, or keeps its own."""
+def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+    """`KernelPlan.singles` of a copy, which orders its source by its dimensions or keeps its layout."""
     name = operator_type(short_name)
     ordering = name in ("contiguous", "reshape", "flatten") or "contiguous_format" in str(spec.get("keywords"))
     if name == "cat":
@@ -297,11 +309,11 @@ def _copied(short_name: str, spec: Mapping[str, Any], tensors: Sequence[Mapping[
     return _uneven(tensors[:1] if name in ("to", "type_as") else tensors)
 
 
-def _flattened(short_name: str, tensors: Sequence[Mapping[str, Any]], products: Products | None) -> tuple[float, int]:
-    """`Course.before` of a product whose factors have to be put in order first, and the kernels of that.
+def _flattened(short_name: str, tensors: Sequence[Tensor], products: Products | None) -> tuple[float, int]:
+    """`KernelPlan.before` of a product whose factors must be copied first, and the number of these kernels.
 
-    A linear layer that is given rows of several dimensions out of order has its bias added behind. Of batches of several
-    dimensions those are written out that are not one.
+    A linear layer adds its bias last if its input has several dimensions and is not contiguous. Batches of several
+    dimensions are copied unless they can be walked as one.
     """
     name = operator_type(short_name)
     if name == "matmul":
@@ -313,32 +325,28 @@ def _flattened(short_name: str, tensors: Sequence[Mapping[str, Any]], products: 
     return _singles(given) + (products.m * products.n if products is not None else 0), 2
 
 
-def _one_batch(tensor: Mapping[str, Any]) -> bool:
+def _one_batch(tensor: Tensor) -> bool:
     """Whether all dimensions but the last two can be walked as one."""
     steps, shape = _steps(tensor), tensor["shape"]
     places = [place for place in steps if place < len(shape) - 2]
     return all(steps[one] == steps[next_] * shape[next_] for one, next_ in itertools.pairwise(places))
 
 
-def _pooled(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> float:
-    """The values of all windows of a pool."""
+def _pooled(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> float:
+    """The number of values in all windows of a pool."""
     given = spec.get("parameters") or {}
     window, step = (
-        plain(given.get(name, _argument(spec, place, name))) for place, name in ((1, "kernel_size"), (2, "stride"))
+        plain(given.get(name, argument(spec, place, name))) for place, name in ((1, "kernel_size"), (2, "stride"))
     )
     sides = [value if isinstance(value, list) else [value] * 2 for value in (window, step or window)]
     sides = [side * 2 if len(side) == 1 else side for side in sides]
-    if not all(type(size) is int and size > 0 for side in sides for size in side):  # called in a way that no rule knows
+    if not all(type(size) is int and size > 0 for side in sides for size in side):  # no rule knows this call
         return 0.0
-    return _elements(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
+    return elements_of(tensors[0]) * math.prod(sides[0]) / math.prod(sides[1])
 
 
-def _elements(tensor: Mapping[str, Any]) -> int:
-    return math.prod(tensor["shape"])
-
-
-def _rows(tensors: Sequence[Mapping[str, Any]]) -> int:
-    """Over which a layer norm goes: elements of the largest tensor over those that are normalised together."""
+def _rows(tensors: Sequence[Tensor]) -> int:
+    """Rows of a layer norm: elements of the largest tensor over those that are normalised together."""
     largest = max((one["shape"] for one in tensors), key=math.prod)
     together = [
         math.prod(one["shape"]) for one in tensors if one["shape"] == largest[len(largest) - len(one["shape"]) :]
@@ -346,31 +354,31 @@ def _rows(tensors: Sequence[Mapping[str, Any]]) -> int:
     return math.prod(largest) // max(1, min([*together, largest[-1] if largest else 1]))
 
 
-def _planes(spec: Mapping[str, Any], tensors: Sequence[Mapping[str, Any]]) -> int:
-    """Warps of an adaptive pool: a block for each plane, or one for each where the plane becomes a single value."""
-    wanted = plain((spec.get("parameters") or {}).get("output_size", _argument(spec, 1, "output_size")))
+def _planes(spec: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
+    """Warps of an adaptive pool: a block for each plane, or one warp if the plane becomes a single value."""
+    wanted = plain((spec.get("parameters") or {}).get("output_size", argument(spec, 1, "output_size")))
     planes = math.prod(tensors[0]["shape"][:-2])
     return planes if wanted in (1, [1, 1]) else planes * PLANE_WARPS
 
 
-def _singles(tensor: Mapping[str, Any]) -> float:
-    """`Course.singles` of putting it into the order of its dimensions."""
+def _singles(tensor: Tensor) -> float:
+    """`KernelPlan.singles` of ordering it by its dimensions."""
     step = _steps(tensor).get(len(tensor["shape"]) - 1, 1)
     return math.prod(tensor["shape"]) * (SCATTERED_TIMES if step * DTYPES[tensor["dtype"]][0] >= SECTOR_BYTES else 1.0)
 
 
-def _contiguous(tensor: Mapping[str, Any]) -> bool:
+def _contiguous(tensor: Tensor) -> bool:
     return _without_gaps(tensor, list(reversed(_steps(tensor))))
 
 
-def _dense(tensor: Mapping[str, Any]) -> bool:
-    """Whether it fills its memory without gaps, in whatever order of its dimensions."""
+def _dense(tensor: Tensor) -> bool:
+    """Whether it fills its memory without gaps, in any order of its dimensions."""
     steps = _steps(tensor)
     return _without_gaps(tensor, sorted(steps, key=lambda place: steps[place]))
 
 
-def _without_gaps(tensor: Mapping[str, Any], places: Sequence[int]) -> bool:
-    """Whether it fills its memory in this order of its dimensions, the fastest first."""
+def _without_gaps(tensor: Tensor, places: Sequence[int]) -> bool:
+    """Whether it fills its memory in this order of its dimensions, fastest first."""
     steps, expected = _steps(tensor), 1
     for place in places:
         if steps[place] != expected:
@@ -379,11 +387,11 @@ def _without_gaps(tensor: Mapping[str, Any], places: Sequence[int]) -> bool:
     return True
 
 
-def _steps(tensor: Mapping[str, Any]) -> dict[int, int]:
-    """Place -> step in elements, of the dimensions that have more than one."""
+def _steps(tensor: Tensor) -> dict[int, int]:
+    """Place -> stride in elements, of the dimensions of more than one element."""
     steps = enumerate(zip(_stride(tensor), tensor["shape"], strict=True))
     return {place: step for place, (step, size) in steps if size > 1}
 
 
-def _stride(tensor: Mapping[str, Any]) -> Sequence[int]:
+def _stride(tensor: Tensor) -> Sequence[int]:
     return plain(tensor.get("stride")) or contiguous_stride(tuple(tensor["shape"]))

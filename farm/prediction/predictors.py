@@ -1,14 +1,15 @@
-"""The predictors by name: what each learns, from what, and how its answers become microseconds and watts.
+"""The predictors by name: how each is fitted, what it predicts, and its stored form of arrays and JSON.
 
-All have one interface: `Recipe.fit` learns from a `Dataset`, `Fitted.answer` says what calls cost and how unsure that is, and
-`Fitted.explain` what an answer rests on. An operator type that no reading is of is marked; what its family teaches answers for
-it, and where no reading is of the family either, roofline x family.
+`PredictorSpec.fit` learns from a `Dataset`, `FittedPredictor.predict` gives the costs of calls with their spreads,
+and `FittedPredictor.explain` what a prediction is based on. Operator types without a reading are marked: readings of
+their family answer for them. Where the family has no reading either, roofline x median answers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,68 +17,116 @@ import numpy as np
 import numpy.typing as npt
 
 from farm.errors import UsageError, did_you_mean
-from farm.prediction.blend import Blend, BlendOf
-from farm.prediction.braun import OnPortable, OnPortableOf
+from farm.prediction.call_features import CallDescription
 from farm.prediction.dataset import Dataset
-from farm.prediction.described import Described
-from farm.prediction.factors import Factors, FactorsOf
-from farm.prediction.gaussian_process import Process, ProcessOf
-from farm.prediction.knn import Neighbours, NeighboursOf
-from farm.prediction.neural_power import Polynomials, PolynomialsOf
-from farm.prediction.regressor import Arrays, Floats, Inputs, Learnt, Regressor, named, part, with_times
-from farm.prediction.trees import Forest, ForestOf
+from farm.prediction.gaussian_process import GaussianProcess, fit_process
+from farm.prediction.regressors import (
+    FittedRegressor,
+    Floats,
+    Inputs,
+    Mean,
+    Medians,
+    Names,
+    NearestReadings,
+    Polynomials,
+    Regressor,
+    fit_mean,
+    fit_medians,
+    fit_nearest,
+    fit_polynomials,
+    fit_zero,
+    with_times,
+)
+from farm.prediction.trees import PortableTrees, Trees, fit_trees
 
-LEAST_ROWS = 20  # readings that a fit takes
+LEAST_ROWS = 20  # readings for a fit
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What calls cost, in their order. Spreads are standard deviations of the logarithm, before any calibration.
+class CallCosts:
+    """Predicted costs of calls, in their order. Spreads are standard deviations of the logarithm, before calibration.
 
-    `power_w` is NaN where no reading had one.
+    `power_w` is NaN if no reading had a power.
     """
 
     time_us: Floats
     time_spread: Floats
     power_w: Floats
     power_spread: Floats
-    neighbours_us: Floats  # that others add where it stands in a model
-    fetching_us: Floats  # of the time, what fetching weights takes that are not in the cache
-    known: npt.NDArray[np.bool_]  # its operator type has been read
-    waiting_w: float = 0.0  # that the card draws at most while a kernel waits
+    neighbours_us: Floats  # added by other operators if the call is part of a model
+    fetching_us: Floats  # part of the time: fetching weights that are not in the cache
+    known: npt.NDArray[np.bool_]  # whether its operator type has a reading
+    waiting_w: float = 0.0  # the most that the card draws while a kernel waits
+
+    @classmethod
+    def empty(cls, calls: int) -> CallCosts:
+        """NaN for every call."""
+        time, time_spread, power, power_spread, neighbours, fetching = np.full((6, calls), np.nan)
+        return cls(time, time_spread, power, power_spread, neighbours, fetching, np.zeros(calls, dtype=bool))
 
     @property
     def energy_mj(self) -> Floats:
         return self.time_us * self.power_w * 1e-3
 
-    def among_others(self, in_cache: float) -> tuple[Floats, Floats]:
-        """Time in us and energy in mJ of each call where it stands in a model (`farm.verdict.choice`).
-
-        Args:
-            in_cache: the share of the model's weights that the next pass finds in the card's cache.
-        """
-        shift_us = np.maximum(self.neighbours_us - in_cache * self.fetching_us, -0.9 * self.time_us)
-        shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
-        return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
-
     @property
     def energy_spread(self) -> Floats:
         return np.hypot(self.time_spread, self.power_spread)
 
+    def in_model(self, cached_share: float) -> tuple[Floats, Floats]:
+        """Time in us and energy in mJ of each call as part of a model (`farm.verdict.choice`).
+
+        Args:
+            cached_share: the share of the model's weights that the next pass finds in the card's cache.
+        """
+        shift_us = np.maximum(self.neighbours_us - cached_share * self.fetching_us, -0.9 * self.time_us)
+        shift_w = (self.power_w + np.minimum(self.power_w, self.waiting_w)) / 2
+        return self.time_us + shift_us, self.energy_mj + shift_us * shift_w * 1e-3
+
+    def sum(self, calls: Sequence[CallDescription], counts: Sequence[int], cached_share: float) -> PredictedSum:
+        """The cost of a model. Errors within an operator type are equal, those of different types independent.
+
+        Args:
+            calls: of the model, in the order of the costs, each called as often as `counts` says.
+            cached_share: see `in_model`.
+        """
+        number, types = np.array(counts, dtype=float), np.array([call.operator_type for call in calls])
+
+        def of(values: Floats, spreads: Floats) -> tuple[float, float]:
+            costs = number * values
+            errors = [float((costs * spreads)[types == one].sum()) for one in np.unique(types)]
+            total = float(costs.sum())
+            return total, float(np.linalg.norm(errors)) / total if total > 0 else 0.0
+
+        time_us, energy_mj = self.in_model(cached_share)
+        return PredictedSum(*of(time_us, self.time_spread), *of(energy_mj, self.energy_spread))
+
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a predictor is made. Targets: the time over a roofline as a logarithm, or raw microseconds and watts."""
+class PredictedSum:
+    """The cost of a model. Spreads are standard deviations of the logarithm, before calibration."""
+
+    time_us: float
+    time_spread: float
+    energy_mj: float
+    energy_spread: float
+
+
+@dataclass(frozen=True)
+class PredictorSpec:
+    """How a predictor is fitted: to logarithms of time over a roofline and of power, or to raw microseconds and
+    watts.
+    """
 
     name: str
     about: str
     time: Regressor
     power: Regressor
-    over: str = "tile_roofline_us"  # the roofline that `time` is learnt over; "": raw
+    over: str = "tile_roofline_us"  # the roofline of `time`; "": raw microseconds
     raw_power: bool = False
-    among: Regressor = dataclasses.field(default_factory=FactorsOf)  # what neighbours and fetching weights take
+    in_model: Regressor = fit_medians  # for the effects of neighbours and of fetching weights
 
-    def fit(self, data: Dataset) -> Fitted:
+    def fit(self, data: Dataset) -> FittedPredictor:
         """
         Raises:
             UsageError: there are too few readings, or scikit-learn is not installed.
@@ -85,275 +134,275 @@ class Recipe:
         if len(data) < LEAST_ROWS:
             raise UsageError(
                 f"There are {len(data)} readings of operators of {data.card.model}, and a fit takes {LEAST_ROWS}.",
-                "Measure some models first, for instance `farm run resnet18`, or take `--card H200`.",
+                "Measure some models first, for instance `farm run resnet18`, or choose another card with --card.",
             )
         inputs = Inputs.of(data.calls)
-        times = np.array([row.time_us for row in data.rows])
-        added = np.array([row.neighbours_us for row in data.rows])
-        fetching = np.array([row.fetching_us for row in data.rows])
-        powers = np.array([np.nan if row.power_w is None else row.power_w for row in data.rows])
+        times, added, fetching, powers = (
+            np.array([getattr(row, name) for row in data.rows], dtype=float)
+            for name in ("time_us", "neighbours_us", "fetching_us", "power_w")
+        )
+        power = fallback_power = None
         with_power = np.flatnonzero(np.isfinite(powers))
-        residual = np.log(times / _over(inputs, "roofline_us"))
-        # Steps of training and prompts are rows like others; a type's typical data are asked where nobody says which.
-        fallback = Fallback(FactorsOf().fit(inputs, residual), None)
-        power: Learnt | None = None
         if len(with_power) >= LEAST_ROWS:
-            of, watts = inputs.where(with_power), powers[with_power]
-            fallback = Fallback(fallback.time, FactorsOf().fit(of, np.log(watts)))
-            # As read; who asks has the predicted time.
-            timed = with_times(of, times[with_power])
-            power = self.power.fit(timed, watts if self.raw_power else np.log(watts))
-        targets = np.log(times / _over(inputs, self.over)) if self.over else times
-        return Fitted(
+            own, watts = inputs.at(with_power), powers[with_power]
+            fallback_power = fit_medians(own, np.log(watts))
+            # Measured times; a prediction of power has the predicted time.
+            power = self.power(with_times(own, times[with_power]), watts if self.raw_power else np.log(watts))
+        return FittedPredictor(
             self.name,
             self.over,
             self.raw_power,
             data.card.base_power_w,
-            self.time.fit(inputs, targets),
+            self.time(inputs, np.log(times / inputs.column(self.over)) if self.over else times),
             power,
-            self.among.fit(inputs, np.log1p(added / times)),
-            self.among.fit(inputs, np.log1p(-fetching / times)),
-            fallback,
-            _typical(inputs),
+            self.in_model(inputs, np.log1p(added / times)),
+            self.in_model(inputs, np.log1p(-fetching / times)),
+            fit_medians(inputs, np.log(times / inputs.column("roofline_us"))),
+            fallback_power,
+            TypicalData.of(inputs),
         )
 
 
 @dataclass(frozen=True)
-class Fallback:
-    """Roofline x family."""
+class TypicalData:
+    """The values assumed in the inputs of a call if they are unknown: the mean over the readings of its type ("": of
+    all).
+    """
 
-    time: Factors
-    power: Factors | None
-
-
-@dataclass(frozen=True)
-class Typical:
-    """What stands in the inputs of an operator type where nobody says: the mean over its readings. "" is all of them."""
-
-    types: npt.NDArray[np.str_]
+    types: Names
     data: Floats  # types x (zeros, positive, channels)
-    families: npt.NDArray[np.str_]  # that were read
+    families: Names  # with readings
     readings: npt.NDArray[np.int64]  # of each type
 
-    def filled(self, calls: Sequence[Described]) -> list[Described]:
-        place = {str(name): index for index, name in enumerate(self.types)}
+    @classmethod
+    def of(cls, inputs: Inputs) -> TypicalData:
+        own = np.column_stack([inputs.column(name) for name in ("zeros", "positive", "channels")])
+        types = np.unique(inputs.types)
+        groups = [own, *(own[inputs.types == one] for one in types)]
+        names, readings = np.array(["", *types], dtype=np.str_), np.array([len(group) for group in groups])
+        return cls(names, np.array([group.mean(axis=0) for group in groups]), np.unique(inputs.families), readings)
+
+    def filled(self, calls: Sequence[CallDescription]) -> list[CallDescription]:
+        values = {str(name): row for name, row in zip(self.types, self.data, strict=True)}
         found = []
         for call in calls:
             if not call.data_known:
-                zeros, positive, channels = self.data[place.get(call.operator_type, place[""])]
+                zeros, positive, channels = values.get(call.operator_type, values[""])
                 call = dataclasses.replace(call, zeros=zeros, positive=positive, channels=channels)
             found.append(call)
         return found
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A predictor that has learnt."""
+#: The stored names of regressors.
+_KINDS: dict[str, type[Any]] = {
+    "Factors": Medians,
+    "Neighbours": NearestReadings,
+    "Polynomials": Polynomials,
+    "Forest": Trees,
+    "OnPortable": PortableTrees,
+    "Process": GaussianProcess,
+}
+_STORED_NAME = {kind: name for name, kind in _KINDS.items()}
 
+
+@dataclass(frozen=True)
+class FittedPredictor:
     name: str
     over: str
     raw_power: bool
     base_power_w: float
-    time: Learnt
-    power: Learnt | None
-    neighbours: Learnt
-    fetching: Learnt
-    fallback: Fallback
-    typical: Typical
+    time: FittedRegressor
+    power: FittedRegressor | None
+    neighbours: FittedRegressor
+    fetching: FittedRegressor
+    fallback_time: Medians
+    fallback_power: Medians | None
+    typical: TypicalData
 
-    def answer(self, calls: Sequence[Described]) -> Answers:
+    def predict(self, calls: Sequence[CallDescription]) -> CallCosts:
         if not calls:
-            none = np.empty(0)
-            return Answers(none, none, none, none, none, none, np.empty(0, dtype=bool), self.base_power_w)
+            return CallCosts.empty(0)
         inputs = Inputs.of(self.typical.filled(calls))
-        times, time_spread, lacking = self._times(inputs)
-        powers, power_spread = self._powers(with_times(inputs, times), lacking)
-        added_us = times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0))
-        fetching_us = -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2))
-        known = np.isin(inputs.types, self.typical.types)
-        return Answers(times, time_spread, powers, power_spread, added_us, fetching_us, known, self.base_power_w)
+        times, time_spread, unanswered = self._times(inputs)
+        powers, power_spread = self._powers(with_times(inputs, times), unanswered)
+        return CallCosts(
+            times,
+            time_spread,
+            powers,
+            power_spread,
+            times * np.expm1(np.clip(self.neighbours.predict(inputs)[0], -0.4, 2.0)),
+            -times * np.expm1(np.clip(self.fetching.predict(inputs)[0], -2.0, 0.2)),
+            np.isin(inputs.types, self.typical.types),
+            self.base_power_w,
+        )
 
     def _times(self, inputs: Inputs) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-        values, spreads = self.time.predict(inputs)
-        with np.errstate(invalid="ignore"):
-            times = np.exp(values) * _over(inputs, self.over) if self.over else values
-            spreads = spreads if self.over else spreads / times
-        lacking = ~np.isin(inputs.families, self.typical.families) | ~np.isfinite(values) | ~(times > 0)
-        factors, factor_spreads = self.fallback.time.predict(inputs)
-        times = np.where(lacking, np.exp(factors) * _over(inputs, "roofline_us"), times)
-        return times, np.where(lacking, factor_spreads, spreads), lacking
+        """Times, spreads, and which of them the fallback answers."""
+        roofline_us = inputs.column(self.over) if self.over else None
+        times, spreads, failed = _raw(self.time.predict(inputs), roofline_us)
+        unanswered = ~np.isin(inputs.families, self.typical.families) | failed
+        fallback, fallback_spreads, _ = _raw(self.fallback_time.predict(inputs), inputs.column("roofline_us"))
+        return np.where(unanswered, fallback, times), np.where(unanswered, fallback_spreads, spreads), unanswered
 
-    def _powers(self, inputs: Inputs, lacking: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        if self.power is None or self.fallback.power is None:
+    def _powers(self, inputs: Inputs, unanswered: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        if self.power is None or self.fallback_power is None:
             return np.full(len(inputs), np.nan), np.full(len(inputs), np.nan)
-        values, spreads = self.power.predict(inputs)
-        with np.errstate(invalid="ignore"):
-            powers = values if self.raw_power else np.exp(values)
-            spreads = spreads / powers if self.raw_power else spreads
-        lacking = lacking | ~np.isfinite(values) | ~(powers > 0)
-        factors, factor_spreads = self.fallback.power.predict(inputs)
-        return np.where(lacking, np.exp(factors), powers), np.where(lacking, factor_spreads, spreads)
+        one = np.ones(len(inputs))
+        powers, spreads, failed = _raw(self.power.predict(inputs), None if self.raw_power else one)
+        fallback, fallback_spreads, _ = _raw(self.fallback_power.predict(inputs), one)
+        unanswered = unanswered | failed
+        return np.where(unanswered, fallback, powers), np.where(unanswered, fallback_spreads, spreads)
 
-    def explain(self, call: Described) -> list[str]:
-        """What the time of a call rests on."""
+    def explain(self, call: CallDescription) -> list[str]:
+        """What the predicted time of a call is based on."""
         inputs = Inputs.of(self.typical.filled([call]))
-        at = np.flatnonzero(self.typical.types == call.operator_type)
-        number = f"{self.typical.readings[at[0]]} readings are" if len(at) else "no reading is"
-        said = [f"{number} of {call.operator_type}"]
+        readings = self.typical.readings[self.typical.types == call.operator_type]
+        lines = [f"{readings[0] if len(readings) else 'no'} readings of {call.operator_type}"]
         if self._times(inputs)[2][0]:
-            return [*said, "roofline x family", *self.fallback.time.explain(inputs, 0)]
+            return [*lines, "roofline x median of the family", *self.fallback_time.explain(inputs)]
         over = f"over the {self.over.removesuffix('_us').replace('_', ' ')}" if self.over else "of the time itself"
-        return [*said, f"{self.name}, {over}", *self.time.explain(inputs, 0)]
+        return [*lines, f"{self.name}, {over}", *self.time.explain(inputs)]
 
-    # -- as arrays
+    # -- stored form
+
+    @property
+    def _regressors(self) -> dict[str, FittedRegressor | None]:
+        return {name: getattr(self, name) for name in ("time", "power", "neighbours", "fetching")}
 
     def arrays(self) -> Arrays:
-        parts: dict[str, Learnt | None] = {
-            "time": self.time,
-            "power": self.power,
-            "neighbours": self.neighbours,
-            "fetching": self.fetching,
-            "fallback time": self.fallback.time,
-            "fallback power": self.fallback.power,
-        }
-        kept: Arrays = named(
-            "typical", {name: getattr(self.typical, name) for name in ("types", "data", "families", "readings")}
-        )
-        for name, one in parts.items():
-            if one is not None:
-                kept |= named(name, one.arrays())
-        return kept
+        parts = self._regressors | {"fallback time": self.fallback_time, "fallback power": self.fallback_power}
+        found = [_arrays(part, name) for name, part in parts.items() if part is not None]
+        return {name: array for one in [_arrays(self.typical, "typical"), *found] for name, array in one.items()}
 
     def about(self) -> dict[str, Any]:
-        """What is no array, as plain JSON."""
-        return {
-            "predictor": self.name,
-            "over": self.over,
-            "raw_power": self.raw_power,
-            "base_power_w": self.base_power_w,
-            "time": _kind(self.time),
-            "power": _kind(self.power),
-            "neighbours": _kind(self.neighbours),
-            "fetching": _kind(self.fetching),
-        }
+        """Everything that is not an array, as plain JSON."""
+        plain = {"predictor": self.name, "over": self.over, "raw_power": self.raw_power}
+        kinds = {name: _kind(part) if part is not None else None for name, part in self._regressors.items()}
+        return {**plain, "base_power_w": self.base_power_w, **kinds}
 
     @classmethod
-    def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> Fitted:
-        """The inverse of both.
+    def from_arrays(cls, about: Mapping[str, Any], arrays: Arrays) -> FittedPredictor:
+        """The inverse of `arrays` and `about`.
 
         Raises:
-            KeyError, ValueError: they are not what `arrays` and `about` gave.
+            KeyError, TypeError: they are not what `arrays` and `about` gave.
         """
-        time, neighbours, fetching = (
-            _learnt(about[name], part(arrays, name)) for name in ("time", "neighbours", "fetching")
+        time, power, neighbours, fetching = (
+            _from_arrays(about[name], arrays, name) if about[name] else None
+            for name in ("time", "power", "neighbours", "fetching")
         )
-        fallback_time, fallback_power = (part(arrays, f"fallback {name}") for name in ("time", "power"))
-        return cls(
-            about["predictor"],
-            about["over"],
-            about["raw_power"],
-            about["base_power_w"],
-            time,
-            _learnt(about["power"], part(arrays, "power")) if about["power"] else None,
-            neighbours,
-            fetching,
-            Fallback(Factors(**fallback_time), Factors(**fallback_power) if fallback_power else None),
-            Typical(**part(arrays, "typical")),
-        )
+        plain = (about[name] for name in ("predictor", "over", "raw_power", "base_power_w"))
+        fallback_power = _fields(Medians, arrays, "fallback power") if power else None
+        typical = _fields(TypicalData, arrays, "typical")
+        fallback_time = _fields(Medians, arrays, "fallback time")
+        regressors = (time, power, neighbours, fetching, fallback_time, fallback_power)
+        return cls(*plain, *regressors, typical)  # type: ignore[call-arg,arg-type]
 
 
-_KINDS: dict[str, Callable[[Arrays], Learnt]] = {
-    "Factors": lambda arrays: Factors(**arrays),
-    "Neighbours": lambda arrays: Neighbours(**arrays),
-    "Forest": Forest.from_arrays,
-    "Process": Process.from_arrays,
-    "Polynomials": Polynomials.from_arrays,
-    "OnPortable": OnPortable.from_arrays,
-}
+def _raw(predicted: tuple[Floats, Floats], times: Floats | None) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Values, spreads of their logarithms, and which values are unusable.
+
+    Args:
+        times: the factor of exponentials; None if the predicted values are raw.
+    """
+    values, spreads = predicted
+    with np.errstate(invalid="ignore"):
+        raw, spreads = (values, spreads / values) if times is None else (np.exp(values) * times, spreads)
+        return raw, spreads, ~np.isfinite(values) | ~(raw > 0)
 
 
-def _kind(learnt: Learnt | None) -> Any:
-    if isinstance(learnt, Blend):
-        return [_kind(one) for one in learnt.parts]
-    return type(learnt).__name__ if learnt is not None else None
+def _kind(regressor: FittedRegressor) -> str | list[Any]:
+    """The stored name of a regressor; of a mean, a list of them."""
+    return [_kind(part) for part in regressor.parts] if isinstance(regressor, Mean) else _STORED_NAME[type(regressor)]
 
 
-def _learnt(kind: Any, arrays: Arrays) -> Learnt:
+def _arrays(stored: Any, prefix: str) -> Arrays:
+    """The fields of a dataclass of arrays, by names that begin with `prefix`."""
+    if isinstance(stored, Mean):
+        parts = [_arrays(part, f"{prefix}/{number}") for number, part in enumerate(stored.parts)]
+        return {name: array for part in parts for name, array in part.items()}
+    return {f"{prefix}/{one.name}": getattr(stored, one.name) for one in dataclasses.fields(stored)}
+
+
+def _from_arrays(kind: str | list[Any], arrays: Arrays, prefix: str) -> Any:
+    """The inverse of `_kind` and `_arrays`."""
     if isinstance(kind, list):
-        parts = tuple(_learnt(one, part(arrays, str(number))) for number, one in enumerate(kind))
-        return Blend(parts)
-    return _KINDS[kind](arrays)
+        return Mean(tuple(_from_arrays(one, arrays, f"{prefix}/{number}") for number, one in enumerate(kind)))
+    return _fields(_KINDS[kind], arrays, prefix)
 
 
-def _over(inputs: Inputs, name: str) -> Floats:
-    return np.array([getattr(call, name) for call in inputs.calls])
+def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
+    return kind(**{name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")})
 
 
-def _typical(inputs: Inputs) -> Typical:
-    own = np.array([[call.zeros, call.positive, call.channels] for call in inputs.calls])
-    types = np.unique(inputs.types)
-    means = [own.mean(axis=0), *(own[inputs.types == one].mean(axis=0) for one in types)]
-    return Typical(
-        np.array(["", *types], dtype=np.str_), np.array(means), np.unique(inputs.families), _readings(inputs, types)
-    )
+def _spec(name: str, about: str, time: Any, power: Any = None, **options: Any) -> PredictorSpec:
+    return PredictorSpec(name, about, time, power or time, **options)
 
 
-def _readings(inputs: Inputs, types: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:
-    return np.array([len(inputs), *((inputs.types == one).sum() for one in types)], dtype=np.int64)
+_IN_MODEL = functools.partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
+_EXTRA = functools.partial(fit_trees, n_estimators=100, n_jobs=-1)
+_RANDOM = functools.partial(
+    fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1
+)
+_BOOSTED = functools.partial(
+    fit_trees,
+    estimator="GradientBoostingRegressor",
+    n_estimators=300,
+    learning_rate=0.05,
+    subsample=0.7,
+    max_depth=5,
+    min_samples_leaf=2,
+    max_features=0.5,
+)
 
 
-_NOTHING, _ONE = FactorsOf(at_all=False), FactorsOf(by_type=False, by_family=False)
-_AMONG = ForestOf("extra", trees=40, least_in_leaf=4)
+def _process_and_trees(min_samples_leaf: int) -> Regressor:
+    trees = functools.partial(fit_trees, n_estimators=60, min_samples_leaf=min_samples_leaf, n_jobs=-1)
+    return functools.partial(fit_mean, regressors=(fit_process, trees))
 
-RECIPES: dict[str, Recipe] = {
+
+PREDICTORS: dict[str, PredictorSpec] = {
     one.name: one
     for one in (
-        Recipe("roofline", "the card's peaks: a lower bound", _NOTHING, _ONE, "roofline_us", among=_NOTHING),
-        Recipe("family", "roofline x the median of the type or family", FactorsOf(), FactorsOf(), "roofline_us"),
-        Recipe(
+        _spec(
+            "roofline",
+            "the card's peaks: a lower bound",
+            fit_zero,
+            functools.partial(fit_medians, grouped=False),
+            over="roofline_us",
+            in_model=fit_zero,
+        ),
+        _spec("family", "roofline x the median of the type or family", fit_medians, over="roofline_us"),
+        _spec(
             "neural-power",
             "polynomials of layer parameters, lasso, by type (Cai et al.)",
-            PolynomialsOf(),
-            PolynomialsOf(logarithms=True),
-            "",
+            fit_polynomials,
+            functools.partial(fit_polynomials, logarithms=True),
+            over="",
             raw_power=True,
         ),
-        Recipe(
-            "braun",
-            "random forest on portable features (Braun et al.)",
-            OnPortableOf(),
-            OnPortableOf(),
-            "",
-            raw_power=True,
-        ),
-        Recipe("neighbours", "the nearest readings of the family", NeighboursOf(), NeighboursOf(), among=_AMONG),
-        Recipe(
-            "boosting",
-            "boosted trees on time / tile roofline",
-            ForestOf("boosted", trees=300, depth=5, least_in_leaf=2, features=0.5),
-            ForestOf("boosted", trees=300, depth=5, least_in_leaf=2, features=0.5),
-            among=_AMONG,
-        ),
-        Recipe("trees", "extra trees on time / tile roofline", ForestOf(), ForestOf(), among=_AMONG),
-        Recipe("process", "Gaussian process, Matérn 3/2", ProcessOf(), ProcessOf(), among=_AMONG),
-        Recipe(
+        _spec("braun", "random forest on portable features (Braun et al.)", _RANDOM, over="", raw_power=True),
+        _spec("neighbours", "the nearest readings of the family", fit_nearest, in_model=_IN_MODEL),
+        _spec("boosting", "boosted trees on time / tile roofline", _BOOSTED, in_model=_IN_MODEL),
+        _spec("trees", "extra trees on time / tile roofline", _EXTRA, in_model=_IN_MODEL),
+        _spec("process", "Gaussian process, Matérn 3/2", fit_process, in_model=_IN_MODEL),
+        _spec(
             "best",
             "process and trees, geometric mean",
-            BlendOf((ProcessOf(), ForestOf(trees=60))),
-            BlendOf((ProcessOf(), ForestOf(trees=60, least_in_leaf=2))),
-            among=_AMONG,
+            _process_and_trees(1),
+            _process_and_trees(2),
+            in_model=_IN_MODEL,
         ),
     )
 }
-BEST = "best"
 
 
-def recipe(name: str) -> Recipe:
+def predictor_spec(name: str) -> PredictorSpec:
     """
     Raises:
-        UsageError: there is none of the name.
+        UsageError: there is no such predictor.
     """
-    if name not in RECIPES:
-        near = did_you_mean(name, RECIPES)
-        raise UsageError(f"There is no predictor '{name}'.", near or f"Choose one of {', '.join(RECIPES)}.")
-    return RECIPES[name]
+    if name not in PREDICTORS:
+        near = did_you_mean(name, PREDICTORS)
+        raise UsageError(f"There is no predictor '{name}'.", near or f"Choose one of {', '.join(PREDICTORS)}.")
+    return PREDICTORS[name]

@@ -1,7 +1,7 @@
-"""The matrix products that an operator comes down to: m x k by k x n, so many of them. A convolution is one per group.
+"""The matrix products of an operator: `count` products of m x k by k x n. A convolution is one for each group.
 
-From the stored description alone. `farm.types.sizes` knows what people ask for by name; here also convolutions, attention and
-what training steps call, in aten's order of arguments. None for what makes no product.
+They follow from the stored description alone: of linear layers, products, convolutions and attention, as modules, as
+functions and in aten's order of arguments, which training steps call. None for other operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farm.types.tuple import plain, tensor_references
 
 @dataclass(frozen=True)
 class Products:
-    """`count` products of m x k by k x n, of which none waits for another."""
+    """`count` independent products of m x k by k x n."""
 
     m: int
     n: int
@@ -32,12 +32,11 @@ class Products:
 
 
 def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = None) -> Products | None:
-    """What an operator tuple multiplies.
-
+    """
     Args:
         short_name: such as ``Conv2d``.
-        spec: its description (`farm.types.tuple.OperatorTuple.to_json`).
-        sizes: as `farm.types.sizes.sizes_of` tells them, where they are at hand.
+        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
+        sizes: those of `farm.types.sizes.sizes_of`, if known.
     """
     sizes = sizes or sizes_of(short_name, spec)
     if (
@@ -46,7 +45,7 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
         and sizes.k
         and sizes.n
     ):
-        return Products(math.prod(sizes.input_shapes[0][:-1]), sizes.n, sizes.k)  # folded: all rows by one matrix
+        return Products(math.prod(sizes.input_shapes[0][:-1]), sizes.n, sizes.k)  # all rows by one matrix
     if sizes.m and sizes.n and sizes.k:
         return Products(sizes.m, sizes.n, sizes.k, sizes.products or 1)
     name = operator_type(short_name)
@@ -58,8 +57,8 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
             return _convolved(sizes, {key: plain(value) for key, value in spec["parameters"].items()})
         if short_name in ("convolution", "convolution_backward"):
             return _of_aten(name, shapes, spec["arguments"])
-        if name == "convolution":  # the functions, their weight given
-            return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _argument(spec, 6, "groups", 1))
+        if name == "convolution":  # a function, which is given its weight
+            return _by_weight(shapes[0], shapes[1], _function_output(shapes, spec), _number(spec, 6, "groups", 1))
         if name in ("linear", "_scaled_mm"):
             first, weight = shapes[:2]
             n = weight[0] if name == "linear" else weight[1]
@@ -67,7 +66,7 @@ def products_of(short_name: str, spec: Mapping[str, Any], sizes: Sizes | None = 
         if "scaled_dot_product" in name:
             query, key = shapes[:2] if "backward" not in name else shapes[1:3]
             return Products(query[-2], key[-2], query[-1], math.prod(query[:-2]))
-    except (KeyError, TypeError, ValueError, IndexError):  # called in a way that no rule here knows
+    except (KeyError, TypeError, ValueError, IndexError):  # no rule knows this call
         return None
     return None
 
@@ -108,7 +107,7 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
         return _by_weight(first, weight, _sizes_out(first, weight, stride, padding, dilation), groups)
     gradient, first, weight = shapes[:3]
     groups, mask = plain(arguments[9]), plain(arguments[10])
-    if plain(arguments[7]):  # transposed: the roles of what goes in and what comes out
+    if plain(arguments[7]):  # transposed: input and output change places
         gradient, first = first, gradient
     one = _by_weight(first, weight, gradient, groups)
     return Products(one.m, one.n, one.k, one.count * max(1, sum(map(bool, mask[:2]))))
@@ -117,7 +116,7 @@ def _of_aten(name: str, shapes: Sequence[Sequence[int]], arguments: Sequence[Any
 def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -> list[int]:
     rank = len(shapes[1]) - 2
     stride, padding, dilation = (
-        _argument(spec, place, word, otherwise)
+        _number(spec, place, word, otherwise)
         for place, word, otherwise in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
     )
     if isinstance(padding, str):
@@ -126,10 +125,16 @@ def _function_output(shapes: Sequence[Sequence[int]], spec: Mapping[str, Any]) -
     return _sizes_out(shapes[0], shapes[1], *spread)
 
 
-def _argument(spec: Mapping[str, Any], place: int, name: str, otherwise: Any) -> Any:
-    given = spec["arguments"]
-    value = plain(given[place]) if place < len(given) else plain((spec.get("keywords") or {}).get(name, otherwise))
-    return otherwise if any(True for _ in tensor_references(value)) else value
+def argument(spec: Mapping[str, Any], place: int, name: str) -> Any:
+    """An argument by its place, or by its name among the keywords."""
+    given = spec.get("arguments") or ()
+    return given[place] if place < len(given) else (spec.get("keywords") or {}).get(name)
+
+
+def _number(spec: Mapping[str, Any], place: int, name: str, default: Any) -> Any:
+    """An argument that is not a tensor, or the default."""
+    value = plain(argument(spec, place, name))
+    return default if value is None or any(True for _ in tensor_references(value)) else value
 
 
 def _sizes_out(first: Sequence[int], weight: Sequence[int], stride: Any, padding: Any, dilation: Any) -> list[int]:

@@ -10,10 +10,11 @@ from typing import Any
 from sqlmodel import Session, col, func, select
 
 from farm.errors import FarmError
-from farm.estimate.estimate import Wanted, stored_tuples
-from farm.estimate.per_token import PerToken, per_token
+from farm.estimate.estimate import PerToken
+from farm.estimate.readings import stored_tuples
 from farm.models import catalog
 from farm.operators.roofline import Roofline
+from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
 from farm.store.rows import fetch_values
 from farm.types.memory_tiers import Placement
@@ -256,7 +257,7 @@ class AllLayers:
     def per_token(self) -> PerToken:
         """Cost per token, if readings cover all tuples."""
         complete = self.covered_tuples == self.tuples
-        return per_token(self.variant, *((self.time, self.energy) if complete else (None, None)))
+        return PerToken.of(self.variant, *((self.time, self.energy) if complete else (None, None)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
@@ -313,7 +314,7 @@ def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers 
     )
 
 
-def _extrapolated(one: Wanted, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
+def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
     """A tuple with the calls of the complete model, divided among data classes as in the measured layers."""
     calls = sum(one.calls.values())
     if not parts:

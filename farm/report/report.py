@@ -17,7 +17,7 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, select
 
 from farm.errors import NoSuchJob
-from farm.estimate.per_token import PerToken, per_token
+from farm.estimate.estimate import PerToken
 from farm.jobs import item_state
 from farm.report.breakdowns import AllLayers, OwnerRow, PlacementRow, all_layers, owners, placements
 from farm.store import tables
@@ -146,7 +146,7 @@ class Report:
     def per_token(self) -> PerToken:
         """Cost per token of the whole model; of the sum if only that is complete."""
         time, energy, complete = self.verdict.time, self.verdict.energy, self.verdict.measured == self.verdict.parts
-        return per_token(
+        return PerToken.of(
             Request.from_json(self.request).variant,
             time.whole or (time.total if complete else None),
             (energy.whole or (energy.total if complete else None)) if energy else None,

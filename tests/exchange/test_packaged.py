@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from sqlalchemy import update
 from farm.errors import FarmError
 from farm.exchange.packaged import FOLDER, packaged_files, packaged_named
 from farm.models import catalog
-from farm.prediction import predictor_store
 from farm.requests.measurement_file import load
 from farm.store import tables
 from farm.store.database import Database
@@ -74,24 +72,3 @@ def test_the_file_that_fills_them_names_every_classification_model():
     assert list(dict.fromkeys((wish.batch, wish.dtype) for wish in wishes)) == wanted
     models = catalog.names("classification", "torchvision")
     assert sorted(wish.model for wish in wishes) == sorted(models * 4)
-
-
-def test_the_predictor_of_the_h200_comes_with_the_package_and_needs_numpy_alone():
-    assert sum(file.stat().st_size for file in predictor_store.FOLDER.iterdir()) <= 4_500_000
-    code = """
-import sys
-from farm.prediction import predictor_store
-from farm.prediction.predictor import Asked, KeptPredictor
-
-sys.modules["sklearn"] = sys.modules["scipy"] = None
-found = KeptPredictor(predictor_store.find([predictor_store.FOLDER], "NVIDIA H200", "2.11"))
-tensor = {"role": "activation", "shape": [32, 64, 56, 56], "dtype": "float32", "storage": 0}
-asked = [Asked("x", "ReLU", 0, 51380224, {"kind": "module", "arguments": [{"tensor": 0}], "tensors": [tensor]})]
-told = found.predict(asked, asked)
-assert told.calls[0].known
-assert 5 < told.calls[0].time_us.low < told.calls[0].time_us.value < told.calls[0].time_us.high < 40, told
-assert 1 < told.energy_mj.low < told.energy_mj.high < 20, told
-assert found.explain(asked[0])
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Readings of calls on a card that there is not: times are a smooth function of sizes, so that a predictor can learn it."""
+"""Readings of an imaginary card whose times are a smooth function of sizes, which a predictor can learn."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import functools
 
 import numpy as np
 
-from farm.prediction.card import card_model
-from farm.prediction.dataset import Circumstances, Dataset, Row
-from farm.prediction.described import describe
-from farm.prediction.measured_models import ReadModel, blind
+from farm.prediction.call_features import describe
+from farm.prediction.dataset import Conditions, Dataset, MeasuredModel, TrainingRow, without_values
+from farm.prediction.tile_roofline import card_model
 from farm.types.protocol import Protocol, Software, Variant
 
 H200 = card_model("cuda", "NVIDIA H200")
-ABOUT = Circumstances("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())
+ABOUT = Conditions("NVIDIA H200", Software(torch="2.11.0+cu130", cuda="13.0"), 5, Protocol())
 
 
 @functools.cache
 def dataset(seed: int = 0, rows: int = 40) -> Dataset:
-    """So many rows of each of `Linear`, `ReLU` and `add`."""
+    """`rows` readings of each of `Linear`, `ReLU` and `add`."""
     random = np.random.default_rng(seed)
     found = []
     for number in range(rows):
@@ -44,7 +43,7 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
             time_us = 1.0 + (call.roofline_us + 0.2 * call.roofline_us**0.7) * slower
             power_w = 120 + 500 * (1 - np.exp(-call.roofline_us / 20))
             found.append(
-                Row(
+                TrainingRow(
                     f"{seed} {number} {name}",
                     call,
                     time_us,
@@ -61,14 +60,14 @@ def dataset(seed: int = 0, rows: int = 40) -> Dataset:
     return Dataset(H200, ABOUT, tuple(found))
 
 
-def models(data: Dataset, families: tuple[str, ...] = ("resnet", "vgg", "llama", "vit", "bert")) -> list[ReadModel]:
-    """A model of each family, of rows of its own; what it takes as a whole is the sum of these."""
+def models(data: Dataset, families: tuple[str, ...] = ("resnet", "vgg", "llama", "vit", "bert")) -> list[MeasuredModel]:
+    """A model of each family with rows of its own. The whole model costs their sum."""
     found = []
     for number, family in enumerate(families):
         rows = data.rows[number * len(data) // len(families) : (number + 1) * len(data) // len(families)]
-        calls = blind(Dataset(data.card, data.circumstances, rows))
+        calls = without_values(Dataset(data.card, data.conditions, rows))
         time_us = sum(2 * (row.time_us + row.neighbours_us) for row in rows)
         energy_mj = sum(2 * row.energy_mj for row in rows)
         variant = Variant(f"{family}18", 2, 64)
-        found.append(ReadModel(str(variant), variant, family, calls, (2,) * len(calls), 0.0, time_us, energy_mj))
+        found.append(MeasuredModel(str(variant), variant, family, calls, (2,) * len(calls), 0.0, time_us, energy_mj))
     return found

@@ -8,19 +8,21 @@ import json
 import pytest
 
 from farm.errors import UsageError
-from farm.estimate.training_set import dataset_of, write_dataset
+from farm.estimate.query import training_set, write_dataset
 from farm.exchange.columns import DATASET
-from farm.prediction.card import card_model
-from farm.prediction.described import describe
+from farm.prediction.call_features import NAMES, describe, numbers_of
 from farm.prediction.families import model_family, operator_family, operator_type
-from farm.prediction.features import NAMES, numbers_of
-from farm.prediction.kernel_rules import Course, drops
+from farm.prediction.kernel_rules import KernelPlan, drops
 from farm.prediction.products import Products, products_of
-from farm.prediction.tiles import tile_roofline
+from farm.prediction.tile_roofline import card_model, tile_roofline
 from farm.types.protocol import Variant
 from tests.report import filled
 
 H200 = card_model("cuda", "NVIDIA H200")
+
+
+def dataset_of(session, card="", torch=""):
+    return training_set(session, card, torch)[0]
 
 
 def test_a_row_is_a_tuple_with_its_figures(database):
@@ -28,7 +30,7 @@ def test_a_row_is_a_tuple_with_its_figures(database):
     with database.read() as session:
         found = dataset_of(session, "h200")
     assert len(found) == len(taken.capture.tuples)
-    assert found.circumstances.software.torch == "2.11.0+cu130"
+    assert found.conditions.software.torch == "2.11.0+cu130"
     row = next(row for row in found.rows if row.call.operator == "Conv2d")
     assert row.power_w == pytest.approx(row.energy_mj / row.time_us * 1e3)
     assert row.call.tile_roofline_us >= row.call.compute_us > 0
@@ -51,7 +53,7 @@ def test_two_versions_of_software_are_two_sets(database):
     filled.fill(database)
     filled.fill(database, software=dataclasses.replace(filled.SOFTWARE, torch="2.12.0+cu130"), prefix="b")
     with database.read() as session:
-        assert dataset_of(session, torch="2.12").circumstances.software.torch == "2.12.0+cu130"
+        assert dataset_of(session, torch="2.12").conditions.software.torch == "2.12.0+cu130"
         with pytest.raises(UsageError, match=r"is of NVIDIA H200 under torch 3") as refused:
             dataset_of(session, torch="3")
     assert "2.11.0+cu130, 2.12.0+cu130" in refused.value.next_step
@@ -78,7 +80,7 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
     read = pandas.read_parquet(path) if suffix == ".parquet" else pandas.read_csv(path)
     assert list(read.columns) == [entry.name for entry in DATASET]
     assert read.time_us.sum() == pytest.approx(found.frame().time_us.sum())
-    with pytest.raises(UsageError, match="no kind"):
+    with pytest.raises(UsageError, match="unknown suffix"):
         write_dataset(found, tmp_path / "tuples.txt")
 
 
@@ -123,7 +125,10 @@ def test_it_is_written_for_others(database, tmp_path, suffix):
             "scaled_dot_product_attention",
             {
                 "arguments": [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}],
-                "tensors": [{"shape": [2, 8, 16, 64], "dtype": "bfloat16"}, *[{"shape": [2, 8, 99, 64], "dtype": "bfloat16"}] * 2],
+                "tensors": [
+                    {"shape": [2, 8, 16, 64], "dtype": "bfloat16"},
+                    *[{"shape": [2, 8, 99, 64], "dtype": "bfloat16"}] * 2,
+                ],
             },
             Products(16, 99, 64, 16),
         ),
@@ -148,7 +153,7 @@ def test_products_of_modules_come_to_the_flops_that_torch_counts(database):
 def test_one_tile_more_than_a_wave_takes_another_wave():
     def time_us(tiles):
         products = Products(4096 * tiles, 128, 1024)
-        return tile_roofline(H200, Course("float32", products.flops, 1), products).compute_us
+        return tile_roofline(H200, KernelPlan("float32", products.flops, 1), products).compute_us
 
     whole, more = time_us(33), time_us(34)
     assert more / whole > 34 / 33 + 0.02
@@ -246,8 +251,9 @@ def test_a_layer_norm_of_short_rows_waits_for_each_and_orders_them_first():
 def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores():
     def depthwise(width, dtype):
         outputs = 32 * 96 * 56 * 56
-        spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2,
-                "dilation": [1, 1], "groups": 96, "in_channels": 96, "out_channels": 96}}  # fmt: skip
+        parameters = {"kernel_size": [width, width], "stride": [1, 1], "padding": [width // 2] * 2, "dilation": [1, 1]}
+        parameters |= {"groups": 96, "in_channels": 96, "out_channels": 96}
+        spec = {"kind": "module", "parameters": parameters}
         return roofline_us(
             "Conv2d", [IMAGE], bytes_moved=8 * outputs, dtype=dtype, flops=2 * outputs * width**2, **spec
         )
@@ -258,11 +264,13 @@ def test_a_convolution_of_one_channel_at_a_time_gains_nothing_from_tensor_cores(
 
 def convolved(width, size, channels=64, bias=False, dtype="bfloat16", stride=1):
     """A Conv2d's tile roofline without its arithmetic, in us: of images of `size` x `size` pixels."""
-    spec = {"kind": "module", "parameters": {"kernel_size": [width, width], "stride": [stride, stride], "padding": [width // 2 if stride == 1 else 0] * 2,
-            "dilation": [1, 1], "groups": 1, "in_channels": channels, "out_channels": channels}}  # fmt: skip
+    padding = [width // 2 if stride == 1 else 0] * 2
+    parameters = {"kernel_size": [width, width], "stride": [stride, stride], "padding": padding, "dilation": [1, 1]}
+    parameters |= {"groups": 1, "in_channels": channels, "out_channels": channels}
     shapes = [[32, channels, size, size], [channels, channels, width, width], *[[channels]] * bias]
     tensors = [{"role": "activation", "shape": shape, "dtype": dtype} for shape in shapes]
-    call = describe(H200, "x", "Conv2d", {"tensors": tensors, "arguments": [{"tensor": 0}], **spec}, 10**6, 10**6)
+    spec = {"kind": "module", "parameters": parameters, "tensors": tensors, "arguments": [{"tensor": 0}]}
+    call = describe(H200, "x", "Conv2d", spec, 10**6, 10**6)
     return call.tile_roofline_us - max(call.compute_us, call.traffic_us)
 
 
@@ -303,10 +311,12 @@ def test_where_the_operators_of_a_step_are_told_what_to_drop():
 
 def test_how_well_tiles_fill_the_card_is_told_for_each_size():
     products = Products(132 * 64, 64, 512)
-    shares = tile_roofline(H200, Course("bfloat16", products.flops, 1), products).wave_shares
+    shares = tile_roofline(H200, KernelPlan("bfloat16", products.flops, 1), products).wave_shares
     assert shares == pytest.approx((1.0, 0.5, 0.25))
-    coarse = tile_roofline(H200, Course("bfloat16", products.flops, 1, coarse=True), Products(16, 16, 4096)).compute_us
-    assert coarse > tile_roofline(H200, Course("bfloat16", products.flops, 1), Products(16, 16, 4096)).compute_us
+    coarse = tile_roofline(
+        H200, KernelPlan("bfloat16", products.flops, 1, coarse=True), Products(16, 16, 4096)
+    ).compute_us
+    assert coarse > tile_roofline(H200, KernelPlan("bfloat16", products.flops, 1), Products(16, 16, 4096)).compute_us
 
 
 def test_a_pool_takes_as_long_as_its_windows_have_values():
@@ -391,9 +401,10 @@ def test_an_attention_of_one_tensor_with_itself_shares_no_keys():
 
 
 def test_single_channels_gain_nothing_from_tf32():
-    spec = {"kind": "module", "tensors": [{"role": "activation", "shape": IMAGE, "dtype": "float32"}], "arguments": [{"tensor": 0}],
-            "parameters": {"kernel_size": [7, 7], "stride": [1, 1], "padding": [3, 3], "dilation": [1, 1], "groups": 96,
-                           "in_channels": 96, "out_channels": 96}}  # fmt: skip
+    parameters = {"kernel_size": [7, 7], "stride": [1, 1], "padding": [3, 3], "dilation": [1, 1]}
+    parameters |= {"groups": 96, "in_channels": 96, "out_channels": 96}
+    tensors = [{"role": "activation", "shape": IMAGE, "dtype": "float32"}]
+    spec = {"kind": "module", "tensors": tensors, "arguments": [{"tensor": 0}], "parameters": parameters}
     exact, rounded = (
         describe(H200, "x", "Conv2d", spec, 10**9, 10**7, tf32=tf32).tile_roofline_us for tf32 in (False, True)
     )

@@ -1,4 +1,6 @@
-"""Predictors are judged by what they have not learnt from, and their intervals hold for families that nobody has read."""
+"""Predictors are judged by what they have not learnt from, and their intervals hold for families that nobody has
+read.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,24 @@ import numpy as np
 import pytest
 
 from farm.errors import UsageError
-from farm.estimate.training_set import learnt_from
-from farm.prediction import features, predictor_store
-from farm.prediction.calibration import Calibration, Errors, quantile
-from farm.prediction.card import card_model
+from farm.estimate.query import training_set
+from farm.prediction import call_features, stored_predictor
+from farm.prediction.calibration import Calibration, PredictionErrors, quantile
+from farm.prediction.dataset import cached_share, measured_models
 from farm.prediction.evaluation import (
     FOLDS,
     Score,
     across_cards,
+    cross_validated,
     evaluate,
+    evaluate_fitted,
     fit,
-    folds_of,
-    held_against,
     learning_curve,
     leave_families_out,
 )
-from farm.prediction.measured_models import in_cache, read_models
-from farm.prediction.predictors import RECIPES
+from farm.prediction.predictors import PREDICTORS
+from farm.prediction.stored_predictor import StoredPredictor
+from farm.prediction.tile_roofline import card_model
 from farm.types.protocol import Variant
 from tests.prediction.made_up import dataset, models
 from tests.report import filled
@@ -39,12 +42,12 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 
 @functools.cache
 def evaluated(name="family"):
-    return evaluate(RECIPES[name], dataset(), models(dataset()), curve=True)
+    return evaluate(PREDICTORS[name], dataset(), models(dataset()), curve=True)
 
 
 def test_a_family_is_answered_by_who_has_not_learnt_from_it():
     data, seen = dataset(), []
-    recipe = dataclasses.replace(RECIPES["family"])
+    recipe = dataclasses.replace(PREDICTORS["family"])
 
     class Watched:
         name = "watched"
@@ -56,16 +59,17 @@ def test_a_family_is_answered_by_who_has_not_learnt_from_it():
     held = leave_families_out(Watched(), data, models(data))
     for model, learnt in zip(sorted(models(data), key=lambda one: one.family), seen, strict=True):
         assert not model.operator_ids & learnt
-    assert np.isfinite(held.answers.time_us).all()
+    assert np.isfinite(held.costs.time_us).all()
     assert set(held.families) == {"resnet", "vgg", "llama", "vit", "bert"}
 
 
 def test_all_readings_of_a_tuple_are_in_one_fold():
     data = dataset()
     twice = dataclasses.replace(data, rows=data.rows + data.rows)
-    fold = folds_of(twice)
-    assert (fold[: len(data)] == fold[len(data) :]).all()
-    assert set(fold) == set(range(FOLDS))
+    held = cross_validated(PREDICTORS["family"], twice)
+    assert (held.families[: len(data)] == held.families[len(data) :]).all()
+    assert set(held.families) == {str(fold) for fold in range(FOLDS)}
+    assert np.isfinite(held.costs.time_us).all()
 
 
 def test_an_evaluation_says_all_that_was_asked():
@@ -85,7 +89,7 @@ def test_an_evaluation_says_all_that_was_asked():
 
 
 def test_more_readings_teach_more():
-    errors = dict(learning_curve(RECIPES["trees"], dataset()))
+    errors = dict(learning_curve(PREDICTORS["trees"], dataset()))
     assert errors[max(errors)] < errors[25]
 
 
@@ -99,15 +103,15 @@ def test_a_score_counts_what_is_within():
 def test_each_family_counts_alike_for_an_interval():
     off = np.concatenate([np.full(99, 0.01), np.full(10, 0.5)])
     families = np.array(["large"] * 99 + ["small"] * 10)
-    assert quantile(Errors(off, np.ones(109), families), 0.6) == 0.5
-    assert quantile(Errors(off, np.ones(109), np.array(["one"] * 109)), 0.6) == 0.01
+    assert quantile(PredictionErrors(off, np.ones(109), families), 0.6) == 0.5
+    assert quantile(PredictionErrors(off, np.ones(109), np.array(["one"] * 109)), 0.6) == 0.01
 
 
 def test_an_interval_that_was_calibrated_covers_what_comes_later():
     data = dataset()
-    learnt = fit(RECIPES["best"], data, models(data))
+    learnt = fit(PREDICTORS["best"], data, models(data))
     later = dataset(seed=11)
-    found = held_against(learnt.fitted, later, models(later), learnt.calibration)
+    found = evaluate_fitted(learnt.fitted, later, models(later), learnt.calibration)
     assert found.intervals["time_us"].coverage > 0.75
     assert found.sum_intervals["time_us"].coverage >= 0.6
     assert found.families["time_us"].median < 0.2
@@ -115,53 +119,55 @@ def test_an_interval_that_was_calibrated_covers_what_comes_later():
 
 def test_a_kept_predictor_is_what_was_saved(tmp_path):
     data = dataset()
-    learnt = fit(RECIPES["best"], data, models(data))
-    path = tmp_path / predictor_store.file_name(data.circumstances)
+    learnt = fit(PREDICTORS["best"], data, models(data))
+    path = tmp_path / stored_predictor.file_name(data.conditions)
     assert path.name == "nvidia-h200-torch-2.11.0.npz"
-    predictor_store.save(learnt, path)
-    again = predictor_store.load(path)
-    assert (again.key, again.calibration, again.circumstances) == (data.key, learnt.calibration, data.circumstances)
-    assert again.fitted.answer(data.calls).time_us == pytest.approx(learnt.fitted.answer(data.calls).time_us, rel=1e-4)
-    assert again.has_learnt([data.calls[0].operator_id, "another"]).tolist() == [True, False]
-    assert predictor_store.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key == data.key
+    stored_predictor.save(learnt, path)
+    again = stored_predictor.load(path)
+    assert (again.key, again.calibration, again.conditions) == (data.key, learnt.calibration, data.conditions)
+    assert again.fitted.predict(data.calls).time_us == pytest.approx(
+        learnt.fitted.predict(data.calls).time_us, rel=1e-4
+    )
+    assert again.has_learned([data.calls[0].operator_id, "another"]).tolist() == [True, False]
+    assert stored_predictor.find([tmp_path / "nowhere", tmp_path], "NVIDIA H200", "2.11").key == data.key
     assert (
-        predictor_store.find([tmp_path], "NVIDIA H200", "9.9").key == data.key
+        stored_predictor.find([tmp_path], "NVIDIA H200", "9.9").key == data.key
     )  # of another software, and says of which
-    assert predictor_store.find([tmp_path], "NVIDIA A100") is None
+    assert stored_predictor.find([tmp_path], "NVIDIA A100") is None
 
 
 def test_what_is_kept_is_never_unpickled_and_a_stale_one_says_so(tmp_path, monkeypatch):
     data = dataset()
     path = tmp_path / "h200.npz"
-    predictor_store.save(predictor_store.of(data, RECIPES["family"].fit(data), Calibration.none()), path)
-    monkeypatch.setattr(features, "VERSION", features.VERSION + 1)
-    with pytest.raises(UsageError, match="is of features of version"):
-        predictor_store.load(path)
+    stored_predictor.save(StoredPredictor.of(data, PREDICTORS["family"].fit(data), Calibration.none()), path)
+    monkeypatch.setattr(call_features, "VERSION", call_features.VERSION + 1)
+    with pytest.raises(UsageError, match="has features of version"):
+        stored_predictor.load(path)
     monkeypatch.undo()
     with zipfile.ZipFile(path) as packed:
         names = packed.namelist()
     np.savez(path, **{name.removesuffix(".npy"): np.array([print], dtype=object) for name in names})
-    with pytest.raises(UsageError, match="is no predictor"):
-        predictor_store.load(path)
+    with pytest.raises(UsageError, match="is not a predictor"):
+        stored_predictor.load(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(UsageError, match="is no predictor"):
-        predictor_store.load(path)
+    with pytest.raises(UsageError, match="is not a predictor"):
+        stored_predictor.load(path)
     path.with_suffix(".json").write_text("[]")
-    with pytest.raises(UsageError, match="is no JSON object"):
-        predictor_store.load(path)
+    with pytest.raises(UsageError, match="is not a JSON object"):
+        stored_predictor.load(path)
     with pytest.raises(UsageError, match="There is no predictor"):
-        predictor_store.load(tmp_path / "other.npz")
+        stored_predictor.load(tmp_path / "other.npz")
 
 
 def test_too_few_families_are_said():
     data = dataset()
     with pytest.raises(UsageError, match="There are readings of 2 families of models, and leaving one out takes 3"):
-        leave_families_out(RECIPES["family"], data, models(data, ("resnet", "vgg")))
+        leave_families_out(PREDICTORS["family"], data, models(data, ("resnet", "vgg")))
 
 
 def test_what_one_card_taught_is_asked_of_another():
     data = dataset()
-    found = across_cards(RECIPES["trees"], data, dataset(seed=2), models(dataset(seed=2)))
+    found = across_cards(PREDICTORS["trees"], data, dataset(seed=2), models(dataset(seed=2)))
     assert found.families["time_us"].median < 0.3
     assert found.intervals == {}
 
@@ -169,16 +175,16 @@ def test_what_one_card_taught_is_asked_of_another():
 def test_weights_of_a_small_model_stay_in_the_cache():
     small = [dataclasses.replace(dataset().calls[0], parameter_bytes=1 << 20, bytes_moved=2 << 20)]
     l2_bytes = card_model("cuda", "NVIDIA H200").l2_bytes
-    assert in_cache(small, (2,), l2_bytes) == 1
-    assert in_cache(small, (200,), l2_bytes) == 0
+    assert cached_share(small, (2,), l2_bytes) == 1
+    assert cached_share(small, (200,), l2_bytes) == 0
 
 
 def test_models_are_read_with_their_wholes(database):
     filled.fill(database)
     filled.fill(database, Variant("alexnet", 1, 64), whole=False, created_at_s=1.8e9)
     with database.read() as session:
-        data, found = learnt_from(session)
-        assert read_models(session, data.card, data.circumstances) == found
+        data, found = training_set(session)
+        assert measured_models(session, data.card, data.conditions) == found
     titles = {model.title: model for model in found}
     assert {model.family for model in found} == {"resnet", "alexnet"}
     assert titles["resnet18 2x64 float32"].time_us > 0

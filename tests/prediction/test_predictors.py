@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from farm.errors import UsageError
-from farm.prediction.described import Described
-from farm.prediction.factors import FactorsOf
-from farm.prediction.gaussian_process import ProcessOf
-from farm.prediction.neural_power import PolynomialsOf
-from farm.prediction.predictors import RECIPES, Fitted, recipe
-from farm.prediction.regressor import Inputs
-from farm.prediction.trees import ForestOf
+from farm.prediction.call_features import CallDescription
+from farm.prediction.gaussian_process import fit_process
+from farm.prediction.predictors import PREDICTORS, FittedPredictor, predictor_spec
+from farm.prediction.regressors import Inputs, fit_medians, fit_nearest, fit_polynomials
+from farm.prediction.trees import fit_trees
 from tests.prediction.made_up import dataset
 
 # Looked for and not imported: every worker collects this file, and one runs it.
@@ -27,19 +25,19 @@ pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scik
 
 @functools.cache
 def fitted(name):
-    return RECIPES[name].fit(dataset())
+    return PREDICTORS[name].fit(dataset())
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PREDICTORS)
 def test_each_predicts_what_it_has_not_seen_and_keeps_it_as_arrays(name):
     learnt = fitted(name)
     file = io.BytesIO()
     np.savez_compressed(file, **learnt.arrays())
     file.seek(0)
     with np.load(file, allow_pickle=False) as arrays:
-        again = Fitted.from_arrays(json.loads(json.dumps(learnt.about())), dict(arrays))
+        again = FittedPredictor.from_arrays(json.loads(json.dumps(learnt.about())), dict(arrays))
     asked = dataset(seed=7)
-    said, said_again = learnt.answer(asked.calls), again.answer(asked.calls)
+    said, said_again = learnt.predict(asked.calls), again.predict(asked.calls)
     assert said_again.time_us == pytest.approx(said.time_us, rel=1e-4)
     assert said_again.power_w == pytest.approx(said.power_w, rel=1e-4)
     assert said_again.time_spread == pytest.approx(said.time_spread, rel=1e-2)
@@ -47,20 +45,31 @@ def test_each_predicts_what_it_has_not_seen_and_keeps_it_as_arrays(name):
     most = {"roofline": 1.0, "family": 0.6, "neural-power": 0.6, "braun": 0.6}.get(name, 0.25)
     assert np.median(off) < most
     assert (said.time_spread > 0).all()
-    assert (said.among_others(0.5)[0] > 0).all()
+    assert (said.in_model(0.5)[0] > 0).all()
     assert said.known.all()
     assert learnt.explain(asked.calls[0])
 
 
-@pytest.mark.parametrize("kind", ["extra", "random", "boosted"])
-def test_a_forest_of_arrays_says_what_scikit_learn_says(kind):
+@pytest.mark.parametrize("kind", ["ExtraTreesRegressor", "RandomForestRegressor", "GradientBoostingRegressor"])
+def test_trees_of_arrays_predict_what_scikit_learn_predicts(kind):
+    from sklearn import ensemble
+
     data = dataset()
     inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
-    maker = ForestOf(kind, trees=20, depth=8)
-    forest = maker.fit(inputs, values)
-    columns = forest.coding.columns(Inputs.of(dataset(seed=3).calls))
-    theirs = maker.fitted(forest.coding.columns(inputs), values).predict(columns)
-    assert forest.predict(Inputs.of(dataset(seed=3).calls))[0] == pytest.approx(theirs, abs=1e-5)
+    settings = {"n_estimators": 20, "max_depth": 8}
+    trees = fit_trees(inputs, values, kind, **settings)
+    asked = Inputs.of(dataset(seed=3).calls)
+    fitted = getattr(ensemble, kind)(random_state=0, **settings).fit(trees.columns(inputs), values)
+    assert trees.predict(asked)[0] == pytest.approx(fitted.predict(trees.columns(asked)), abs=1e-5)
+
+
+def test_the_nearest_reading_decides_most():
+    data = dataset()
+    inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
+    found, spreads = fit_nearest(inputs, values).predict(inputs)
+    assert np.median(np.abs(found - values)) < 0.05
+    assert (spreads >= 0.02).all()
+    assert "relu at 0" in fit_nearest(inputs, values).explain(inputs.at(np.flatnonzero(inputs.types == "relu")[:1]))[0]
 
 
 def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
@@ -70,25 +79,25 @@ def test_a_process_says_what_scikit_learn_says_of_the_same_kernel():
     data = dataset()
     alone = data.where([call.operator_type == "relu" for call in data.calls])
     inputs, values = Inputs.of(alone.calls), np.log([row.time_us for row in alone.rows])
-    process = ProcessOf(steps=10).fit(inputs, values)
-    kernel, scales = process.kernel, np.sqrt(process.kernel.weights) / process.deviations
+    process = fit_process(inputs, values, steps=10)
+    kernel, scales = process.matern, np.sqrt(process.weights) / process.deviations
     assert process.points.at == pytest.approx((inputs.numbers - process.means) * scales, rel=1e-3, abs=1e-6)
     theirs = GaussianProcessRegressor(
         ConstantKernel(kernel.variance) * Matern(1.0, nu=1.5) + WhiteKernel(kernel.noise), alpha=1e-6, optimizer=None
-    ).fit(process.points.at, values - process.middle)
+    ).fit(process.points.at, values - process.kernel[4])
     other = dataset(seed=5)
     asked = Inputs.of(other.where([call.operator_type == "relu" for call in other.calls]).calls)
     mean, deviation = theirs.predict((asked.numbers - process.means) * scales, return_std=True)
     own, spread = process.predict(asked)
-    assert own == pytest.approx(mean + process.middle, abs=1e-6)
+    assert own == pytest.approx(mean + process.kernel[4], abs=1e-6)
     assert spread == pytest.approx(deviation, rel=0.1)  # from the nearest points alone
 
 
 def test_inducing_points_stand_for_many_readings():
     data = dataset()
     inputs, values = Inputs.of(data.calls), np.log([row.time_us for row in data.rows])
-    exact = ProcessOf(steps=10).fit(inputs, values)
-    some = ProcessOf(steps=10, inducing=len(data) // 2).fit(inputs, values)
+    exact = fit_process(inputs, values, steps=10)
+    some = fit_process(inputs, values, steps=10, inducing=len(data) // 2)
     assert len(some.points.at) == len(data) // 2
     assert np.median(np.abs(some.predict(inputs)[0] - exact.predict(inputs)[0])) < 0.05
 
@@ -97,9 +106,9 @@ def test_a_polynomial_is_found_by_lasso():
     data = dataset()
     inputs = Inputs.of(data.calls)
     values = 3.0 + 2e-3 * np.array([call.batch * call.last_size for call in data.calls])
-    found = PolynomialsOf(degrees=(1, 2)).fit(inputs, values)
+    found = fit_polynomials(inputs, values)
     assert np.median(np.abs(found.predict(inputs)[0] / values - 1)) < 0.05
-    assert "lasso left" in found.explain(inputs, 0)[0]
+    assert "lasso left" in found.explain(inputs)[0]
 
 
 def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roofline():
@@ -107,24 +116,24 @@ def test_an_unseen_type_is_marked_and_wider_and_an_unseen_family_goes_by_the_roo
     relu = next(call for call in dataset().calls if call.operator_type == "relu")
     unseen = dataclasses.replace(relu, operator_type="celu")
     stranger = dataclasses.replace(relu, operator_type="sparse", operator_family="sparse product")
-    said = learnt.answer([relu, unseen, stranger])
+    said = learnt.predict([relu, unseen, stranger])
     assert list(said.known) == [True, False, False]
     assert said.time_spread[1] > said.time_spread[0]
-    assert any("roofline x family" in line for line in learnt.explain(stranger))
-    assert learnt.explain(unseen)[0] == "no reading is of celu"
-    assert learnt.explain(relu)[0] == "40 readings are of relu"
+    assert any("roofline x median of the family" in line for line in learnt.explain(stranger))
+    assert learnt.explain(unseen)[0] == "no readings of celu"
+    assert learnt.explain(relu)[0] == "40 readings of relu"
 
 
 def test_where_the_data_are_not_known_they_are_taken_as_typical():
     call = dataset().calls[0]
     blind = dataclasses.replace(call, data_known=False, zeros=0.0, data_class="")
-    assert fitted("best").answer([blind]).power_w == pytest.approx(fitted("best").answer([call]).power_w, rel=0.5)
+    assert fitted("best").predict([blind]).power_w == pytest.approx(fitted("best").predict([call]).power_w, rel=0.5)
 
 
 def test_what_has_no_power_is_not_given_one():
     data = dataset()
     rows = tuple(dataclasses.replace(row, power_w=None, energy_mj=None) for row in data.rows)
-    said = RECIPES["family"].fit(dataclasses.replace(data, rows=rows)).answer(data.calls)
+    said = PREDICTORS["family"].fit(dataclasses.replace(data, rows=rows)).predict(data.calls)
     assert np.isnan(said.power_w).all()
     assert np.isfinite(said.time_us).all()
 
@@ -132,14 +141,14 @@ def test_what_has_no_power_is_not_given_one():
 def test_too_few_readings_and_unknown_names_are_said():
     few = dataset().where([place < 5 for place in range(len(dataset()))])
     with pytest.raises(UsageError, match="There are 5 readings of operators of NVIDIA H200, and a fit takes 20"):
-        RECIPES["best"].fit(few)
+        PREDICTORS["best"].fit(few)
     with pytest.raises(UsageError, match="no predictor 'neural'") as refused:
-        recipe("neural")
+        predictor_spec("neural")
     assert "neural-power" in refused.value.next_step
 
 
 def test_a_factor_of_its_own_takes_three_readings():
     inputs = Inputs.of(dataset().calls)
-    factors = FactorsOf().fit(inputs, np.zeros(len(inputs)))
-    assert isinstance(inputs.calls[0], Described)
-    assert {"", "type:relu", "family:pointwise"} <= set(factors.names)
+    medians = fit_medians(inputs, np.zeros(len(inputs)))
+    assert isinstance(inputs.calls[0], CallDescription)
+    assert {"", "type:relu", "family:pointwise"} <= set(medians.names)

@@ -11,9 +11,10 @@ from sqlmodel import select
 from farm.errors import UsageError
 from farm.estimate.estimate import estimate
 from farm.estimate.generation import generation
+from farm.estimate.readings import tuples_of
 from farm.models import catalog
 from farm.operators.roofline import roofline_of
-from farm.prediction.predictor import RooflinePredictor
+from farm.prediction.stored_predictor import RooflinePredictor
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import newest_schema
@@ -51,7 +52,7 @@ def test_a_model_of_tokens_is_told_by_the_token(database):
     assert asked(database).to_json()["tokens_per_s"] is None
 
 
-def test_a_text_costs_its_prompt_and_a_decode_for_each_token_beside_a_growing_cache(database, farm, monkeypatch):  # noqa: F811
+def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, monkeypatch):  # noqa: F811
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     about = {"layers": 1, "dtype": "bfloat16"}
@@ -74,7 +75,7 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token_beside_a_growing_ca
     said = farm("estimate", "falcon-7b", "-b", "2", "--length", "64", "--layers", "1", "--generate", "200")
     assert said.code == 0, said.stderr
     assert "falcon-7b prefill 2x64 tokens bfloat16 of 1 layers, then 200 tokens each" in said.stdout
-    assert "Caches of 65 to 264 tokens are needed, and 64, 128 were read" in " ".join(said.stdout.split())
+    assert "Caches of 65 to 264 tokens are needed, and 64, 128 were measured" in " ".join(said.stdout.split())
 
 
 def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(database):
@@ -142,7 +143,7 @@ def test_at_a_terminal(database, farm, monkeypatch):  # noqa: F811
     assert "predicted" not in farm(*arguments, "--fill", "none").stdout
     said = farm(*arguments, "--fill", "roofline")
     assert said.code == 0, said.stderr
-    for words in ("resnet18 2x64 float32", "of the estimated cost", "not covered", "Linear", "predicted by roofline"):
+    for words in ("resnet18 2x64 float32", "of the estimated cost", "not covered", "Linear", "(model `roofline`)"):
         assert words in said.stdout
     assert json.loads(farm(*arguments, "--json").stdout)["missing"][0]["operator"] == "Linear"
     assert farm(*arguments, "--fill", "guess").code == 2
@@ -160,14 +161,15 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
     older = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
     assert (older.code, older.stdout) == (3, "")
-    assert "farm db upgrade" in older.stderr
+    assert "farm export" in older.stderr
     with database.engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{newest_schema()}'")
     unread = farm("estimate", "vgg11", "-b", "4", "--dtype", "float16", "--card", "H100")
     assert "No reading of NVIDIA H100" in unread.stderr
     assert "farm run vgg11 --batch 4 --input-size 224 --dtype float16 --launch graph --data seen;" in unread.stderr
     unknown = farm("estimate", "resnet18", "--card", "X1").stderr
-    assert "There are readings of NVIDIA H100. In the package there are readings of NVIDIA H200." in unknown
+    in_package = "In the package there are readings of NVIDIA H100 80GB HBM3, NVIDIA H200."
+    assert f"There are readings of NVIDIA H100. {in_package}" in unknown
     filled.fill(database, card="GPU-2", model="NVIDIA A100")
     several = farm("estimate", "resnet18", "-b", "32")
     assert (several.code, several.stdout) == (2, "")
@@ -191,4 +193,25 @@ def test_a_training_step_is_estimated_from_readings_of_its_parts(database, farm,
     assert other["time_us"] > 1.5 * found["time_us"]
     unread = farm(*asked, "--optimizer", "adamw", "--launch", "eager")
     assert "--step training --optimizer adamw --launch eager --data normal;" in unread.stderr
-    assert "A training step writes no text" in farm(*asked, "--generate", "10").stderr
+    assert "A training step generates no text" in farm(*asked, "--generate", "10").stderr
+
+
+def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, monkeypatch):
+    older = filled.PROTOCOL.with_data("zeros")
+    filled.fill(database, protocol=older, whole=False, created_at_s=1.7e9, prefix="zeros")
+    filled.fill(database, whole=False)
+    with database.write() as session:
+        for reading in session.exec(select(tables.Reading).where(tables.Reading.protocol_id == older.id)).all():
+            reading.flags, reading.origin = ["unstable_clock"], "elsewhere"
+            session.add(reading)
+
+    def needed(*arguments):
+        classes = {"zeros": 1, "normal": 1}
+        return [dataclasses.replace(one, calls=classes) for one in tuples_of(*arguments)]
+
+    monkeypatch.setattr("farm.estimate.estimate.tuples_of", needed)
+    found = asked(database)
+    assert found.origins == {"elsewhere": found.tuples, "": found.tuples}
+    assert found.flags["unstable_clock"] == found.tuples
+    assert found.oldest_at_s < 1.71e9
+    assert found.other_data_calls == 0

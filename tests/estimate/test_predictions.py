@@ -1,4 +1,6 @@
-"""An estimate is filled with predictions that are told apart, with intervals, and says which readings would narrow it."""
+"""An estimate is filled with predictions that are told apart, with intervals, and says which readings would narrow
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,17 @@ import json
 
 import pytest
 
+from farm.devices.device import Card
 from farm.errors import UsageError
 from farm.estimate.estimate import estimate
 from farm.estimate.next_measurements import plan
-from farm.estimate.training_set import dataset_of
+from farm.estimate.query import EstimateQuery, import_packaged, training_set
 from farm.exchange.export import export
 from farm.operators.sweep import Expansion
-from farm.prediction import predictor_store
+from farm.prediction import stored_predictor
 from farm.prediction.calibration import Calibration
-from farm.prediction.predictor import Asked, KeptPredictor
-from farm.prediction.predictors import RECIPES
+from farm.prediction.predictors import PREDICTORS
+from farm.prediction.stored_predictor import NeededTuple, StoredPredictor
 from farm.requests import measurement_file
 from farm.settings import settings
 from farm.store.database import Database
@@ -30,8 +33,8 @@ WIDE = Calibration(1.5, 1.5, 1.5, 3.0, 3.0, 3.0, 1.0, 1.0, families=5)
 def learnt(database, name="family"):
     """A predictor of what the database holds; `family` needs no scikit-learn."""
     with database.read() as session:
-        data = dataset_of(session, "H200")
-    return predictor_store.of(data, RECIPES[name].fit(data), WIDE)
+        data, _ = training_set(session, "H200")
+    return StoredPredictor.of(data, PREDICTORS[name].fit(data), WIDE)
 
 
 def without_linear(database):
@@ -41,7 +44,7 @@ def without_linear(database):
 
 def asked(database, predictor, variant=filled.VARIANT):
     with database.read() as session:
-        return estimate(session, variant, "H200", predictor=KeptPredictor(predictor), notes=["a note"])
+        return estimate(session, variant, "H200", predictor=predictor, notes=["a note"])
 
 
 def test_what_is_predicted_stands_beside_what_was_read(database):
@@ -70,7 +73,7 @@ def test_a_model_that_no_reading_covers_is_answered_from_predictions_alone(datab
     found = asked(database, predictor, half)
     assert (found.covered_tuples, found.coverage, found.time.value) == (0, 0, 0)
     assert found.total_time.value == found.predicted_us > 0
-    assert found.software == predictor.circumstances.software
+    assert found.software == predictor.conditions.software
     assert found.energy is None
     assert found.total_energy.value > 0
 
@@ -85,10 +88,10 @@ def test_nothing_is_predicted_where_all_was_read(database):
 
 
 def test_a_prediction_says_what_it_rests_on(database):
-    predictor = KeptPredictor(without_linear(database))
+    predictor = without_linear(database)
     spec = {"kind": "function", "arguments": [{"tensor": 0}], "tensors": [
         {"role": "activation", "shape": [8, 8], "dtype": "float32", "storage": 0}]}  # fmt: skip
-    assert "the median of type relu" in " ".join(predictor.explain(Asked("x", "relu", 0, 512, spec)))
+    assert "the median of type relu" in " ".join(predictor.explain(NeededTuple("x", "relu", "", 0, 512, {"": 1}, spec)))
 
 
 @pytest.fixture
@@ -96,8 +99,8 @@ def own(database, farm, monkeypatch):  # noqa: F811
     monkeypatch.setenv("FARM_DATABASE_URL", str(database))
     settings.cache_clear()
     predictor = without_linear(database)
-    predictor_store.save(
-        predictor, settings().state_dir / "predictors" / predictor_store.file_name(predictor.circumstances)
+    stored_predictor.save(
+        predictor, settings().state_dir / "predictors" / stored_predictor.file_name(predictor.conditions)
     )
     return farm
 
@@ -108,7 +111,7 @@ MODEL = ("estimate", "resnet18", "-b", "2", "--input-size", "64", "--card", "H20
 def test_at_a_terminal(own, database):
     said = own(*MODEL)
     assert said.code == 0, said.stderr
-    for words in ("predicted by family", "together", "of types that nobody has read", "narrow it most", "never read"):
+    for words in ("(model `family`)", "together", "of types without a reading", "narrow it most", "never measured"):
         assert words in said.stdout
     assert "more: `farm predict fit`" not in said.stdout
     filled.fill(database, whole=False, created_at_s=1.8e9, leave_out=lambda spec: spec.short_name == "Linear")
@@ -121,13 +124,11 @@ def test_a_predictor_that_cannot_be_read_costs_no_answer(own):
     said = own(*MODEL)
     assert said.code == 0, said.stderr
     told = " ".join(said.stdout.split())
-    assert "is of features of version 9" in told
+    assert "has features of version 9" in told
     assert "Fit it again: farm predict fit." in told
 
 
 def test_what_is_measured_joins_the_package_s_readings_in_one_database(database, tmp_path, monkeypatch):
-    from cli.estimate import _How, _take_packaged
-
     theirs = Database(f"sqlite:///{tmp_path / 'theirs.db'}")
     theirs.upgrade()
     filled.fill(theirs, leave_out=lambda spec: spec.short_name == "Linear", whole=False)
@@ -135,11 +136,11 @@ def test_what_is_measured_joins_the_package_s_readings_in_one_database(database,
         before = estimate(session, filled.VARIANT, "H200")
         export(session, tmp_path / "h200")
     theirs.close()
-    monkeypatch.setattr("farm.exchange.packaged.packaged_files", lambda: [tmp_path / "h200"])
+    monkeypatch.setattr("farm.estimate.query.packaged_files", lambda: [tmp_path / "h200"])
     filled.fill(database, leave_out=lambda spec: spec.short_name != "Linear", whole=False, prefix="own")
-    how = _How("H200", None, False, "", "auto", None)
-    for _ in range(2):  # the second finds all there
-        _take_packaged(database, before, how)
+    query = EstimateQuery("H200")
+    assert import_packaged(database, before, query)
+    assert not import_packaged(database, before, query)  # covered now
     with database.read() as session:
         after = estimate(session, filled.VARIANT, "H200")
     assert after.covered_tuples == before.covered_tuples + 1 == after.tuples
@@ -163,7 +164,7 @@ def test_what_is_asked_wrongly_is_told(own):
     for words, told in {
         ("-b", "many"): "is no size",
         ("-b", "4..1"): "is no size",
-        ("-b", "1,2", "--measure", "3"): "Tuples are read for one size",
+        ("-b", "1,2", "--measure", "3"): "--measure needs one size",
         ("--png", "curve.png"): "There is no curve to draw",
         ("--measure", "3"): "No card of this host is a NVIDIA H200",
         ("--fill", "guess"): "There is no predictor 'guess'",
@@ -177,7 +178,7 @@ def test_a_plan_is_a_measurement_file_of_what_is_most_unsure(own, tmp_path):
     arguments = ("predict", "plan", "resnet18", "-b", "2", "--input-size", "64", "--card", "H200")
     said = own(*arguments, "--out", str(file))
     assert said.code == 0, said.stderr
-    assert "2 tuples, 100.0 % of what is unsure" in said.stdout
+    assert "2 tuples, 100.0 % of the uncertainty" in said.stdout
     found = json.loads(own(*arguments, "-n", "1", "--json").stdout)
     assert len(found["tuples"]) == 1 <= found["unsure"] + 1
     wishes = measurement_file.load([file])
@@ -193,15 +194,15 @@ def test_what_no_sweep_makes_is_asked_of_its_model(database):
     measurements = measurement_file.parse(found.file, "plan")
     assert {wish.model for wish in measurements if not wish.sweep} == {"bert-base"}
     assert any(wish.sweep and wish.sweep.operator == "Linear" for wish in measurements)
-    gains = [wish.gain for wish in found.wishes]
+    gains = [wish.gain for wish in found.proposals]
     assert gains == sorted(gains, reverse=True)
 
 
 def test_neighbours_of_what_is_chosen_count_half(database):
     predictor = without_linear(database)
     found = plan([asked(database, predictor, dataclasses.replace(filled.VARIANT, dtype="float16"))], 1000)
-    assert len(found.wishes) > 20
-    assert sum(wish.gain for wish in found.wishes) < found.unsure
+    assert len(found.proposals) > 20
+    assert sum(wish.gain for wish in found.proposals) < found.uncertain
 
 
 def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_path):
@@ -224,3 +225,37 @@ def test_a_data_set_is_written(own, tmp_path):
     said = own("predict", "dataset", str(tmp_path / "tuples.csv"), "--card", "H200")
     assert (said.code, "tuples of NVIDIA H200" in said.stdout) == (0, True)
     assert own("predict", "fit", "--out", "h200.bin").code == 2
+
+
+def test_without_intervals_the_tuples_of_the_largest_share_are_measured_first(database):
+    filled.fill(database, leave_out=lambda spec: spec.short_name in ("Linear", "Conv2d"), whole=False)
+    with database.read() as session:
+        found = estimate(session, filled.VARIANT, "H200")
+    shares = {one.operator_id: one.share for one in found.missing}
+    assert (found.narrowing, len(shares) > 5) == ((), True)
+    chosen = found.to_measure(3)
+    assert [shares[id_] for id_ in chosen] == sorted(shares.values(), reverse=True)[:3]
+    assert set(chosen) <= set(found.specs)
+    assert len(found.to_measure(seconds=2 * 1.25)) == 2
+    assert len(found.to_measure(5, seconds=0.1)) == 1
+    assert set(found.to_measure()) == set(shares)
+
+
+def test_a_measurement_without_a_predictor_measures_what_is_missing(own, database, monkeypatch):
+    card = Card(id="GPU-0", kind="cuda", model="NVIDIA H200", memory_bytes=10**11)
+    measured = []
+    monkeypatch.setattr("cli.opening.own_cards", lambda: [card])
+    monkeypatch.setattr("farm.api.measure.measure_tuples", lambda specs, **options: measured.extend(specs))
+    monkeypatch.setattr("farm.estimate.query.packaged_files", list)
+    said = own(*MODEL, "--fill", "none", "--measure", "2")
+    assert said.code == 0, said.stderr
+    assert "Measuring 2 tuples" in said.stderr
+    assert sorted(spec["operator"].rpartition(".")[2] for spec in measured) == ["Linear", "MaxPool2d"]
+
+
+def test_there_is_nothing_to_measure_if_readings_cover_every_tuple(database):
+    filled.fill(database, whole=False)
+    with database.read() as session:
+        found = estimate(session, filled.VARIANT, "H200")
+    with pytest.raises(UsageError, match="Readings cover every tuple"):
+        found.to_measure(3)

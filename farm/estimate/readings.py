@@ -1,0 +1,236 @@
+"""The tuples of a model, and the readings of them that an estimate adds up.
+
+Readings of one method and one software are never mixed with others: of those stored, the set is taken that covers
+most of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session
+
+from farm.errors import Ambiguous, UsageError, did_you_mean
+from farm.operators.roofline import Roofline, roofline_of
+from farm.prediction.stored_predictor import NeededTuple
+from farm.store import tables
+from farm.store.content import classes
+from farm.store.reuse import tells_others
+from farm.store.rows import in_batches
+from farm.types.label import label_of
+from farm.types.protocol import Protocol, Variant
+from farm.verdict.figures import Part, ReadingView, Whole
+
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
+_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+
+
+def card_model_named(session: Session, word: str) -> str:
+    """The one card model with readings whose name contains a word; without a word, the only one.
+
+    Raises:
+        UsageError: there is none.
+        Ambiguous: there are several.
+    """
+    real = sqlalchemy.select(_CARD.model).where(_CARD.kind != "simulated")
+    models = sorted(set(session.scalars(real.distinct())))
+    found = [model for model in models if word.lower() in model.lower()]
+    found = [model for model in found if model.lower() == word.lower()] or found
+    if len(found) == 1:
+        return found[0]
+    known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
+    if not found:
+        raise UsageError(f"The database has no card '{word}'.", did_you_mean(word, models) or known)
+    raise Ambiguous(
+        f"'{word}' is part of several card models." if word else "The database has several card models.",
+        f"Choose with --card: {', '.join(found[:8])}.",
+    )
+
+
+def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) -> tuple[str, Roofline]:
+    """The kind of a card model, and its peaks: those of its fingerprint, or else of its data sheet."""
+    cards = session.execute(sqlalchemy.select(_CARD.kind, _CARD.fingerprint).where(_CARD.model == card_model)).all()
+    fingerprint = next((row.fingerprint for row in cards if row.fingerprint), None)
+    return cards[0].kind, roofline_of(cards[0].kind, card_model, fingerprint, dtype=dtype, tf32=tf32)
+
+
+# -- the tuples of a model
+
+
+def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
+    """The tuples of a stored capture, with the classes of data that it saw; without one, those that are extracted now.
+
+    Raises:
+        CaptureError: the model cannot be extracted.
+    """
+    if stored := stored_tuples(session, variant, device_type, launch):
+        return stored
+    from farm.training.extract import extract
+
+    extracted = extract(variant, device_type=device_type)
+    found = []
+    for id_, spec in extracted.capture.tuples.items():
+        cost, calls = extracted.costs[id_], {"": extracted.capture.counts[id_]}
+        found.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, calls, spec.to_json()))
+    return found
+
+
+def stored_tuples(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
+    """The tuples of a stored capture of a model, preferably of the same launch; [] without one."""
+    imported = _CAPTURE.origin.like(tables.IMPORTED + "%")
+    stored = session.scalars(
+        sqlalchemy.select(_CAPTURE.id)
+        .where(_CAPTURE.variant_id == variant.id, _CAPTURE.device_type == device_type, _CAPTURE.grad.is_(False))
+        .order_by(_CAPTURE.launch != launch, imported, _CAPTURE.origin, _CAPTURE.id.desc())
+    ).first()
+    if stored is None:
+        return []
+    calls: dict[str, dict[str, int]] = defaultdict(dict)
+    for (operator_id, data), number in classes(session, stored, "seen").items():
+        calls[operator_id][data] = number
+    columns = [_OPERATOR[name] for name in ("id", "short_name", "label", "flops", "bytes_moved", "spec")]
+    rows = {
+        row.id: row
+        for batch in in_batches(calls)
+        for row in session.execute(sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch)))
+    }
+    return [
+        NeededTuple(row.id, row.short_name, row.label, row.flops, row.bytes_moved, calls[row.id], row.spec)
+        for row in (rows[operator_id] for operator_id in calls)
+    ]
+
+
+# -- their readings
+
+
+@dataclass(frozen=True)
+class SelectedReadings:
+    """The readings of one method and one software that cover most of a model's cost.
+
+    Attributes:
+        rows: by tuple: one reading for each class of data that has one.
+        other_sets: how many other methods and software have readings.
+        other_data_calls: calls whose class of data has no reading, taken from another class.
+    """
+
+    method: int
+    software_id: str
+    parts: list[Part]
+    rows: Mapping[str, Sequence[Any]]
+    wholes: list[Whole]
+    other_sets: int
+    other_data_calls: int
+
+
+def select_for_model(
+    session: Session,
+    variant: Variant,
+    needed: Sequence[NeededTuple],
+    weight: Mapping[str, float],
+    card_model: str,
+    protocol: Protocol,
+    roofline: Roofline,
+    torch: str = "",
+) -> SelectedReadings | None:
+    """Select the readings of a model's tuples on one card model; None if no tuple with a weight has one.
+
+    Args:
+        weight: the cost of all calls of a tuple, by its id.
+        protocol: without its class of data.
+        torch: a version, or its beginning.
+    """
+    data_of = _protocols_like(session, protocol)
+    subjects = [*(one.operator_id for one in needed), variant.id]
+    sets = _sets(session, subjects, card_model, list(data_of), torch)
+    if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
+        return None
+
+    def covered(key: tuple[int, str]) -> tuple[float, float]:
+        own = {subject for subject, _ in sets[key]}
+        return math.fsum(weight.get(one, 0.0) for one in own), max(row.created_at_s for row in sets[key].values())
+
+    method, software_id = chosen = max(sets, key=covered)
+    rows = sets[chosen]
+    parts, used, other_data_calls = _parts(needed, rows, data_of, roofline)
+    whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
+    wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
+    return SelectedReadings(method, software_id, parts, used, wholes, len(sets) - 1, other_data_calls)
+
+
+def without_readings(
+    needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline
+) -> SelectedReadings:
+    """A selection of no reading, for a model that a predictor answers for alone."""
+    return SelectedReadings(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
+
+
+def _protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
+    """Protocol id -> class of data, of all protocols that differ from this one in nothing else."""
+    wanted = {**protocol.to_json(), "data": None}
+    rows = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)).all()
+    return {row.id: row.spec["data"] for row in rows if row.spec and {**row.spec, "data": None} == wanted}
+
+
+_COLUMNS = (
+    *("id", "subject_id", "card_id", "software_id", "protocol_id", "method", "origin", "created_at_s", "time_us"),
+    *("time_half_width_us", "energy_mj", "energy_half_width_mj", "idle_power_w", "base_power_w", "sm_clock_mhz"),
+    *("throttle_reasons", "flags", "details", "cost_s"),
+)
+NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its newest reading
+
+
+def _sets(
+    session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
+) -> dict[tuple[int, str], NewestReadings]:
+    """Sound readings by method and software, without those of studies."""
+    from farm.exchange.filters import parse, select_readings
+
+    about = [_READING.card_model == model, _READING.protocol_id.in_(protocol_ids), _READING.simulated.is_(False)]
+    if torch:
+        about += select_readings(session, parse([f"torch={torch}"])).conditions
+    found: dict[tuple[int, str], NewestReadings] = defaultdict(dict)
+    for batch in in_batches(subjects):
+        query = sqlalchemy.select(*(_READING[name] for name in _COLUMNS)).where(*about, _READING.subject_id.in_(batch))
+        for row in session.execute(query.order_by(_READING.created_at_s, _READING.id)):
+            if row.method is not None and tells_others(row.flags):
+                found[row.method, row.software_id][row.subject_id, row.protocol_id] = row
+    return found
+
+
+def _parts(
+    needed: Sequence[NeededTuple], rows: NewestReadings, data_of: Mapping[str, str], roofline: Roofline
+) -> tuple[list[Part], dict[str, list[Any]], int]:
+    """Parts of a sum, their readings by tuple, and the number of calls in another class of data than the model has."""
+    by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
+    for (subject, protocol_id), row in rows.items():
+        by_subject[subject][data_of[protocol_id]] = row
+    parts, used, other_data_calls = [], defaultdict(list), 0
+    for one in needed:
+        there = by_subject.get(one.operator_id, {})
+        for data, calls in one.calls.items():
+            row = there.get(data) or there.get("normal") or next(iter(there.values()), None)
+            if row is not None:
+                used[one.operator_id].append(row)
+                other_data_calls += calls if data and data not in there else 0
+            parts.append(
+                Part(
+                    operator_id=one.operator_id,
+                    short_name=one.short_name,
+                    label=one.label,
+                    count=calls,
+                    flops=one.flops,
+                    bytes_moved=one.bytes_moved,
+                    estimated_us=roofline.estimate_us(one.flops, one.bytes_moved),
+                    reading=ReadingView.of(row) if row is not None else None,
+                    data=data,
+                )
+            )
+    return parts, dict(used), other_data_calls

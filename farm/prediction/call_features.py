@@ -1,0 +1,391 @@
+"""A call as it is known before it is measured, and the numbers that predictors learn from.
+
+What only a measurement shows - kernels, clocks, flags - is not here, because a prediction does not have it. `VERSION`
+is raised when a feature is added, removed or changes its meaning: predictors that were fitted to other features are
+refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.prediction.families import operator_family, operator_type
+from farm.prediction.kernel_rules import argument, drops, elements_of, is_causal, kernel_plan, mask_of
+from farm.prediction.products import products_of
+from farm.prediction.tile_roofline import CardModel, tile_roofline
+from farm.types.sizes import Sizes, sizes_of
+from farm.types.tuple import DTYPES, contiguous_stride, plain
+from farm.types.value_profiles import fillings
+
+VERSION = 5
+
+
+@dataclass(frozen=True)
+class CallDescription:
+    """One operator tuple on one card model, in one class of data. Sizes are of one call, None if it has none."""
+
+    operator_id: str
+    operator: str  # its short name
+    operator_type: str  # shared by modules, functions and aten operators of the same work
+    operator_family: str
+    dtype: str  # of the first floating tensor
+    data_class: str  # "" if unknown
+    training: bool
+    flops: int
+    bytes_moved: int
+    flops_per_byte: float
+    m: int | None
+    n: int | None
+    k: int | None
+    products: int | None  # number of products m x k by k x n: groups of a convolution, heads of an attention
+    tiles: int
+    waves: float  # tiles over the card's multiprocessors
+    wave_share_64x64: float  # waves of 64 x 64 tiles over the whole waves that they take; 1 without products
+    wave_share_128x64: float
+    wave_share_256x128: float
+    roofline_us: float
+    tile_roofline_us: float
+    compute_us: float  # of the tile roofline
+    traffic_us: float
+    tensors: int
+    itemsize_bytes: int
+    elements: int  # of the largest tensor
+    elements_given: int
+    parameter_bytes: int
+    strided_share: float  # of the elements given, the share in tensors that are not contiguous
+    expanded_share: float  # 1 - the smallest given tensor over the largest
+    written_share: float  # of the bytes moved, the share beyond its inputs: about what it writes
+    casts: bool  # whether the output or an input has another dtype than the first input
+    run_bytes: int  # contiguous bytes, the least over the given tensors
+    casts_to_whole: bool  # whether the output's dtype is named, and integer or boolean
+    masked: float  # mask of an attention: 0.5 for booleans, 1 for numbers
+    causal: bool
+    drops: bool  # whether an attention drops scores at random
+    materialised: (
+        bool  # whether an attention writes its scores to memory: its mask, dimensions or shared keys require it
+    )
+    along_last: float  # 1: works along the last dimension; 0: along others; 0.5: names none
+    along: int  # elements along the dimensions that it names
+    last_size: int  # of the first tensor
+    rows: int  # elements of the first tensor over its last size; of an embedding, the rows looked up
+    batch: int
+    window: int  # elements of the kernel of a convolution or pool
+    stride: int
+    dilation: int
+    channels_in: int
+    channels_out: int
+    pixels: int
+    zeros: float  # mean share of zeros of activations
+    positive: float  # share of activations without negative values
+    channels: float  # mean share of variance between channels
+    data_known: bool
+
+
+Tensor = Mapping[str, Any]
+
+
+def describe(
+    card: CardModel,
+    operator_id: str,
+    short_name: str,
+    spec: Mapping[str, Any],
+    flops: int,
+    bytes_moved: int,
+    data_class: str = "",
+    *,
+    tf32: bool = False,
+) -> CallDescription:
+    """
+    Args:
+        spec: the tuple's description (`farm.types.tuple.OperatorTuple.to_json`).
+        data_class: the class of its inputs' values; "" if unknown.
+    """
+    sizes = sizes_of(short_name, spec)
+    dtype, family = sizes.dtype or "float32", operator_family(short_name)
+    attends = family.startswith("attention")
+    tensors = spec.get("tensors") or []
+    bytes_moved = _bytes_touched(short_name, spec, bytes_moved)
+    mask = mask_of(short_name, spec) if attends else None
+    return CallDescription(
+        operator_id=operator_id,
+        operator=short_name,
+        operator_type=operator_type(short_name),
+        operator_family=family,
+        dtype=dtype,
+        data_class=data_class,
+        training=bool(spec.get("training")),
+        itemsize_bytes=DTYPES[dtype][0] if dtype in DTYPES else 4,
+        masked=0.0 if mask is None else 0.5 if mask["dtype"] == "bool" else 1.0,
+        causal=attends and is_causal(short_name, spec),
+        drops=attends and drops(short_name, spec),
+        written_share=max(0.0, 1 - sum(map(_bytes, tensors)) / bytes_moved) if bytes_moved else 0.0,
+        **_work(card, short_name, spec, sizes, flops, bytes_moved, tf32),
+        **_memory(short_name, spec, sizes.output_shape or ()),
+        **_shape(short_name, spec, sizes.output_shape or ()),
+        **_values(spec, data_class),
+    )
+
+
+def _work(
+    card: CardModel, short_name: str, spec: Mapping[str, Any], sizes: Sizes, flops: int, bytes_moved: int, tf32: bool
+) -> dict[str, Any]:
+    """What it multiplies and moves, and how long that should take."""
+    products, dtype = products_of(short_name, spec, sizes), sizes.dtype or "float32"
+    if products is not None and short_name == "convolution_backward":
+        flops = products.flops  # PyTorch's counter ignores groups
+    plan = kernel_plan(short_name, spec, dtype, flops, bytes_moved, products)
+    tiled = tile_roofline(card, plan, products, tf32)
+    return {
+        "flops": flops,
+        "bytes_moved": bytes_moved,
+        "flops_per_byte": flops / bytes_moved if bytes_moved else 0.0,
+        "m": products.m if products else None,
+        "n": products.n if products else None,
+        "k": products.k if products else None,
+        "products": products.count if products else None,
+        "tiles": tiled.tiles,
+        "waves": tiled.waves,
+        "wave_share_64x64": tiled.wave_shares[0],
+        "wave_share_128x64": tiled.wave_shares[1],
+        "wave_share_256x128": tiled.wave_shares[2],
+        "roofline_us": card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
+        "tile_roofline_us": tiled.time_us,
+        "compute_us": tiled.compute_us,
+        "traffic_us": tiled.traffic_us,
+        "materialised": plan.materialised,
+    }
+
+
+def _given(spec: Mapping[str, Any]) -> list[Tensor]:
+    """The inputs of a call; the tensors of a module itself if it has no others."""
+    every = spec.get("tensors") or []
+    return [tensor for tensor in every if not tensor.get("name")] or every
+
+
+def _memory(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
+    """The number of tensors and elements, and their memory layout."""
+    tensors, given = spec.get("tensors") or [], _given(spec)
+    numbers, dtypes = [elements_of(tensor) for tensor in given], _named_dtypes(short_name, spec)
+    strided = sum(elements_of(tensor) for tensor in given if not _contiguous(tensor))
+    parameters = [tensor for tensor in tensors if tensor["role"] != "activation"]
+    others = {*dtypes, *(tensor["dtype"] for tensor in given if "float" in tensor["dtype"])}
+    return {
+        "tensors": len(tensors),
+        "elements": max([*map(elements_of, tensors), math.prod(output) if output else 0], default=0),
+        "elements_given": sum(numbers),
+        "parameter_bytes": sum(elements_of(tensor) * DTYPES[tensor["dtype"]][0] for tensor in parameters),
+        "strided_share": strided / sum(numbers) if sum(numbers) else 0.0,
+        "expanded_share": 1 - min(numbers) / max(1, max(numbers)) if numbers else 0.0,
+        "casts": bool(given) and bool(others - {given[0]["dtype"]}),
+        "run_bytes": min((_run_bytes(tensor) for tensor in given if elements_of(tensor) > 1), default=0),
+        "casts_to_whole": any("float" not in dtype for dtype in dtypes),
+    }
+
+
+def _shape(short_name: str, spec: Mapping[str, Any], output: Sequence[int]) -> dict[str, Any]:
+    """The dimensions along which it works, rows and columns, windows, channels and pixels."""
+    tensors, given = spec.get("tensors") or [], _given(spec)
+    first = tuple(given[0]["shape"]) if given else ()
+    along_last, along = _along(spec, first)
+    width = 0
+    if operator_type(short_name) == "embedding" and len(tensors) > 1:
+        width = max(tensors, key=_bytes)["shape"][-1]
+        first = tuple(min(tensors, key=_bytes)["shape"])
+    window, stride, dilation = _window(short_name, spec)
+    image = given and len(given[0]["shape"]) >= 4
+    return {
+        "along_last": along_last,
+        "along": along,
+        "last_size": width or (first[-1] if first else 1),
+        "rows": math.prod(first) if width else math.prod(first[:-1]) if first else 1,
+        "batch": first[0] if first else 1,
+        "window": window,
+        "stride": stride,
+        "dilation": dilation,
+        "channels_in": first[1] if image else 0,
+        "channels_out": output[1] if image and len(output) >= 4 else 0,
+        "pixels": math.prod(first[2:]) if image else 0,
+    }
+
+
+def _values(spec: Mapping[str, Any], data_class: str) -> dict[str, Any]:
+    """The values of its activations."""
+    activations = sum(tensor["role"] == "activation" for tensor in spec.get("tensors") or [])
+    found: list[tuple[float, ...]] = []
+    with contextlib.suppress(ValueError):
+        known = fillings(data_class, activations) if data_class and activations else []
+        found = [(one.zeros, float(one.positive), one.channels) for one in known]
+    zeros, positive, channels = (
+        (sum(values) / len(found) for values in zip(*found, strict=True)) if found else (0.0,) * 3
+    )
+    return {"zeros": zeros, "positive": positive, "channels": channels, "data_known": bool(data_class)}
+
+
+def _bytes_touched(short_name: str, spec: Mapping[str, Any], bytes_moved: int) -> int:
+    """The bytes of a call that reads or writes only a part of a table or cache: at most the size of that part.
+
+    Counts of older captures contain the whole table.
+    """
+    name, tensors = operator_type(short_name), spec.get("tensors") or []
+    if operator_family(short_name) == "creation" and tensors:
+        created = _bytes_created(short_name, spec, tensors[0])
+        return bytes_moved if created is None else created
+    if name == "embedding" and len(tensors) == 2:
+        table, rows = max(tensors, key=_bytes), min(tensors, key=_bytes)
+        width = table["shape"][-1] * DTYPES[table["dtype"]][0]
+        return min(bytes_moved, elements_of(rows) * 2 * width + _bytes(rows))
+    if name in ("index_copy", "index_fill", "scatter") and len(tensors) > 1:
+        return min(bytes_moved, 2 * sum(map(_bytes, tensors[1:])))
+    if (
+        name in ("nll_loss_forward", "nll_loss2d_forward") and len(tensors) > 1
+    ):  # one value, thus one sector, of each row
+        return min(bytes_moved, 40 * elements_of(tensors[1]))
+    return bytes_moved
+
+
+def _bytes_created(short_name: str, spec: Mapping[str, Any], like: Tensor) -> int | None:
+    """Size of a tensor that is created like another, which is not read; None if its size is not given in numbers."""
+    dtype, shape = (_named_dtypes(short_name, spec) or [like["dtype"]])[0], like["shape"]
+    if operator_type(short_name).startswith("new_"):
+        sizes = [plain(one) for one in (spec.get("arguments") or [])[1:]]
+        sizes = sizes or [plain((spec.get("keywords") or {}).get("size"))]
+        shape = sizes[0] if isinstance(sizes[0], list) else sizes
+    if dtype not in DTYPES or not all(type(size) is int for size in shape):
+        return None
+    return math.prod(shape) * DTYPES[dtype][0]
+
+
+def _contiguous(tensor: Tensor) -> bool:
+    stride = tensor.get("stride")
+    return stride is None or tuple(stride) == contiguous_stride(tuple(tensor["shape"]))
+
+
+def _window(short_name: str, spec: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Elements of the window, of its stride and of its dilation, from parameters or from aten's arguments."""
+    kind = operator_type(short_name)
+    if spec.get("kind") != "module" and kind in ("convolution", "convolution_backward"):
+        weights = [tensor["shape"] for tensor in spec["tensors"] if len(tensor["shape"]) > 2]
+        values = [plain(value) for value in spec["arguments"][4 if kind == "convolution_backward" else 3 :]]
+        keywords = spec.get("keywords") or {}
+        stride = values[0] if values else plain(keywords.get("stride", 1))
+        dilation = values[2] if len(values) > 2 else plain(keywords.get("dilation", 1))
+        return math.prod(weights[-1][2:]) if weights else 0, _area(stride), _area(dilation)
+    parameters = spec.get("parameters") or {}
+    window, stride, dilation = (plain(parameters.get(name)) for name in ("kernel_size", "stride", "dilation"))
+    return _area(window), _area(window if stride is None else stride), _area(dilation)
+
+
+def _area(value: Any) -> int:
+    if isinstance(value, list):
+        return math.prod(value)
+    return value * value if isinstance(value, int) else 0
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Size in memory; an expanded dimension counts once."""
+    shape = tensor["shape"]
+    stride = tensor.get("stride") or contiguous_stride(tuple(shape))
+    distinct = math.prod(size for size, step in zip(shape, stride, strict=True) if step or not size)
+    return distinct * DTYPES[tensor["dtype"]][0]
+
+
+def _run_bytes(tensor: Tensor) -> int:
+    """Bytes that follow one another in memory before the first gap."""
+    shape = tensor["shape"]
+    stride = tensor.get("stride") or contiguous_stride(tuple(shape))
+    run = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size > 1 and step != run:
+            break
+        run *= size
+    return run * DTYPES[tensor["dtype"]][0]
+
+
+#: Operators whose name is the dtype of their output.
+_NAMED_DTYPES = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32"}
+_NAMED_DTYPES |= {"double": "float64", "bool": "bool"}
+
+
+def _named_dtypes(short_name: str, spec: Mapping[str, Any]) -> list[str]:
+    """The output dtypes that a call names: in its arguments, or by its own name."""
+    trees = [*(spec.get("arguments") or ()), *(spec.get("keywords") or {}).values()]
+    named = [tree["dtype"] for tree in trees if isinstance(tree, dict) and isinstance(tree.get("dtype"), str)]
+    return named + ([_NAMED_DTYPES[short_name]] if short_name in _NAMED_DTYPES else [])
+
+
+def _along(spec: Mapping[str, Any], first: Sequence[int]) -> tuple[float, int]:
+    """Whether the named dimensions are the last ones, and the number of elements along them."""
+    named = (spec.get("keywords") or {}).get("dim", (spec.get("parameters") or {}).get("dim"))
+    value = plain(argument(spec, 1, "") if named is None else named)
+    dimensions, rank = value if isinstance(value, list) else [value], len(first)
+    if not rank or not all(type(one) is int and -rank <= one < rank for one in dimensions):
+        return 0.5, 0
+    places = {one % rank for one in dimensions}
+    return float(rank - 1 in places), math.prod(first[place] for place in places)
+
+
+# -- features
+
+
+def _log(value: float | None) -> float:
+    return math.log2(1 + value) if value else 0.0
+
+
+def _grain(value: int | None) -> float:
+    """The largest power of two, up to 64, that divides a size: odd sizes run other kernels."""
+    return float(min(6, (value & -value).bit_length() - 1)) if value else 6.0
+
+
+Feature = Callable[[CallDescription], float]
+
+
+def _of(transform: Callable[[Any], float], *names: str, **attributes: str) -> dict[str, Feature]:
+    """Features that transform one attribute each: by the attribute's name, or by another (`feature="attribute"`)."""
+    getters = {
+        name: operator.attrgetter(attribute)
+        for name, attribute in [*zip(names, names, strict=True), *attributes.items()]
+    }
+    return {name: lambda call, get=get: transform(get(call)) for name, get in getters.items()}  # type: ignore[misc]
+
+
+#: In this order. Sizes are logarithms to base 2, shares are unchanged.
+_FEATURES: dict[str, Feature] = {
+    **_of(math.log2, tile_roofline="tile_roofline_us"),
+    "over_roofline": lambda call: math.log2(call.tile_roofline_us / call.roofline_us),
+    "bound": lambda call: math.log2((call.compute_us + 1e-2) / (call.traffic_us + 1e-2)),
+    **_of(_log, "bytes_moved", "flops_per_byte", "m", "n", "k", "products", "tiles"),
+    "last_wave": lambda call: call.waves / math.ceil(call.waves) if call.waves else 1.0,
+    **_of(float, "wave_share_64x64", "wave_share_128x64", "wave_share_256x128"),
+    **_of(_grain, grain_m="m", grain_n="n", grain_k="k"),
+    **_of(math.log2, itemsize="itemsize_bytes"),
+    "floating": lambda call: float("float" in call.dtype),
+    **_of(float, "training"),
+    **_of(_log, "tensors", "elements", "elements_given", "parameter_bytes"),
+    **_of(float, strided="strided_share", expanded="expanded_share", written="written_share"),
+    **_of(float, "casts"),
+    **_of(_log, run="run_bytes"),
+    **_of(float, "casts_to_whole", "masked", "drops", "causal", "materialised", "along_last"),
+    **_of(_log, "along"),
+    # A convolution of 3 x 3, stride 1 and one group can be done with fewer multiplications.
+    "winograd": lambda call: float(call.window == 9 and call.stride == 1 and call.dilation == 1 and call.products == 1),
+    **_of(_log, "last_size"),
+    **_of(_grain, grain_last="last_size"),
+    **_of(_log, "rows", "batch", "window", "stride", "dilation", "channels_in", "channels_out", "pixels"),
+    **_of(_grain, grain_pixels="pixels"),
+    **_of(float, "zeros", "positive", "channels"),
+}
+NAMES = tuple(_FEATURES)
+
+
+def numbers_of(calls: Sequence[CallDescription]) -> npt.NDArray[np.float64]:
+    """A row for each call, a column for each of `NAMES`."""
+    rows = [[feature(call) for feature in _FEATURES.values()] for call in calls]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(NAMES))

@@ -1,0 +1,337 @@
+"""Regressors: each learns one number of a call from its features and keeps what it learned as arrays.
+
+A regressor is a function `fit_...(inputs, values)` that returns a frozen dataclass with `predict` and `explain`. The
+fields of the dataclass are the stored arrays (`farm.prediction.predictors`), so stored predictors are never
+unpickled. scikit-learn fits lassos and trees; NumPy alone evaluates them. Only `NearestReadings` needs scikit-learn
+to predict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.errors import UsageError
+from farm.prediction.call_features import CallDescription, numbers_of
+
+Floats = npt.NDArray[np.float64]
+Names = npt.NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Calls as regressors see them: a row of `numbers` for each call, with the type and family of its operator."""
+
+    calls: tuple[CallDescription, ...]
+    numbers: Floats  # calls x features
+    types: Names
+    families: Names
+
+    @classmethod
+    def of(cls, calls: Sequence[CallDescription]) -> Inputs:
+        types = np.array([call.operator_type for call in calls], dtype=np.str_)
+        families = np.array([call.operator_family for call in calls], dtype=np.str_)
+        return cls(tuple(calls), numbers_of(calls), types, families)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def column(self, name: str) -> Floats:
+        """An attribute of every call."""
+        return np.array([getattr(call, name) for call in self.calls], dtype=float)
+
+    def at(self, places: npt.NDArray[np.intp]) -> Inputs:
+        calls = tuple(self.calls[place] for place in places)
+        return Inputs(calls, self.numbers[places], self.types[places], self.families[places])
+
+
+def with_times(inputs: Inputs, times_us: Floats) -> Inputs:
+    """Add four features for power: the time of each call, and its arithmetic and traffic as shares of that time.
+
+    A kernel that is slower than its roofline draws less power.
+    """
+    shares = [inputs.column(name) / times_us for name in ("compute_us", "traffic_us")]
+    busy = [np.log2(times_us), np.log2(times_us / inputs.column("tile_roofline_us")), *shares]
+    return dataclasses.replace(inputs, numbers=np.column_stack([inputs.numbers, *busy]))
+
+
+class FittedRegressor(Protocol):
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        """The value of each call, and its spread: a standard deviation before calibration."""
+
+    def explain(self, inputs: Inputs) -> list[str]:
+        """What the value of the first call is based on."""
+
+
+#: Fits a regressor to one value for each call.
+Regressor = Callable[[Inputs, Floats], FittedRegressor]
+
+
+def needs_scikit_learn() -> None:
+    """
+    Raises:
+        UsageError: scikit-learn is not installed.
+    """
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "Fitting predictors needs scikit-learn, which is not installed.",
+            "Install it with `pip install 'operator-farm[prediction]'`; the predictors of the package do not need it.",
+        ) from error
+
+
+# -- medians
+
+
+@dataclass(frozen=True)
+class Medians:
+    """The median of each operator type and family, and the spread around it; the name "" is that of all readings.
+
+    It is the baseline, and the answer for operator families without a reading.
+    """
+
+    names: Names  # type:relu, family:pointwise, or ""
+    medians: Floats
+    spreads: Floats
+
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        places = [self._place(*names) for names in zip(inputs.types, inputs.families, strict=True)]
+        return self.medians[places], self.spreads[places]
+
+    def _place(self, operator_type: str, family: str) -> int:
+        known = self._places
+        return known.get(f"type:{operator_type}", known.get(f"family:{family}", known[""]))
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {str(name): place for place, name in enumerate(self.names)}
+
+    def explain(self, inputs: Inputs) -> list[str]:
+        place = self._place(inputs.types[0], inputs.families[0])
+        group = str(self.names[place]).replace(":", " ") or "all"
+        return [f"the median of {group}: x {np.exp(self.medians[place]):.3g}"]
+
+
+LEAST_FOR_MEDIAN = 3  # readings of a type or family
+LEAST_SPREAD = 0.02
+
+
+def fit_medians(inputs: Inputs, values: Floats, grouped: bool = True) -> Medians:
+    """
+    Args:
+        grouped: False takes one median of all readings.
+    """
+    groups: dict[str, list[float]] = {"": list(values)}
+    for operator_type, family, value in zip(inputs.types, inputs.families, values, strict=True) if grouped else ():
+        groups.setdefault(f"type:{operator_type}", []).append(value)
+        groups.setdefault(f"family:{family}", []).append(value)
+    groups = {name: found for name, found in groups.items() if not name or len(found) >= LEAST_FOR_MEDIAN}
+    medians = [float(np.median(found)) for found in groups.values()]
+    # 1.4826 x the median absolute deviation is the standard deviation of a normal distribution.
+    spreads = [1.4826 * float(np.median(np.abs(np.array(found) - np.median(found)))) for found in groups.values()]
+    least = max(0.25 * spreads[0], LEAST_SPREAD)
+    return Medians(np.array(list(groups), dtype=np.str_), np.array(medians), np.maximum(spreads, least))
+
+
+def fit_zero(inputs: Inputs, values: Floats) -> Medians:
+    """Always 0: the roofline itself."""
+    return Medians(np.array([""]), np.zeros(1), np.array([max(float(np.sqrt(np.mean(values**2))), LEAST_SPREAD)]))
+
+
+# -- nearest neighbours
+
+
+@dataclass(frozen=True)
+class NearestReadings:
+    """The five nearest readings, weighted by 1 / distance. The fields are the training data; predicting needs
+    scikit-learn.
+
+    Distances are in standard deviations of each feature. Another type or family counts as one more feature.
+    """
+
+    numbers: Floats
+    types: Names
+    families: Names
+    values: Floats
+
+    TYPE_DISTANCE, FAMILY_DISTANCE, COUNT = 1.0, 8.0, 5
+
+    @functools.cached_property
+    def _encoders(self) -> tuple[Any, Any, Any]:
+        needs_scikit_learn()
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        types, families = (OneHotEncoder(handle_unknown="ignore", sparse_output=False) for _ in range(2))
+        scaler = StandardScaler().fit(self.numbers)
+        return scaler, types.fit(self.types[:, None]), families.fit(self.families[:, None])
+
+    def _columns(self, numbers: Floats, types: Names, families: Names) -> Floats:
+        scaler, type_encoder, family_encoder = self._encoders
+        # Two different one-hot rows are sqrt(2) apart.
+        of_type = type_encoder.transform(types[:, None]) * self.TYPE_DISTANCE / math.sqrt(2)
+        of_family = family_encoder.transform(families[:, None]) * self.FAMILY_DISTANCE / math.sqrt(2)
+        return np.hstack([scaler.transform(numbers), of_type, of_family])
+
+    @functools.cached_property
+    def _index(self) -> Any:
+        columns = self._columns(self.numbers, self.types, self.families)
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors(n_neighbors=min(self.COUNT, len(self.values))).fit(columns)
+
+    def _nearest(self, inputs: Inputs) -> tuple[Floats, npt.NDArray[np.intp]]:
+        """Distances and places of the nearest readings. Shapes: calls x COUNT."""
+        columns = self._columns(inputs.numbers, inputs.types, inputs.families)
+        return self._index.kneighbors(columns)  # type: ignore[no-any-return]
+
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        distances, places = self._nearest(inputs)
+        weights = 1 / (distances + 0.05)
+        weights /= weights.sum(axis=1, keepdims=True)
+        found = (weights * self.values[places]).sum(axis=1)
+        variances = (weights * (self.values[places] - found[:, None]) ** 2).sum(axis=1)
+        return found, np.sqrt(variances + (0.02 + 0.05 * distances[:, 0]) ** 2)
+
+    def explain(self, inputs: Inputs) -> list[str]:
+        distances, places = self._nearest(inputs)
+        nearest = zip(places[0][:3], distances[0][:3], strict=True)
+        names = ", ".join(f"{self.types[place]} at {distance:.2g}" for place, distance in nearest)
+        return [f"the nearest readings are {names} standard deviations"]
+
+
+def fit_nearest(inputs: Inputs, values: Floats) -> NearestReadings:
+    return NearestReadings(inputs.numbers, inputs.types, inputs.families, values)
+
+
+# -- polynomials (NeuralPower, Cai et al., 2017)
+
+LAYER_PARAMETERS = ("batch", "last_size", "rows", "channels_in", "channels_out", "pixels", "window", "stride")
+PRODUCT_PARAMETERS = ("n", "k", "products")
+PHYSICAL = ("flops", "bytes_moved", "elements")
+LEAST_FOR_POLYNOMIAL, MOST_TERMS = 10, 370
+
+
+@dataclass(frozen=True)
+class Polynomials:
+    """NeuralPower: for each operator type a polynomial of its layer's parameters whose terms a lasso selected.
+
+    The physical terms, operations and bytes, are added. Values are raw (us or W), as in the publication; NaN for types
+    without a polynomial.
+    """
+
+    logarithms: npt.NDArray[np.bool_]  # whether the logarithms of the parameters are parameters, too
+    types: Names
+    intercepts: Floats
+    spreads: Floats  # shares of the value
+    least: Floats
+    term_types: npt.NDArray[np.intp]  # of each term, the place of its type
+    powers: npt.NDArray[np.int8]  # terms x parameters
+    coefficients: Floats  # of each term
+
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        values, spreads = np.full(len(inputs), np.nan), np.full(len(inputs), np.nan)
+        parameters = _parameters(inputs, bool(self.logarithms))
+        for place, name in enumerate(self.types):
+            rows, terms = np.flatnonzero(inputs.types == name), self.term_types == place
+            found = _terms(parameters[rows], self.powers[terms]) @ self.coefficients[terms] + self.intercepts[place]
+            values[rows] = np.maximum(found, self.least[place])
+            spreads[rows] = self.spreads[place] * values[rows]
+        return values, spreads
+
+    def explain(self, inputs: Inputs) -> list[str]:
+        terms = self.term_types == np.append(np.flatnonzero(self.types == inputs.types[0]), -1)[0]
+        if inputs.types[0] not in self.types:
+            return [f"no polynomial: one takes {LEAST_FOR_POLYNOMIAL} readings of the type"]
+        degree = int(self.powers[terms].sum(axis=1).max(initial=0))
+        return [f"a polynomial of degree {degree}, of which lasso left {int(terms.sum())} terms"]
+
+
+def fit_polynomials(inputs: Inputs, values: Floats, logarithms: bool = False) -> Polynomials:
+    """Choose the degree (1 to 3) and the weight of the lasso by ten-fold cross-validation."""
+    needs_scikit_learn()
+    names, counts = np.unique(inputs.types, return_counts=True)
+    names = names[counts >= LEAST_FOR_POLYNOMIAL]
+    parameters = _parameters(inputs, logarithms)
+    found = [_polynomial(parameters[inputs.types == name], values[inputs.types == name]) for name in names]
+    terms = [len(coefficients) for _, _, coefficients, _ in found]
+    return Polynomials(
+        np.array(logarithms),
+        names,
+        np.array([intercept for _, _, _, intercept in found]),
+        np.sqrt([error for error, *_ in found]) / [max(values[inputs.types == name].mean(), 1e-9) for name in names],
+        np.array([values[inputs.types == name].min() / 2 for name in names]),
+        np.repeat(np.arange(len(names)), terms),
+        np.concatenate([powers for _, powers, _, _ in found] or [np.empty((0, parameters.shape[1]), np.int8)]),
+        np.concatenate([coefficients for _, _, coefficients, _ in found] or [np.empty(0)]),
+    )
+
+
+def _polynomial(parameters: Floats, values: Floats) -> tuple[float, npt.NDArray[np.int8], Floats, float]:
+    """The mean squared error of the folds, and the powers, coefficients and intercept of the best degree."""
+    from sklearn.linear_model import LassoCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MaxAbsScaler, PolynomialFeatures
+
+    used = np.flatnonzero(np.ptp(parameters[:, : -len(PHYSICAL)], axis=0) > 0)
+    physical = np.eye(parameters.shape[1], dtype=np.int8)[-len(PHYSICAL) :]
+    best: tuple[float, npt.NDArray[np.int8], Floats, float] | None = None
+    for degree in (1, 2, 3):
+        number = math.comb(len(used) + degree, degree) - 1
+        if best is not None and (number > MOST_TERMS or not number):
+            break
+        powers = np.zeros((number, parameters.shape[1]), dtype=np.int8)
+        if number:
+            powers[:, used] = PolynomialFeatures(degree, include_bias=False).fit(parameters[:, used]).powers_
+        powers = np.concatenate([powers, physical])
+        settings = {"alphas": 12, "eps": 1e-4, "max_iter": 1000, "tol": 1e-3, "precompute": True, "random_state": 0}
+        pipeline = make_pipeline(MaxAbsScaler(), LassoCV(cv=min(10, len(values)), **settings))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some lassos of the path do not converge; the best one is taken
+            scaler, lasso = (step for _, step in pipeline.fit(_terms(parameters, powers), values).steps)
+        error, kept = float(lasso.mse_path_.mean(axis=1).min()), lasso.coef_ != 0
+        if best is None or error < best[0]:
+            best = (error, powers[kept], (lasso.coef_ / scaler.scale_)[kept], float(lasso.intercept_))
+    assert best is not None
+    return best
+
+
+def _parameters(inputs: Inputs, logarithms: bool) -> Floats:
+    """Layer parameters, their logarithms if wanted, and the physical terms. Shape: calls x parameters."""
+    own = np.nan_to_num(np.column_stack([inputs.column(name) for name in (*LAYER_PARAMETERS, *PRODUCT_PARAMETERS)]))
+    physical = np.column_stack([inputs.column(name) for name in PHYSICAL])
+    return np.hstack([own, *([np.log2(own + 1)] if logarithms else []), physical])
+
+
+def _terms(parameters: Floats, powers: npt.NDArray[np.int8]) -> Floats:
+    """Shape: calls x terms."""
+    return np.prod(parameters[:, None, :] ** powers[None, :, :], axis=2)  # type: ignore[no-any-return]
+
+
+# -- the mean of several regressors
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of several regressors: of logarithms, the geometric mean. Its spread includes their disagreement."""
+
+    parts: tuple[FittedRegressor, ...]
+
+    def predict(self, inputs: Inputs) -> tuple[Floats, Floats]:
+        values, spreads = np.array([part.predict(inputs) for part in self.parts]).swapaxes(0, 1)
+        return values.mean(axis=0), np.hypot(spreads.mean(axis=0), values.std(axis=0))
+
+    def explain(self, inputs: Inputs) -> list[str]:
+        return [line for part in self.parts for line in part.explain(inputs)]
+
+
+def fit_mean(inputs: Inputs, values: Floats, regressors: Sequence[Regressor]) -> Mean:
+    return Mean(tuple(fit(inputs, values) for fit in regressors))

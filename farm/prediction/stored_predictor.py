@@ -1,0 +1,352 @@
+"""Predictors as estimates use them, and their files: arrays (`.npz`, never pickled) and JSON beside them.
+
+A stored predictor knows what it was fitted to: a hash of the readings, the version of the features, the card model,
+the software and the protocol. A file of other features is refused; one of other readings is still of use. Predictions
+have 90 % intervals of their own, because they are wrong by factors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from farm.errors import UsageError
+from farm.operators.roofline import Roofline
+from farm.prediction import call_features
+from farm.prediction.calibration import SUM_FLOOR, Calibration
+from farm.prediction.call_features import CallDescription, describe
+from farm.prediction.dataset import Conditions, Dataset, cached_share
+from farm.prediction.predictors import FittedPredictor
+from farm.prediction.tile_roofline import CardModel
+from farm.settings import settings
+from farm.types import protocol as protocols
+from farm.types.protocol import Software
+
+# -- the interface of estimates
+
+
+@dataclass(frozen=True)
+class NeededTuple:
+    """One operator tuple of a model with its counted cost.
+
+    Attributes:
+        calls: how often the model calls it in each class of data ("" if unknown).
+        spec: its description (`farm.types.tuple.OperatorTuple.to_json`).
+    """
+
+    operator_id: str
+    short_name: str
+    label: str
+    flops: int
+    bytes_moved: int
+    calls: Mapping[str, int]
+    spec: Mapping[str, Any]
+
+    @property
+    def all_calls(self) -> int:
+        return sum(self.calls.values())
+
+
+@dataclass(frozen=True)
+class PredictedValue:
+    """A value with its 90 % interval; low and high are None if the predictor has no interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def around(cls, value: float, half_width: float) -> PredictedValue:
+        """
+        Args:
+            half_width: of the interval of the logarithm; NaN for no interval.
+        """
+        if not np.isfinite(half_width):
+            return cls(float(value))
+        return cls(float(value), float(value / np.exp(half_width)), float(value * np.exp(half_width)))
+
+
+@dataclass(frozen=True)
+class CallPrediction:
+    """One call as part of a model. `known`: its operator type has a reading."""
+
+    time_us: PredictedValue
+    energy_mj: PredictedValue | None = None
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Calls in the order of the request, and their sum.
+
+    `narrowing`: their places, those first whose readings would narrow the interval of the sum most.
+    """
+
+    calls: tuple[CallPrediction, ...]
+    time_us: PredictedValue
+    energy_mj: PredictedValue | None = None
+    narrowing: tuple[int, ...] = ()
+
+
+class Predictor(Protocol):
+    """Predicts calls on one card under one protocol and software."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def software(self) -> Software | None:
+        """The software of its readings; None if it has none, and cannot answer for a whole model."""
+
+    @property
+    def method(self) -> int: ...
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        """
+        Args:
+            model: all tuples of the model, which tell whether its weights stay in the cache.
+        """
+
+
+@dataclass(frozen=True)
+class RooflinePredictor:
+    """The least time at the card's peaks: a lower bound without an interval, and no energy."""
+
+    roofline: Roofline
+    name: str = "roofline"
+    software: Software | None = None
+    method: int = 0
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        times = [self.roofline.estimate_us(one.flops, one.bytes_moved) for one in wanted]
+        total = sum(time * one.all_calls for time, one in zip(times, wanted, strict=True))
+        return Predictions(tuple(CallPrediction(PredictedValue(time)) for time in times), PredictedValue(total))
+
+
+@dataclass(frozen=True)
+class StoredPredictor:
+    """A fitted predictor, the calibration of its intervals, and what it was fitted to."""
+
+    fitted: FittedPredictor
+    calibration: Calibration
+    card: CardModel
+    conditions: Conditions
+    key: str  # of the data set (`Dataset.key`)
+    rows: int
+    learned: npt.NDArray[np.uint64]  # its training tuples: 64 bits of a hash of their ids
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, data: Dataset, fitted: FittedPredictor, calibration: Calibration) -> StoredPredictor:
+        learned = np.unique(_hashes(call.operator_id for call in data.calls))
+        return cls(fitted, calibration, data.card, data.conditions, data.key, len(data), learned)
+
+    @property
+    def name(self) -> str:
+        return self.fitted.name
+
+    @property
+    def software(self) -> Software:
+        return self.conditions.software
+
+    @property
+    def method(self) -> int:
+        return self.conditions.method
+
+    def has_learned(self, operator_ids: Iterable[str]) -> npt.NDArray[np.bool_]:
+        return np.isin(_hashes(operator_ids), self.learned)
+
+    def described(self, wanted: Sequence[NeededTuple]) -> list[CallDescription]:
+        tf32 = self.conditions.protocol.tf32
+        return [
+            describe(self.card, one.operator_id, one.short_name, one.spec, one.flops, one.bytes_moved, tf32=tf32)
+            for one in wanted
+        ]
+
+    def predict(self, wanted: Sequence[NeededTuple], model: Sequence[NeededTuple]) -> Predictions:
+        calls, counts, wide = self.described(wanted), [one.all_calls for one in wanted], self.calibration
+        costs = self.fitted.predict(calls)
+        share = cached_share(self.described(model), [one.all_calls for one in model], self.card.l2_bytes)
+        times, energies = costs.in_model(share)
+        time_widths = np.where(costs.known, wide.time, wide.unseen_time) * costs.time_spread
+        energy_widths = np.where(costs.known, wide.energy, wide.unseen_energy) * costs.energy_spread
+        total = costs.sum(calls, counts, share)
+        has_energy = len(calls) > 0 and bool(np.isfinite(energies).all())
+        by_call = zip(times, time_widths, energies, energy_widths, costs.known, strict=True)
+        around = PredictedValue.around
+        return Predictions(
+            tuple(
+                CallPrediction(around(time, width), around(energy, energy_width) if has_energy else None, bool(known))
+                for time, width, energy, energy_width, known in by_call
+            ),
+            around(total.time_us, wide.sum_time * float(np.hypot(total.time_spread, SUM_FLOOR))),
+            around(total.energy_mj, wide.sum_energy * float(np.hypot(total.energy_spread, SUM_FLOOR)))
+            if has_energy
+            else None,
+            tuple(int(place) for place in np.argsort(-np.array(counts) * times * time_widths, kind="stable")),
+        )
+
+    def explain(self, wanted: NeededTuple) -> list[str]:
+        """What the predicted time of a call is based on."""
+        return self.fitted.explain(self.described([wanted])[0])
+
+
+def _hashes(operator_ids: Iterable[str]) -> npt.NDArray[np.uint64]:
+    return np.array([int(hashlib.sha256(id_.encode()).hexdigest()[:16], 16) for id_ in operator_ids], dtype=np.uint64)
+
+
+# -- files
+
+FORMAT = 2
+PACKAGED = Path(__file__).parent.parent / "data" / "predictors"
+MOST_BYTES = 64 << 20  # of one file, and of its unpacked arrays
+REFIT = "Fit it again: farm predict fit."
+
+
+def folders() -> list[Path]:
+    """The folders of predictors: the user's own first, then the one of the package."""
+    return [settings().state_dir / "predictors", PACKAGED]
+
+
+def file_name(conditions: Conditions) -> str:
+    """The card's model, the version of torch, and what differs from the usual protocol."""
+    words = [conditions.card_model, "torch", conditions.software.torch.partition("+")[0]]
+    protocol, usual = conditions.protocol, protocols.Protocol()
+    named = {name: getattr(protocol, name) for name in ("launch", "residency", "placement")}
+    words += [value for name, value in named.items() if value != getattr(usual, name)]
+    words += ["tf32"] * protocol.tf32
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-") + ".npz"
+
+
+def save(stored: StoredPredictor, path: Path) -> None:
+    """Write `path` (.npz) and the JSON beside it. The JSON is last: without it there is no predictor.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
+    beside = path.with_suffix(".json")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    unfinished_json = unfinished.with_suffix(".json.part")  # not *.json, which `find` would take for a predictor
+    about = {
+        "format": FORMAT,
+        "features_version": call_features.VERSION,
+        "features": list(call_features.NAMES),
+        "key": stored.key,
+        "rows": stored.rows,
+        "card": stored.card.to_json(),
+        "circumstances": stored.conditions.to_json(),
+        "calibration": stored.calibration.to_json(),
+        "fitted": stored.fitted.about(),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {name: _narrow(value) for name, value in stored.fitted.arrays().items()}
+        np.savez_compressed(unfinished, **arrays, learnt=stored.learned)
+        beside.unlink(missing_ok=True)
+        unfinished.replace(path)
+        unfinished_json.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+        unfinished_json.replace(beside)
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be written: {error.strerror or error}.", "Name another file.") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+        unfinished_json.unlink(missing_ok=True)
+
+
+def _narrow(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers in the narrowest type: most are small."""
+    if value.dtype.kind == "i" and value.size:
+        return value.astype(np.result_type(np.min_scalar_type(value.min()), np.min_scalar_type(value.max())))
+    return value
+
+
+def load(path: Path) -> StoredPredictor:
+    """
+    Args:
+        path: of the .npz file.
+
+    Raises:
+        UsageError: there is no such file, it is not a predictor, or its features have another version.
+    """
+    about = _about(path.with_suffix(".json"))
+    if about.get("format") != FORMAT or about.get("features_version") != call_features.VERSION:
+        raise UsageError(
+            f"The predictor '{path}' has features of version {about.get('features_version')}; this farm has version "
+            f"{call_features.VERSION}.",
+            REFIT,
+        )
+    try:
+        with zipfile.ZipFile(path) as packed:
+            if sum(entry.file_size for entry in packed.infolist()) > MOST_BYTES:
+                raise ValueError(f"its arrays are larger than {MOST_BYTES} bytes")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return StoredPredictor(
+            FittedPredictor.from_arrays(about["fitted"], arrays),
+            Calibration.from_json(about["calibration"]),
+            CardModel(**about["card"]),
+            Conditions.from_json(about["circumstances"]),
+            about["key"],
+            about["rows"],
+            arrays["learnt"],
+            path,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"'{path}' is not a predictor: {type(error).__name__}: {error}", REFIT) from error
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        about = json.loads(path.read_text())
+        if not isinstance(about, dict):
+            raise ValueError("it is not a JSON object")
+        return about
+    except OSError as error:
+        raise UsageError(f"There is no predictor '{path}': {error.strerror}.", REFIT) from error
+    except ValueError as error:
+        raise UsageError(f"'{path}' is not a predictor: {error}", REFIT) from error
+
+
+def find(
+    folders: Iterable[Path], card_model: str, torch: str = "", launch: str = "", tf32: bool = False
+) -> StoredPredictor | None:
+    """Find the predictor of a card for resident data: one of this torch before others, earlier folders before later
+    ones.
+
+    Args:
+        torch: a version, or its beginning.
+
+    Raises:
+        UsageError: the predictor cannot be read, or every file that could be it cannot be read.
+    """
+    candidates: list[tuple[bool, int, list[int], Path]] = []
+    unreadable: UsageError | None = None
+    for number, folder in enumerate(folders):
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+            try:
+                conditions = _about(path).get("circumstances") or {}
+            except UsageError as error:
+                unreadable = unreadable or error
+                continue
+            protocol = conditions.get("protocol") or {}
+            alike = protocol.get("launch") == (launch or "graph") and bool(protocol.get("tf32")) == tf32
+            alike = alike and protocol.get("residency") == "resident" and not protocol.get("placement")
+            if conditions.get("card_model") == card_model and alike:
+                its = str((conditions.get("software") or {}).get("torch"))
+                version = [int(digits) for digits in re.findall(r"\d+", its)]
+                candidates.append((its.startswith(torch), -number, version, path))
+    if not candidates and unreadable is not None:
+        raise unreadable
+    return load(max(candidates)[-1].with_suffix(".npz")) if candidates else None

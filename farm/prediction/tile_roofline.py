@@ -1,0 +1,201 @@
+"""The tile roofline: the time of a call on a card that works in whole tiles and whole waves of its multiprocessors.
+
+The plain roofline gives 133 tiles on 132 multiprocessors 133/132 of the time of 132; they take twice as long. Here a
+product is cut into tiles of the size that ends first, each multiprocessor computes one tile after the other, and
+moving bytes takes enough of them in flight. Predictors learn the rest: kernels that are better or worse than that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from farm.operators.roofline import Roofline, roofline_of
+from farm.prediction.kernel_rules import KernelPlan
+from farm.prediction.products import Products
+
+# -- the card
+
+
+@dataclass(frozen=True)
+class CardBuild:
+    """What a data sheet says. `l2_bytes`: the last cache before the memory."""
+
+    multiprocessors: int
+    l2_bytes: int
+    power_limit_w: float
+
+
+# The first name found in the card's model counts, so longer names are first.
+_BUILDS: tuple[tuple[str, CardBuild], ...] = (
+    ("H200", CardBuild(132, 50 << 20, 700.0)),
+    ("H100 PCIe", CardBuild(114, 50 << 20, 350.0)),
+    ("H100", CardBuild(132, 50 << 20, 700.0)),
+    ("B200", CardBuild(148, 126 << 20, 1000.0)),
+    ("A100", CardBuild(108, 40 << 20, 400.0)),
+    ("L40", CardBuild(142, 96 << 20, 300.0)),
+    ("L4", CardBuild(58, 48 << 20, 72.0)),
+    ("V100", CardBuild(80, 6 << 20, 300.0)),
+    ("T4", CardBuild(40, 4 << 20, 70.0)),
+)
+_GENERIC, _CPU = CardBuild(80, 32 << 20, 300.0), CardBuild(1, 32 << 20, 200.0)
+
+
+@dataclass(frozen=True)
+class CardModel:
+    """A card model: peaks and power levels of its fingerprint, and the build of its data sheet."""
+
+    kind: str
+    model: str
+    flops_per_s: Mapping[str, float]  # by dtype, and `tf32`
+    bytes_per_s: float
+    launch_floor_us: float
+    multiprocessors: int
+    l2_bytes: int
+    power_limit_w: float
+    base_power_w: float  # at full clocks without work
+
+    def roofline(self, dtype: str | None, tf32: bool = False) -> Roofline:
+        key = "tf32" if tf32 and dtype == "float32" else dtype or "float32"
+        return Roofline(self.flops_per_s.get(key, self.flops_per_s["float32"]), self.bytes_per_s, self.launch_floor_us)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "flops_per_s": dict(self.flops_per_s)}
+
+
+def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardModel:
+    """Build a card model from the median of the fingerprints of its cards; the data sheet supplies what they lack."""
+    prints = [one for one in fingerprints if one]
+    build = _CPU if kind == "cpu" else next((build for name, build in _BUILDS if name in model), _GENERIC)
+
+    def middle(name: str, otherwise: float) -> float:
+        known = [one[name] for one in prints if isinstance(one.get(name), int | float) and one[name] > 0]
+        return float(statistics.median(known)) if known else otherwise
+
+    rooflines = {
+        dtype: [roofline_of(kind, model, one, dtype=dtype, tf32=dtype == "tf32") for one in prints or [{}]]
+        for dtype in ("float32", "tf32", "float16", "bfloat16")
+    }
+    rates = {dtype: statistics.median(one.flops_per_s for one in found) for dtype, found in rooflines.items()}
+    # Twice the rate of half precision on every card that multiplies in eight bits.
+    rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
+    limit_w = middle("power_limit_w", build.power_limit_w)
+    return CardModel(
+        kind,
+        model,
+        rates,
+        statistics.median(one.bytes_per_s for one in rooflines["float32"]),
+        statistics.median(one.launch_floor_us for one in rooflines["float32"]),
+        build.multiprocessors,
+        build.l2_bytes,
+        limit_w,
+        middle("base_power_w", 0.2 * limit_w),
+    )
+
+
+# -- tiles
+
+#: Rows and columns of a tile, which one multiprocessor computes at a time, and the share of its peak that it reaches
+#: there: the smaller the tile, the more often a value is fetched again.
+TILES = (
+    (256, 128, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.85),
+    (64, 64, 0.7),
+    (64, 32, 0.5),
+    (32, 32, 0.35),
+    (16, 16, 0.15),
+)
+#: For convolutions and for products in half precision. Smaller tiles exist, but none of their kernels is as much
+#: faster as `TILES` suggests. Readings of an H200 scatter least around these sizes and shares.
+COARSE = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 1.0), (64, 64, 0.95))
+WAVE_TILES = ((64, 64), (128, 64), (256, 128))  # libraries choose among kernels by how full the last wave is
+#: Products of fewer columns are not cut into tiles: each output is summed by itself, at this share of the peak.
+NARROW, NARROW_SHARE = 8, 0.25
+LATENCY_US = 0.3  # until the first bytes arrive
+L2_RATE = (
+    1.5  # times the rate of the memory, for what the cache keeps from one call to the next (nothing of twice its size)
+)
+SINGLES_PER_US = 3000.0  # single elements that a multiprocessor fetches
+WARPS, WARP_US = 64, 2.0  # warps that a multiprocessor holds at once, and the latency of each
+UNALIGNED_SHARE = 1 / 6  # of the peak, if tensor cores are fed by loads of single values
+
+
+@dataclass(frozen=True)
+class TileRoofline:
+    """The time of one call.
+
+    Attributes:
+        tiles: of its products; 0 if it has none.
+        waves: tiles over multiprocessors.
+        wave_shares: waves over the whole waves that they take, for each size of `WAVE_TILES`; 1 without products.
+    """
+
+    time_us: float
+    compute_us: float
+    traffic_us: float
+    tiles: int = 0
+    waves: float = 0.0
+    wave_shares: tuple[float, ...] = (1.0,) * len(WAVE_TILES)
+
+
+def tile_roofline(card: CardModel, plan: KernelPlan, products: Products | None, tf32: bool = False) -> TileRoofline:
+    """
+    Args:
+        plan: if its FLOPs are not those of the products, the time of the products is scaled to them.
+    """
+    bytes_moved, flops = plan.bytes_moved, plan.flops
+    peaks = card.roofline(plan.dtype, tf32 and plan.tensor_cores)
+    flops_per_s = peaks.flops_per_s * (1.0 if plan.aligned else UNALIGNED_SHARE)
+    compute_us, tiles = flops / flops_per_s * 1e6, 0
+    if products is not None and flops:
+        products_us, tiles = _cut(card, flops_per_s, products, COARSE if plan.coarse else TILES)
+        compute_us = products_us * flops / products.flops
+    cached = min(1.0, max(0.0, 2 - bytes_moved / card.l2_bytes))
+    warm_bytes = bytes_moved - plan.cold_bytes
+    traffic_us = max(
+        (plan.cold_bytes + warm_bytes / (1 + (L2_RATE - 1) * cached)) / peaks.bytes_per_s * 1e6,
+        plan.serial_bytes / (peaks.bytes_per_s / card.multiprocessors) * 1e6,
+        plan.singles / card.multiprocessors / SINGLES_PER_US,
+        plan.warps / card.multiprocessors / WARPS * WARP_US,
+        LATENCY_US if bytes_moved else 0.0,
+    )
+    before_us = plan.before / card.multiprocessors / SINGLES_PER_US
+    return TileRoofline(
+        max(compute_us, traffic_us) + before_us + plan.launches * peaks.launch_floor_us,
+        compute_us,
+        traffic_us,
+        tiles,
+        tiles / card.multiprocessors,
+        tuple(_wave_share(card, products, *size) for size in WAVE_TILES),
+    )
+
+
+def _wave_share(card: CardModel, products: Products | None, rows: int, columns: int) -> float:
+    if products is None:
+        return 1.0
+    waves = _tiles(products, rows, columns) / card.multiprocessors
+    return waves / max(1, math.ceil(waves))
+
+
+def _tiles(products: Products, rows: int, columns: int) -> int:
+    return math.ceil(products.m / rows) * math.ceil(products.n / columns) * products.count
+
+
+def _cut(
+    card: CardModel, flops_per_s: float, products: Products, sizes: Sequence[tuple[int, int, float]]
+) -> tuple[float, int]:
+    """The least time in us over all sizes of tiles, and the number of tiles of that size."""
+    if products.n < NARROW and products.count > 1:
+        tiles = math.ceil(products.m * products.n * products.count / 128)
+        return products.flops / (flops_per_s * NARROW_SHARE) * 1e6, tiles
+    best = (math.inf, 0)
+    for rows, columns, share in sizes:
+        tiles = _tiles(products, rows, columns)
+        waves = math.ceil(tiles / card.multiprocessors)
+        flops_of_tile = 2 * rows * columns * products.k
+        best = min(best, (waves * flops_of_tile / (flops_per_s / card.multiprocessors * share) * 1e6, tiles))
+    return best
