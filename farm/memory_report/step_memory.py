@@ -11,13 +11,13 @@ from sqlmodel import Session, col, select
 
 from farm.errors import TupleRejected, UsageError, did_you_mean
 from farm.estimate.readings import peaks_of, select_for_model
-from farm.prediction.stored_predictor import NeededTuple
 from farm.jobs import jobs
 from farm.memory_report.plans import offload_json, periods_json
 from farm.memory_report.slow_costs import MeasuredSlow, read_slow, slow_costs
 from farm.models import catalog
 from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.roofline import KNOWN_CARDS, roofline_of
+from farm.prediction.stored_predictor import NeededTuple
 from farm.report import report as reports
 from farm.requests.memory import Amount
 from farm.requests.partial_request import command_of
@@ -370,7 +370,9 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
     protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
     specs = capture.tuples
     wanted = [
-        NeededTuple(id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {})
+        NeededTuple(
+            id_, spec.short_name, label_of(spec), found.costs[id_].flops, found.costs[id_].bytes, {"": number}, {}
+        )
         for id_, number in capture.counts.items()
         for spec in (specs[id_],)
     ]
