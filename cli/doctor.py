@@ -1,4 +1,4 @@
-"""``farm doctor``: is everything in place, and what is to be done where it is not?"""
+"""``farm doctor``: checks of this host and its farm, with what to do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Examine this host and its farm: a line each with ok, or what to do."""
-    from farm.doctor import examine, summary, wrong_settings
+    """Check this host and its farm: each line says ok, or what to do."""
+    from farm.doctor import summary, wrong_settings
+    from farm.doctor.database import database_checks
+    from farm.doctor.host import host_checks
     from farm.settings import settings_but_wrong_ones
 
     current, wrong = settings_but_wrong_ones()
@@ -26,7 +28,7 @@ def doctor(as_json: AsJson = False) -> None:
         from tasks.broker_checks import broker_checks
 
         checks += broker_checks(current)
-    checks += examine(current)
+    checks += [*database_checks(current), *host_checks(current)]
     counts = summary(checks)
     if as_json:
         emit_json({"checks": [check.to_json() for check in checks], "counts": dict(counts)})

@@ -22,10 +22,9 @@ from cli import (
     db,
     doctor,
     estimate,
-    export,
+    exchange,
     flower,
     glossary,
-    importing,
     job_control,
     lookup,
     memory,
@@ -232,8 +231,8 @@ app.command("trace")(report.trace)
 app.command("compare")(lookup.compare)
 app.command("lookup")(lookup.lookup)
 app.command("estimate")(estimate.estimate)
-app.command("export")(export.export)
-app.command("import")(importing.import_)
+app.command("export")(exchange.export)
+app.command("import")(exchange.import_)
 app.command("flower")(flower.flower)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)

@@ -150,7 +150,7 @@ def _measure(
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
-    from farm.doctor.hardware import disturbances
+    from farm.doctor.host import disturbances
     from farm.settings import settings
     from tasks.embedded import EmbeddedFarm
 

@@ -1,30 +1,45 @@
-"""What an operator would look at first when a farm misbehaves, as data: each check says ok, or what to do.
+"""Checks of a farm that misbehaves: each result says ok, or what to do next.
 
-Nothing here changes anything, and nothing raises for what it finds: a part that does not answer is a finding. One
-file for each place that is looked at; the broker is asked by `tasks.broker_checks`.
+The checks change nothing and raise nothing: a part that does not answer is a result. One module for each place:
+`farm.doctor.host`, `farm.doctor.database`, and `tasks.broker_checks` for the broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from farm.doctor.check import Check, ok, summary
-from farm.doctor.database import database_checks
-from farm.doctor.folders import folder_checks
-from farm.doctor.hardware import hardware_checks
-from farm.settings import NEXT_STEP, Settings
+from farm.settings import NEXT_STEP
 
-__all__ = ["Check", "examine", "ok", "summary", "wrong_settings"]
+Level = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check. A problem stops the farm or makes its readings worthless; a warning does not."""
+
+    name: str
+    level: Level
+    message: str
+    next_step: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ok(name: str, message: str) -> Check:
+    return Check(name, "ok", message)
+
+
+def summary(checks: Sequence[Check]) -> Mapping[str, int]:
+    """Number of checks by level."""
+    levels = Counter(check.level for check in checks)
+    return {level: levels[level] for level in ("ok", "warning", "problem")}
 
 
 def wrong_settings(problems: Iterable[str]) -> Iterator[Check]:
-    """What is wrong in the settings. The rest is examined with the defaults in its place, but no broker is asked."""
+    """Wrong settings. Other checks use the defaults instead, and the broker is not asked."""
     for problem in problems:
         yield Check("settings", "problem", problem, NEXT_STEP)
-
-
-def examine(current: Settings) -> Iterator[Check]:
-    """Every check of this host and of the farm's database."""
-    yield from database_checks(current)
-    yield from hardware_checks(current)
-    yield from folder_checks(current)

@@ -1,4 +1,4 @@
-"""Examining the farm's database: does it answer, does it fit this program, and what does it know of the cards?"""
+"""Checks of the farm's database: whether it answers and fits this program, and the state of its cards."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from farm.doctor.check import Check, Level, ok
+from farm.doctor import Check, Level, ok
 from farm.errors import DatabaseUnreachable, FarmError, SchemaMismatch
 from farm.settings import Settings
 
-#: Leases live on the database's clock and bear any skew; logs, certificates and graphs do not.
+#: Leases use the database's clock and tolerate any skew; logs, certificates and graphs do not.
 SKEW_WARNING_S = 2.0
 SKEW_PROBLEM_S = 300.0
 
 
 def database_checks(current: Settings) -> Iterator[Check]:
-    """Does it answer, has it this program's schema, does its clock agree, and what do its cards say?"""
-
+    """Whether it answers, its schema, its clock, and its cards."""
     from farm.store.database import Database, read_clock_s
 
     try:
@@ -30,7 +29,7 @@ def database_checks(current: Settings) -> Iterator[Check]:
         if current.broker_url or current.database_url:
             yield Check("database", "problem", f"{database} is not there.", "Create it with `farm db upgrade`.")
         else:
-            yield ok("database", f"{database} is not there yet; `farm run` makes it")
+            yield ok("database", f"{database} is not there yet; `farm run` creates it")
         return
     try:
         database.check_schema()
@@ -66,16 +65,16 @@ def _where_the_database_is(current: Settings, shown: str, sqlite: bool, url: Any
 
 
 def _clock(ahead_s: float, uncertain_s: float) -> Check:
-    told = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
+    message = f"this host is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the database"
     beyond = abs(ahead_s) - uncertain_s
     if beyond > SKEW_WARNING_S:
         level: Level = "problem" if beyond > SKEW_PROBLEM_S else "warning"
-        return Check("clock", level, told, "Start a time service (chrony, systemd-timesyncd) on both.")
+        return Check("clock", level, message, "Start a time service (chrony, systemd-timesyncd) on both.")
     return ok("clock", f"within {max(abs(ahead_s), uncertain_s, 0.001):.3f} s of the database's")
 
 
 def card_checks(session: Any, current: Settings) -> Iterator[Check]:
-    """The cards as the database knows them: which serve, which do not, and whether their software agrees."""
+    """The cards in the database: which serve, which do not, and whether their software is the same."""
     from farm.jobs import cards
 
     views = cards.views(session, current.heartbeat_s)
@@ -91,14 +90,14 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
                 name,
                 "problem",
                 f"{view.card.id} is quarantined: {view.card.state_reason or 'no reason is given'}",
-                f"Mend it, then `farm cards release {view.card.id}` (docs/operate.md).",
+                f"Fix it, then `farm cards release {view.card.id}` (docs/operate.md).",
             )
         elif view.card.id in gone or (view.state == "lost" and farms[view.card.id]):
             yield Check(
                 name,
                 "warning",
-                f"the `farm run` on {view.card.id} has ended unasked; {view.waiting} items of it are left",
-                "The same command goes on where it stopped.",
+                f"the `farm run` on {view.card.id} has ended unexpectedly; {view.waiting} of its items are left",
+                "The same command continues where it stopped.",
             )
         elif view.state == "lost":
             yield Check(
@@ -108,20 +107,20 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
                 f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`).",
             )
         elif view.silent_s:
-            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker starts anew"
+            again = f"after {current.deaf_after_s:g} s of that (FARM_DEAF_AFTER_S) its worker restarts"
             yield Check(
                 name,
                 "problem",
                 f"{view.card.id} is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} items wait",
                 f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`) and at the broker; "
-                + (f"{again} by itself." if current.deaf_after_s else "start it anew."),
+                + (f"{again} by itself." if current.deaf_after_s else "restart it."),
             )
         elif view.state == "draining":
             yield Check(name, "warning", f"{view.card.id} drains", f"`farm cards resume {view.card.id}` ends that.")
     if serving:
         hosts = len({view.card.host for view in serving})
-        told = f", {starting} more get ready" if starting else ""
-        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}{told}")
+        message = f", {starting} more get ready" if starting else ""
+        yield ok("cards", f"{len(serving)} serve, on {hosts} {'host' if hosts == 1 else 'hosts'}{message}")
     elif starting:
         yield Check("cards", "warning", f"no card serves yet, {starting} get ready", "Ask again in a minute.")
     elif current.broker_url:
@@ -140,9 +139,9 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         if len(groups) < 2:
             continue
         rows = {software_id: session.get(tables.Software, software_id) for software_id in groups}
-        fields = ("torch", "cuda", "cudnn", "driver")  # the rest is whoever's wrote the row first
+        fields = ("torch", "cuda", "cudnn", "driver")  # other fields are those of the first writer of the row
         differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
-        told = "; ".join(
+        message = "; ".join(
             f"{', '.join(sorted({card.host for card in cards}))}: "
             + " ".join(f"{field} {getattr(rows[software_id], field)}" for field in differing)
             for software_id, cards in groups.items()
@@ -150,8 +149,8 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
         yield Check(
             "versions",
             "warning",
-            f"the cards of model {model} run different software ({told})",
-            "Readings of different software are never mixed, so each measures all anew: install the same on all hosts.",
+            f"the cards of model {model} run different software ({message})",
+            "Readings of different software are not mixed, so each measures everything: install the same on all hosts.",
         )
     if by_model and all(len(groups) == 1 for groups in by_model.values()):
         yield ok("versions", "the same torch, CUDA, cuDNN and driver on all cards of a model")
@@ -162,7 +161,7 @@ def _is_local(url: str) -> bool:
 
     try:
         parts = urlsplit(url)
-    except ValueError:  # told where the broker is asked
+    except ValueError:  # the check of the broker reports it
         return True
     return "+socket" in parts.scheme or _is_local_host(parts.hostname or "")
 

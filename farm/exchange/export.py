@@ -1,6 +1,6 @@
-"""Writing what the database holds as tidy tables: Parquet, CSV or JSON Lines, batch by batch.
+"""Writes the database as tidy tables: Parquet, CSV or JSON Lines, batch by batch.
 
-What the columns are is declared in `farm.exchange.columns`; `farm.exchange.tidy` gives them their values.
+`farm.exchange.columns` declares the columns; `farm.exchange.tidy` gives them their values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlmodel import Session
 
 from farm import __version__
-from farm.errors import UsageError
+from farm.errors import UsageError, did_you_mean
 from farm.exchange import tidy
 from farm.exchange.columns import FORMAT, TABLES, Column, arrow_schema, as_markdown
 from farm.exchange.filters import Filters, Selection, select_readings
@@ -25,14 +25,14 @@ from farm.exchange.filters import Filters, Selection, select_readings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Format = Literal["parquet", "csv", "jsonl"]
-FORMATS: tuple[Format, ...] = ("parquet", "csv", "jsonl")
-METADATA = b"operator_farm"  # the key under which a Parquet file says that it is an export
+
+FORMATS = ("parquet", "csv", "jsonl")
+METADATA = b"operator_farm"  # metadata key that marks a Parquet file as an export
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: table -> (file, rows)."""
+    """The written files: table -> (file, rows)."""
 
     files: Mapping[str, tuple[Path, int]]
     dictionary: Path
@@ -42,26 +42,31 @@ def export(
     session: Session,
     target: Path,
     *,
-    form: Format | None = None,
+    form: str | None = None,
     filters: Filters | None = None,
     traces: bool = False,
 ) -> Exported:
-    """Write readings, and into a folder also the calls, captures and verdicts that belong to them.
+    """Write readings; into a folder also the calls, captures and verdicts that belong to them.
 
-    A file is there whole or not at all; others of the folder stay as they are.
+    A file is written completely or not at all. Other files of the folder stay as they are.
 
     Args:
-        target: a file, whose suffix says its format and which gets the readings alone, or a folder, which is made.
-        form: of the files of a folder; Parquet if None.
-        filters: which readings; all if None.
-        traces: also the sampled time series, which are many times as large as all the rest.
+        target: a file for the readings alone, with its format as suffix; or a folder, which is created.
+        form: format of the files in a folder; default: parquet.
+        filters: which readings; default: all.
+        traces: also the sampled time series, which are much larger than everything else.
 
     Raises:
-        UsageError: the target cannot be written, or says another format than `form`; see also `select_readings`.
+        UsageError: the target cannot be written, or its suffix contradicts `form`; see also `select_readings`.
     """
+    if form is not None and form not in FORMATS:
+        near = did_you_mean(form, FORMATS)
+        raise UsageError(f"There is no format '{form}'.", near or f"Choose one of {', '.join(FORMATS)}.")
     alone = _format_of(target)
     if alone and form not in (None, alone):
-        raise UsageError(f"{target} is no {form} by its name.", f"Name it {target.with_suffix('.' + str(form))}.")
+        raise UsageError(
+            f"{target} is not a {form} file by its name.", f"Name it {target.with_suffix('.' + str(form))}."
+        )
     form = alone or form or "parquet"
     selection = select_readings(session, filters) if filters else Selection((), None)
     makers: dict[str, Callable[[], tidy.Batches]] = {"readings": lambda: tidy.readings(session, selection)}
@@ -93,7 +98,7 @@ def export(
 
 
 def as_table(session: Session, table: Literal["readings", "calls"], filters: Filters | None = None) -> pa.Table:
-    """A table of an export, in memory.
+    """A table of an export in memory.
 
     Raises:
         UsageError, UnknownOperator: see `select_readings`.
@@ -106,20 +111,20 @@ def as_table(session: Session, table: Literal["readings", "calls"], filters: Fil
     return pa.Table.from_batches([_batch(schema, columns) for columns in rows], schema)
 
 
-def _format_of(target: Path) -> Format | None:
-    """By the suffix; None for a folder."""
+def _format_of(target: Path) -> str | None:
+    """The format of a file by its suffix; None for a folder."""
     if target.is_dir() or target.suffix[1:].lower() not in FORMATS:
         if target.suffix and not target.is_dir() and target.suffix.lower() in (".parq", ".json", ".gz", ".xlsx", ".db"):
-            raise UsageError(f"{target.suffix} is no format of an export.", "Choose .parquet, .csv or .jsonl.")
+            raise UsageError(f"{target.suffix} is not a format of an export.", "Choose .parquet, .csv or .jsonl.")
         return None
-    return target.suffix[1:].lower()  # type: ignore[return-value]
+    return target.suffix[1:].lower()
 
 
 # -------------------------------------------------------------------------------------------- writing
 
 
-def _write(path: Path, form: Format, table: str, batches: tidy.Batches, told: Mapping[str, Any]) -> int:
-    """The number of rows."""
+def _write(path: Path, form: str, table: str, batches: tidy.Batches, told: Mapping[str, Any]) -> int:
+    """Write a file; return its number of rows."""
     schema = schema_of(table, told)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     rows = 0
@@ -135,7 +140,7 @@ def _write(path: Path, form: Format, table: str, batches: tidy.Batches, told: Ma
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small ones put together: each becomes a row group of a Parquet file."""
+    """Join small batches: each one becomes a row group of a Parquet file."""
     import pyarrow as pa
 
     pending: list[pa.RecordBatch] = []
@@ -149,11 +154,11 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @contextlib.contextmanager
-def _writer(path: Path, form: Format, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
+def _writer(path: Path, form: str, schema: pa.Schema, columns: Sequence[Column]) -> Iterator[Callable[[Any], None]]:
     if form == "parquet":
         import pyarrow.parquet as pq
 
-        # Descriptions and details repeat: as dictionaries, however large, and compressed they are small.
+        # Descriptions and details repeat: large dictionary pages with compression keep the file small.
         with pq.ParquetWriter(
             path, schema, compression="zstd", dictionary_pagesize_limit=1 << 26, write_page_checksum=True
         ) as writer:

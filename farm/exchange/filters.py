@@ -1,7 +1,7 @@
-"""What a person means by ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``: which readings.
+"""Selects readings by filters such as ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``.
 
-The names are those of the columns of an export (`farm.exchange.columns`). What is of an operator, a card, a software or a
-protocol is decided here, from their few rows; what is of a reading, by the database.
+Names are the columns of an export (`farm.exchange.columns`). Filters of operators, cards, software and protocols are evaluated
+here, on their few rows; filters of readings are evaluated by the database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from farm.types.tuple import DTYPES
 
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
 _COLUMNS = {entry.name: entry for entry in READINGS}
-#: What people say for a column.
+#: Short names of columns.
 _SHORT = {
     "time": "time_us",
     "energy": "energy_mj",
@@ -51,26 +51,26 @@ KNOWN = sorted(
 
 @dataclass(frozen=True)
 class Filter:
-    """One condition. Of several values one must hold; a range is (least, most), both included."""
+    """One condition. With several values, one of them must match; a range is (least, most), both included."""
 
     column: Column
     sign: str  # = != < <= > >= ..
     values: tuple[Any, ...]
-    text: str  # as the person wrote it
+    text: str  # as it was written
 
     def holds(self, value: Any) -> bool:
-        """Whether a value of the column is meant; what is not there never is."""
+        """True if a value of the column matches; None never matches."""
         if value is None:
             return False
         if self.sign == "..":
             return bool(self.values[0] <= value <= self.values[1])
         if self.sign in _ORDER:
             return bool(_ORDER[self.sign](value, self.values[0]))
-        return any(self._same(value, wanted) for wanted in self.values) == (self.sign == "=")
+        return any(self._equal(value, wanted) for wanted in self.values) == (self.sign == "=")
 
-    def _same(self, value: Any, wanted: Any) -> bool:
+    def _equal(self, value: Any, wanted: Any) -> bool:
         if self.column.kind == "integers":
-            # kernel_size=3 means 3x3 as well.
+            # kernel_size=3 also matches 3x3.
             return list(value) == list(wanted) or (len(wanted) == 1 and set(value) == set(wanted))
         if self.column.name in _VERSIONS:
             return bool(value == wanted or re.match(re.escape(wanted) + r"([.+]|\Z)", value))
@@ -90,7 +90,7 @@ _VERSIONS = frozenset({"torch", "torchvision", "cuda", "cudnn", "driver", "pytho
 
 @dataclass(frozen=True)
 class Filters:
-    """Readings by what a person said of them; without operators, of all."""
+    """Short names of operators (default: all) and conditions."""
 
     operators: tuple[str, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -106,10 +106,10 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
     """
     Args:
         words: ``Conv2d`` or ``column=value``; also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists ``a,b``.
-        cards: what ``--card`` says; any of them will do.
+        cards: values of ``--card``; one of them must match.
 
     Raises:
-        UsageError: a name is of no column, or a value not of its type; names the nearest.
+        UsageError: there is no such column (suggests the nearest), or a value has another type.
     """
     operators, filters = [], []
     for word in words:
@@ -129,10 +129,10 @@ def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
 
 
 def column_named(name: str) -> str:
-    """The column that a person means.
+    """The column with this name or short name.
 
     Raises:
-        UsageError: none; names the nearest.
+        UsageError: there is none; suggests the nearest.
     """
     if name in KNOWN:
         return _SHORT.get(name, name)
@@ -146,7 +146,7 @@ def column_named(name: str) -> str:
 def _filter(name: str, sign: str, value: str, text: str) -> Filter:
     if name in _DATES:
         if sign != "=":
-            raise UsageError(f"'{text}' is no date.", f"Write {name}=2026-11-21.")
+            raise UsageError(f"'{text}' is not a date.", f"Write {name}=2026-11-21.")
         return Filter(_COLUMNS["created_at_s"], ">=" if name == "since" else "<", (_seconds(value, text),), text)
     if name == "flag":
         return Filter(_COLUMNS["flags"], sign, (value,), text)
@@ -155,7 +155,7 @@ def _filter(name: str, sign: str, value: str, text: str) -> Filter:
         low, _, high = value.partition("..")
         return Filter(column, "..", (_typed(column, low, text), _typed(column, high, text)), text)
     if sign in _ORDER and column.kind not in ("integer", "number"):
-        raise UsageError(f"'{text}' compares what has no order.", f"Write {name}=... or {name}!=...")
+        raise UsageError(f"'{text}' compares values that have no order.", f"Write {name}=... or {name}!=...")
     values = [value] if sign in _ORDER else value.split(",")
     return Filter(column, sign, tuple(_typed(column, entry, text) for entry in values), text)
 
@@ -174,7 +174,7 @@ def _typed(column: Column, value: str, text: str) -> Any:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
         if column.kind == "integers":
             return [int(size) for size in value.strip("[]()").split("x")]
-        if column.name == "dtype":  # a label's short form will do
+        if column.name == "dtype":  # or the short form of labels
             return next(name for name, (_, short) in DTYPES.items() if value in (name, short))
     except (ValueError, KeyError, OverflowError, StopIteration):
         wanted = {"integers": "sizes such as 3 or 3x3", "boolean": "true or false", "text": "one such as float32"}.get(
@@ -188,18 +188,18 @@ def _seconds(value: str, text: str) -> float:
     try:
         return datetime.datetime.fromisoformat(value).astimezone().timestamp()
     except (ValueError, OverflowError):
-        raise UsageError(f"'{text}' is no date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
+        raise UsageError(f"'{text}' is not a date.", "Write it as 2026-11-21 or 2026-11-21T14:30.") from None
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Readings that are meant: conditions on the table of readings, and the subjects (None: all of them)."""
+    """The selected readings: conditions on the table of readings, and the ids of subjects (None: all)."""
 
     conditions: tuple[ColumnElement[bool], ...]
     subject_ids: tuple[str, ...] | None
 
     def where(self) -> Iterator[tuple[ColumnElement[bool], ...]]:
-        """Conditions of one statement after another, as many as the subjects need."""
+        """The conditions of each statement; many subjects need several statements."""
         if self.subject_ids is None:
             yield self.conditions
             return
@@ -213,19 +213,19 @@ _READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 def select_readings(session: Session, filters: Filters, *, placed: bool = True) -> Selection:
     """
     Args:
-        placed: also those with tensors in slow memory, which nobody means who does not say so.
+        placed: include readings with tensors in slow memory, even if no filter names a placement.
 
     Raises:
-        UnknownOperator: the database has no operator of that name; names the nearest.
-        UsageError: no card of the database is meant.
+        UnknownOperator: the database has no operator of that name; suggests the nearest.
+        UsageError: no card of the database matches.
     """
     conditions: list[ColumnElement[bool]] = []
     of_operator = [entry for entry in filters.filters if entry.column.name in _OF_OPERATOR]
     of_variant = [entry for entry in filters.filters if entry.column.name in _OF_VARIANT]
     if filters.operators and (of_models := [entry for entry in of_variant if entry not in of_operator]):
         raise UsageError(
-            f"'{of_models[0].text}' is said of whole models, of which {filters.operators[0]} is none.",
-            "An operator is chosen by its own sizes, for instance shape=32x64x56x56 or in_channels=64.",
+            f"'{of_models[0].text}' filters whole models, but {filters.operators[0]} is an operator.",
+            "Filter operators by their own sizes, such as shape=32x64x56x56 or in_channels=64.",
         )
     subjects: list[str] | None = None
     if filters.operators or of_operator:
@@ -247,29 +247,27 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
         specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))
         if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
             conditions.append(_READING.protocol_id.not_in(slow))
-    for names, table, column, values in _SMALL:
+    for names, table, column, values_of in _SMALL:
         own = [entry for entry in filters.filters if entry.column.name in names]
         if own:
-            known = [(row, values(row)) for row in session.execute(sqlalchemy.select(table.__table__))]
-            meant = [row for row, told in known if all(_means(entry, told) for entry in own)]
-            ids = [row.id for row in meant]
+            known = [(row, values_of(row)) for row in session.execute(sqlalchemy.select(table.__table__))]
+            matching = [row for row, values in known if all(_matches(entry, values) for entry in own)]
+            ids = [row.id for row in matching]
             if not ids and table is tables.Card:
-                _no_card(own, [told["card_model"] for _, told in known])
+                raise _no_card(own, {values["card_model"] for _, values in known})
             if table is tables.Card:
-                models = sorted({row.model for row in meant})
-                if len(meant) == sum(
-                    row.model in models for row, _ in known
-                ):  # all cards of these: indexes begin with it
+                models = sorted({row.model for row in matching})
+                if len(matching) == sum(row.model in models for row, _ in known):  # indexes begin with the card model
                     column, ids = _READING.card_model, models
             conditions.append(column.in_(ids))
     return Selection(tuple(conditions), None if subjects is None else tuple(subjects))
 
 
-def _means(entry: Filter, told: Mapping[str, Any]) -> bool:
-    """Whether a filter holds for what a reading refers to; a card is named by a part of its id, too."""
-    if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(told.get("card_id")):
+def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
+    """True if a filter matches the columns of a row that readings refer to; card=... also matches a part of a card's id."""
+    if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
-    return entry.holds(told.get(entry.column.name))
+    return entry.holds(values.get(entry.column.name))
 
 
 def _compared(column: Any, entry: Filter) -> ColumnElement[bool]:
@@ -291,15 +289,8 @@ def _operators(session: Session, names: Sequence[str], filters: Sequence[Filter]
         query = query.where(operator.short_name.in_(names))
     if not filters:
         return list(session.scalars(query.with_only_columns(operator.id)))
-    return [
-        row.id
-        for row in session.execute(query)
-        if all(entry.holds(value) for entry, value in _values(operator_values(row), filters))
-    ]
-
-
-def _values(told: Mapping[str, Any], filters: Sequence[Filter]) -> Iterator[tuple[Filter, Any]]:
-    return ((entry, told.get(entry.column.name)) for entry in filters)
+    found = ((row.id, operator_values(row)) for row in session.execute(query))
+    return [id_ for id_, values in found if all(_matches(entry, values) for entry in filters)]
 
 
 def _variants(session: Session, filters: Sequence[Filter]) -> list[str]:
@@ -307,11 +298,13 @@ def _variants(session: Session, filters: Sequence[Filter]) -> list[str]:
     return [row.id for row in rows if all(entry.holds(getattr(row, entry.column.name)) for entry in filters)]
 
 
-def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> None:
-    models = sorted(set(models))
+def _no_card(filters: Sequence[Filter], models: Iterable[str]) -> UsageError:
+    models = sorted(models)
     text = " ".join(entry.text for entry in filters)
     known = f"There are readings of {', '.join(models[:8])}." if models else "It has no readings at all."
-    raise UsageError(f"The database has no card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known)
+    return UsageError(
+        f"The database has no card with {text}.", did_you_mean(str(filters[0].values[0]), models) or known
+    )
 
 
 def protocol_values(row: Any) -> dict[str, Any]:
@@ -331,14 +324,14 @@ def card_values(row: Any) -> dict[str, Any]:
     }
 
 
-#: (names of columns, their table, the reading's column that refers to it, values of a row)
+#: (names of columns, their table, the column of readings that refers to it, columns of a row)
 _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
     (_OF_SOFTWARE, tables.Software, _READING.software_id, lambda row: row._mapping),
     (_OF_PROTOCOL, tables.Protocol, _READING.protocol_id, protocol_values),
     (_OF_CARD, tables.Card, _READING.card_id, card_values),
 )
 
-#: The columns of the table of operators that `operator_values` is made from.
+#: The columns of the table of operators that `operator_values` needs.
 OPERATOR_ROW = ("id", "name", "short_name", "label", "training", "flops", "bytes_moved", "parameters", "spec")
 
 
@@ -373,7 +366,7 @@ def _listed(shape: Sequence[int] | None) -> list[int] | None:
 
 
 def _parameter(column: Column, value: Any) -> Any:
-    """A parameter in its column's type, None where it is of another."""
+    """A parameter in the type of its column; None if it has another type."""
     if column.kind == "integers":
         values = value if isinstance(value, list) else [value]
         return values if values and all(type(size) is int for size in values) else None

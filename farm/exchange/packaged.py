@@ -1,6 +1,6 @@
-"""Readings that come with the package: exports under ``farm/data``, answered from as from a database of one's own.
+"""The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a database.
 
-They are taken into a SQLite file in the state folder the first time they are asked, so that the same questions work on both.
+The first query imports them into a SQLite file in the state folder, so the same queries work on them and on a farm's database.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ FOLDER = Path(__file__).parent.parent / "data"
 
 
 def packaged_files(folder: Path = FOLDER) -> list[Path]:
-    """The exports that are installed: files of readings, or folders with all tables."""
+    """The packaged exports: files of readings, or folders with all tables."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.suffix == ".parquet" or next(path.glob("*.parquet"), None))
 
 
 def packaged_named(name: str, folder: Path = FOLDER) -> Path | None:
-    """The export that is installed under this name (its file or folder without the suffix)."""
+    """The packaged export with this name (its file or folder without the suffix)."""
     return next((path for path in packaged_files(folder) if path.stem == name), None)
 
 
 def database_of(files: Sequence[Path], cache: Path) -> Database:
-    """A database with what some exports hold, made in `cache` where it is not there yet.
+    """A database with the contents of these exports, created in `cache` if it is missing.
 
     Raises:
-        Refused: one of them is no export.
+        ImportRefused: one of them is not an export.
     """
     from farm.exchange.importer import import_export
 

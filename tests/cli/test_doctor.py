@@ -17,8 +17,8 @@ from farm.devices.device import Card
 from farm.devices.host import Installed, installed_torch
 from farm.devices.lock import CardLock
 from farm.doctor import database as database_examined
-from farm.doctor import folders, hardware
-from farm.doctor.hardware import torch_against_driver
+from farm.doctor import host as host_examined
+from farm.doctor.host import torch_against_driver
 from farm.jobs import cards
 from farm.settings import Settings, settings
 from farm.store import tables
@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
             session.get_one(tables.Card, "GPU-1").last_seen_at_s -= 3600
     checks = examined()
     (found,) = [check for check in checks if check["name"] == f"card {host}:0"]
-    assert (found["level"], found["next_step"]) == ("warning", "The same command goes on where it stopped.")
+    assert (found["level"], found["next_step"]) == ("warning", "The same command continues where it stopped.")
     assert "`farm run`" in found["message"]
     assert levels(checks, "cards") == []
 
@@ -205,12 +205,12 @@ def test_versions_that_the_database_does_not_tell_are_compared_between_the_worke
 
 def test_a_busy_cpu_is_told_unless_a_measurement_is_what_it_is_busy_with(examined, monkeypatch):
     cores = len(os.sched_getaffinity(0))
-    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (cores, 0.0, 0.0))
+    monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (cores, 0.0, 0.0))
     assert [level for level, _ in levels(examined(), "load")] == ["ok"]
-    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (cores + 0.1, 0.0, 0.0))
+    monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (cores + 0.1, 0.0, 0.0))
     ((level, told),) = levels(examined(), "load")
     assert level == "warning"
-    assert "worth little" in told
+    assert "unreliable" in told
     with CardLock(settings().cpu_card_id, settings().lock_dir):
         assert levels(examined(), "load") == []
 
@@ -219,12 +219,12 @@ def test_a_run_says_what_would_make_its_readings_worthless_before_it_begins(farm
     def not_begun():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (999.0, 0.0, 0.0))
+    monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (999.0, 0.0, 0.0))
     monkeypatch.setattr(embedded, "BrokerServer", not_begun)
     said = farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
     assert "warning: 999.0 in the last minute on" in said
     assert said.index("warning:") < said.index("Starting workers")
-    monkeypatch.setattr(hardware.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(host_examined.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert "warning" not in farm("run", "alexnet", "--card", "cpu", "-b", "1").stderr
 
 
@@ -300,7 +300,7 @@ def test_torch_is_held_against_the_driver(torch, driver, level):
 
 
 def test_a_gpu_host_is_examined_through_its_driver(examined, monkeypatch):
-    monkeypatch.setattr(hardware, "installed_torch", lambda: Installed("2.11.0+cu130", "13.0"))
+    monkeypatch.setattr(host_examined, "installed_torch", lambda: Installed("2.11.0+cu130", "13.0"))
     with behind_pynvml(monkeypatch) as library:
         library.processes = [1]
         checks = examined()
@@ -326,7 +326,7 @@ def test_a_gpu_that_does_not_answer_is_a_warning_beside_another_and_a_problem_al
 
 
 def test_a_driver_that_refuses_is_no_host_without_a_card(examined, monkeypatch):
-    monkeypatch.setattr(hardware, "has_nvidia_hardware", lambda: False)
+    monkeypatch.setattr(host_examined, "has_nvidia_hardware", lambda: False)
     with behind_pynvml(monkeypatch) as library:
         library.lacks["nvmlInitWithFlags"] = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
         checks = examined()
@@ -347,20 +347,20 @@ def test_an_nvidia_card_whose_driver_does_not_answer_is_seen_on_the_bus(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert hardware.has_nvidia_hardware(tmp_path)
+    assert host_examined.has_nvidia_hardware(tmp_path)
     (tmp_path / "a" / "class").write_text("0x0c0330\n")  # its USB controller
-    assert not hardware.has_nvidia_hardware(tmp_path)
+    assert not host_examined.has_nvidia_hardware(tmp_path)
 
 
 def test_a_stranger_on_a_card_is_named_and_the_worker_is_not_one(tmp_path):
     current = Settings(lock_dir=tmp_path)
     card = Card(id=UUID, kind="cuda", model="NVIDIA H200", memory_bytes=1)
     own = frozenset({os.getpid()})
-    (found,) = hardware._foreign("card", card, own, current)
+    (found,) = host_examined._foreign("card", card, own, current)
     assert f"{os.getpid()} (" in found.message
     with CardLock(UUID, tmp_path):
-        assert list(hardware._foreign("card", card, own, current)) == []
-        (found,) = hardware._foreign("card", card, frozenset({os.getpid(), 1}), current)
+        assert list(host_examined._foreign("card", card, own, current)) == []
+        (found,) = host_examined._foreign("card", card, frozenset({os.getpid(), 1}), current)
         assert found.message.startswith("other processes compute on it: 1 (")
 
 
@@ -369,14 +369,14 @@ def test_a_lock_folder_that_is_not_the_hosts_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("FARM_LOCK_DIR")
     assert farm_settings.Settings().lock_dir == tmp_path
     tmp_path.chmod(0o1777)
-    assert folders._locks(tmp_path).level == "ok"
-    told = folders._locks(tmp_path / "another")
+    assert host_examined._locks(tmp_path).level == "ok"
+    told = host_examined._locks(tmp_path / "another")
     assert (told.level, told.next_step) == ("warning", "Unset FARM_LOCK_DIR.")
     assert str(tmp_path) in told.message
     monkeypatch.setattr(farm_settings, "SERVICE_LOCK_DIR", tmp_path / "not there")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert str(farm_settings.Settings().lock_dir) == "/tmp/farm-card-locks"
-    assert folders._locks(tmp_path / "another").level == "ok"
+    assert host_examined._locks(tmp_path / "another").level == "ok"
 
 
 def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path):
@@ -389,8 +389,8 @@ def test_folders_room_and_secrets_are_looked_at(examined, monkeypatch, tmp_path)
     config.chmod(0o644)
     monkeypatch.setenv("FARM_CONFIG", str(config))
     monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
-    monkeypatch.setattr(folders, "DISK_PROBLEM_BYTES", sys.maxsize)
-    monkeypatch.setattr(folders, "DISK_WARNING_BYTES", sys.maxsize)
+    monkeypatch.setattr(host_examined, "DISK_PROBLEM_BYTES", sys.maxsize)
+    monkeypatch.setattr(host_examined, "DISK_WARNING_BYTES", sys.maxsize)
     checks = examined()
     assert levels(checks, "state folder")[0][0] == "problem"
     assert levels(checks, "lock folder")[0][0] == "warning"

@@ -149,7 +149,7 @@ def test_filters_take_what_columns_say(database, tmp_path):
         ("time_us<fast", "wants a number"),
         ("operator>3", "has no order"),
         ("details=x", "cannot be filtered"),
-        ("since=yesterday", "no date"),
+        ("since=yesterday", "not a date"),
         ("3x3", "neither an operator nor a filter"),
         ("card=V100", "no card with card=V100"),
     ],
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_leaves_nothing(database, tm
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="cannot be written"):
         exported(database, tmp_path / "file" / "deeper")
-    with pytest.raises(UsageError, match="no csv by its name"):
+    with pytest.raises(UsageError, match="not a csv file by its name"):
         exported(database, tmp_path / "x.parquet", form="csv")
     assert [
         path.name for path in tmp_path.iterdir() if path.name not in ("farm.db", "farm.db-wal", "farm.db-shm", "file")
