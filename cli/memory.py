@@ -1,4 +1,5 @@
-"""``farm memory``: the memory of a training step over time. Needs no broker; a database only for --job; a card only for --run."""
+"""``farm memory``: the memory of a training step over time. Needs no broker; a database only for --job; a card only
+for --run."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def memory(
         bool,
         typer.Option(
             "--run",
-            help="With --fast: run the step on a card of this host under each plan, and all fast. --card names the card.",
+            help="With --fast: run the step on a card of this host under each plan, and all fast. --card names "
+            "the card.",
         ),
     ] = False,
     what_if_recompute: Annotated[

@@ -67,7 +67,8 @@ def _facts(found: StepMemory) -> Table:
         ("base", f"{_size(life.base_bytes)} before the step and behind it"),
         (
             "peak",
-            f"{_size(found.peak_bytes)} at call {life.peak}: {capture.tuples[at.tuple_id].operator} in the {found.where(at)}",
+            f"{_size(found.peak_bytes)} at call {life.peak}: {capture.tuples[at.tuple_id].operator} in the "
+            f"{found.where(at)}",
         ),
         ("no operator's", found.unseen_why),
         ("curve", sparkline(list(life.begins_us[:-1]), list(map(float, life.held_bytes)), (0.0, life.step_us))),
@@ -153,9 +154,12 @@ def _offload(found: StepMemory) -> list[str]:
         return []
     moved = found.offload
     away = (
-        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are long enough to "
-        f"move a tensor out and back. The link has time for {len(moved.hidden)} of them, those with the most byte-seconds "
-        f"first: {_size(moved.moved_bytes)} are moved in a step, and the link is busy for {percent(moved.link_share)} of it."
+        f"At {_size(moved.bytes_per_s)}/s each way {moved.long_enough} of {moved.periods} inactive periods are "
+        "long enough to "
+        f"move a tensor out and back. The link has time for {len(moved.hidden)} of them, those with the most "
+        "byte-seconds "
+        f"first: {_size(moved.moved_bytes)} are moved in a step, and the link is busy for "
+        f"{percent(moved.link_share)} of it."
     )
     left = f"The peak would be {_size(moved.peak_bytes)} instead of {_size(found.peak_bytes)}."
     return [away, left, "This assumes that transfers do not slow calls down and have the full bandwidth."]

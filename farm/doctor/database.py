@@ -111,7 +111,8 @@ def card_checks(session: Any, current: Settings) -> Iterator[Check]:
             yield Check(
                 name,
                 "problem",
-                f"{view.card.id} is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} items wait",
+                f"{view.card.id} is idle and has taken nothing for {view.silent_s:.0f} s, though {view.waiting} "
+                "items wait",
                 f"Look at the worker on {view.card.host} (`journalctl -u farm-worker`) and at the broker; "
                 + (f"{again} by itself." if current.deaf_after_s else "restart it."),
             )

@@ -1,7 +1,7 @@
 """The types of values that an import accepts in a column, as Pydantic types.
 
-A file of another farm can hold anything: every text and every document has a largest size, numbers are finite, and operator
-tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
+A file of another farm can hold anything: every text and every document has a largest size, numbers are finite, and
+operator tuples are validated by `farm.types.tuple`. A validator raises ValueError or FarmError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _printable(text: str) -> str:
 
 
 def text(most: int = 300, least: int = 0) -> Any:
-    """A text without control characters, of `least` to `most` characters. If it may be empty, null is accepted as ""."""
+    """A text without control characters, of `least` to `most` characters. If `least` is 0, null becomes ""."""
     accepted = Annotated[str, Field(min_length=least, max_length=most), AfterValidator(_printable)]
     return accepted if least else Annotated[accepted, BeforeValidator(lambda value: "" if value is None else value)]
 

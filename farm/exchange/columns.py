@@ -508,9 +508,12 @@ def as_markdown() -> str:
     lines = [
         "# Data dictionary",
         "",
-        f"The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a fraction. A",
-        "value that could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines; in CSV they are",
-        "joined by `x` (numbers) or `;` (texts). JSON is a text in Parquet and CSV. In Parquet, each field's metadata holds",
+        f"The tables of `farm export`, format {FORMAT}. Half-widths are of the 95 % interval; a unit of 1 is a "
+        "fraction. A",
+        "value that could not be measured is empty, never zero. Lists are lists in Parquet and JSON Lines; in CSV "
+        "they are",
+        "joined by `x` (numbers) or `;` (texts). JSON is a text in Parquet and CSV. In Parquet, each field's "
+        "metadata holds",
         "its unit and meaning.",
     ]
     for table, columns in {**TABLES, "dataset": DATASET}.items():

@@ -1,7 +1,7 @@
 """Selects readings by filters such as ``Conv2d in_channels=64 flops>=1e9 torch=2.11 card=H200``.
 
-Names are the columns of an export (`farm.exchange.columns`). Filters of operators, cards, software and protocols are evaluated
-here, on their few rows; filters of readings are evaluated by the database.
+Names are the columns of an export (`farm.exchange.columns`). Filters of operators, cards, software and protocols are
+evaluated here, on their few rows; filters of readings are evaluated by the database.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Filters:
 def parse(words: Iterable[str], cards: Sequence[str] = ()) -> Filters:
     """
     Args:
-        words: ``Conv2d`` or ``column=value``; also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists ``a,b``.
+        words: ``Conv2d`` or ``column=value``; also ``!=``, ``<``, ``<=``, ``>``, ``>=``, ranges ``a..b`` and lists
+        ``a,b``.
         cards: values of ``--card``; one of them must match.
 
     Raises:
@@ -264,7 +265,8 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
 
 
 def _matches(entry: Filter, values: Mapping[str, Any]) -> bool:
-    """True if a filter matches the columns of a row that readings refer to; card=... also matches a part of a card's id."""
+    """True if a filter matches the columns of a row that readings refer to; card=... also matches a part of a card's
+    id."""
     if entry.column.name == "card_model" and entry.sign == "=" and entry.holds(values.get("card_id")):
         return True
     return entry.holds(values.get(entry.column.name))

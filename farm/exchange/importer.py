@@ -1,7 +1,7 @@
 """Imports the export of another farm: every row is checked before anything is written; duplicates are skipped.
 
-`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. A file is
-read once; its checked rows stay in memory until they are written.
+`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. A file
+is read once; its checked rows stay in memory until they are written.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
         origin: the name of the exporting farm; by default the name of the file or folder.
 
     Raises:
-        ImportRefused: a file is not an export, has a newer format, is damaged, or holds a value that no farm writes. Nothing
-            was written.
+        ImportRefused: a file is not an export, has a newer format, is damaged, or holds a value that no farm writes.
+            Nothing was written.
         UsageError: the origin is not a name.
     """
     origin = origin or (path.resolve().name if path.is_dir() else path.stem)  # "." has no name
@@ -384,7 +384,8 @@ def _write_readings(session: Session, records: Sequence[ReadingRecord]) -> int:
 
 
 def _write_captures(session: Session, records: Sequence[CaptureRecord]) -> int:
-    """Captures that the database does not have, neither imported nor of its own. A card without a reading is not named."""
+    """Captures that the database does not have, neither imported nor of its own. A card without a reading is not
+    named."""
     new = 0
     unknown = _missing(session, _CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
     for record in records:
@@ -454,8 +455,8 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
 def _write_job(session: Session, row: Row) -> None:
     """Write the job of an imported verdict: ended, to be reported and published like one of this farm.
 
-    Its `request_id` stays empty, so no request counts as done. If a part is missing, as in the export of a selection, no job
-    is written.
+    Its `request_id` stays empty, so no request counts as done. If a part is missing, as in the export of a selection,
+    no job is written.
     """
     try:
         request = Request.from_json(json.loads(row["request"]))

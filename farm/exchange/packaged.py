@@ -1,6 +1,7 @@
 """The packaged readings: exports in ``farm/data`` (one folder for each card model), queried like a database.
 
-The first query imports them into a SQLite file in the state folder, so the same queries work on them and on a farm's database.
+The first query imports them into a SQLite file in the state folder, so the same queries work on them and on a farm's
+database.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The rows of an export, as columns: reads the database and gives every column of `farm.exchange.columns` its values.
 
-Rows come from the database as plain tuples, a batch at a time: an object for each of a million readings would take minutes,
-and all of them at once would not fit in memory. What rows refer to becomes an Arrow batch, from which `take` copies.
+Rows come from the database as plain tuples, a batch at a time: an object for each of a million readings would take
+minutes, and all of them at once would not fit in memory. What rows refer to becomes an Arrow batch, from which `take`
+copies.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def _variant_columns(session: Session, ids: Iterable[str]) -> dict[str, dict[str
 
 
 def _captures_of(session: Session, selection: Selection) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Captures that call an operator of the selected readings, or whose variant has one; with the columns that calls share."""
+    """Captures that call an operator of the selected readings, or whose variant has one; with the columns that calls
+    share."""
     wanted: set[int] | None = None
     if selection.conditions or selection.subject_ids is not None:
         subjects = {

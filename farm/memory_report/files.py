@@ -1,8 +1,8 @@
 """A training step's memory as files: tables, a trace for a timeline, charts, and the text files of G10's tool.
 
-The text files have the format of G10 (https://github.com/platformxlab/G10), so programs that read its files read these. Calls
-are its kernels. An inactive period lasts from the first call that does not use a tensor to the next one that does. A death is
-the call after the last use, not the release.
+The text files have the format of G10 (https://github.com/platformxlab/G10), so programs that read its files read
+these. Calls are its kernels. An inactive period lasts from the first call that does not use a tensor to the next one
+that does. A death is the call after the last use, not the release.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def check_drawing() -> None:
 
 
 def write_all(found: StepMemory, folder: Path) -> list[Path]:
-    """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and ``memory.svg``, and a
-    page, ``memory.html``.
+    """``kernels.parquet`` and ``tensors.parquet``, ``trace.json`` for Perfetto or Chrome, ``memory.png`` and
+    ``memory.svg``, and a page, ``memory.html``.
 
     Raises:
         UsageError: they cannot be written, or a drawing library is not installed.
@@ -194,7 +194,8 @@ def _parquet(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def events(found: StepMemory) -> Iterator[dict[str, Any]]:
-    """Trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the bytes held by role."""
+    """Trace events: slices for stages, for consecutive calls of one owner, and for calls; counters for the bytes held
+    by role."""
     life, calls = found.life, found.capture.calls
     for thread, name in ((1, "stages"), (2, "calls by owner")):
         yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}

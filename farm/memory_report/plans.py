@@ -145,10 +145,13 @@ def _of_plan(life: Life, offload_plans: OffloadPlans, plan: OffloadPlan) -> list
     share = plan.time_us / offload_plans.all_fast_us
     ended = "" if plan.in_time else " at its time limit"
     return [
-        f"With {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take {plan.time_us / 1e3:.4g} ms: "
-        f"{share:.3g} times the {offload_plans.all_fast_us / 1e3:.4g} ms with all tensors in fast memory. With all in slow memory it "
+        f"With {count_of(plan.fast_bytes, 'B')} of fast memory the step is predicted to take "
+        f"{plan.time_us / 1e3:.4g} ms: "
+        f"{share:.3g} times the {offload_plans.all_fast_us / 1e3:.4g} ms with all tensors in fast memory. With all "
+        "in slow memory it "
         f"takes {offload_plans.all_slow_us / 1e3:.4g} ms.",
-        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} are in slow memory for their "
+        f"{len(plan.slow)} {plural('tensor', len(plan.slow))} of {count_of(slow_bytes, 'B')} are in slow memory "
+        "for their "
         f"whole lifetime; the peak of fast memory is {count_of(plan.peak_bytes, 'B')}. The solver ended with a gap of "
         f"{percent(plan.gap)}{ended}.",
     ]
@@ -166,7 +169,8 @@ def _of_all(offload_plans: OffloadPlans) -> list[str]:
         )
         found.append(
             f"{moves}: a fast tensor is in slow memory between two uses, copied at "
-            f"{count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way. The prediction assumes that copies do not slow calls down."
+            f"{count_of(offload_plans.moves_bytes_per_s, 'B')}/s each way. The prediction assumes that copies do "
+            "not slow calls down."
         )
     if offload_plans.unsolved:
         left_out = ", ".join(count_of(amount, "B") for amount in offload_plans.unsolved)
@@ -187,7 +191,8 @@ def _of_wire(wire: Wire | None) -> list[str]:
             f"{_rates(one)}, the step {((one.step_us or 0.0) / wire.step_us - 1) * 100:+z.1f} %" for one in wire.beside
         )
         found.append(
-            f"Copies beside the step, all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies): {beside}."
+            f"Copies beside the step, all tensors in fast memory ({wire.step_us / 1e3:.4g} ms without copies): "
+            f"{beside}."
         )
     else:
         found.append("This card copies between its calls, not beside them.")
@@ -212,24 +217,28 @@ def _of_runs(life: Life, offload_plans: OffloadPlans) -> list[str]:
             continue
         if number := len(row.run.stayed_fast):
             found.append(
-                f"Run {with_fast}: {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, could not be "
+                f"Run {with_fast}: {number} {plural('tensor', number)}, {count_of(row.stayed_fast_bytes, 'B')}, "
+                "could not be "
                 "placed and stayed fast."
             )
         if row.run.launch_us > WAITS_SHARE * row.run.time_us:
             found.append(
-                f"Run {with_fast}: Python takes {row.run.launch_us / 1e3:.3g} ms to launch the {row.run.graphs} graphs of a "
+                f"Run {with_fast}: Python takes {row.run.launch_us / 1e3:.3g} ms to launch the {row.run.graphs} "
+                "graphs of a "
                 "step and the copies between them. The card may have waited for it."
             )
         if left := len(row.plan.moved) - row.run.moves:
             found.append(
-                f"Run {with_fast}: {left} of {len(row.plan.moved)} moves were left out, because the step holds these tensors "
+                f"Run {with_fast}: {left} of {len(row.plan.moved)} moves were left out, because the step holds "
+                "these tensors "
                 "elsewhere."
             )
     if offload_plans.run is not None:
         found.append(f"Run: slow tensors are in {offload_plans.run.slow_memory} for their whole lifetime.")
         if offload_plans.moves_bytes_per_s is not None:
             found.append(
-                "Run: a moved tensor keeps its room in fast memory meanwhile. The run measures the time of copies and of "
+                "Run: a moved tensor keeps its room in fast memory meanwhile. The run measures the time of copies "
+                "and of "
                 "waiting for them, not the memory that they free."
             )
     return found

@@ -1,4 +1,4 @@
-"""The time that each tensor of a training step adds in slow memory: from readings of its tuples, or its bytes over the wire."""
+"""The time that each tensor of a training step adds in slow memory: from readings, or its bytes over the wire."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ def slow_costs(
     added = read.added_us if read else {}
     rates = _rates(life, read)
     if bytes_per_s is None and (bytes_per_s := rates.pop("", copied_bytes_per_s)) is None:
+        request = Request(variant=variant, placements="each")
         raise UsageError(
             f"No reading of {variant} has tensors in slow memory on {card or 'that card'}.",
-            f"Measure them with `{command_of(Request(variant=variant, placements='each')).removesuffix(' --reuse none')}`, "
+            f"Measure them with `{command_of(request).removesuffix(' --reuse none')}`, "
             "or give the bandwidth: --slow-bandwidth 55GB/s.",
         )
     slow_us: dict[int, float] = defaultdict(float)
@@ -121,8 +122,8 @@ def _touched_bytes(spec: OperatorTuple, storage: int) -> int:
 def _rates(life: Life, read: MeasuredSlow | None) -> dict[str, float]:
     """Bandwidth in bytes/s by operator and tensor (the median); "" is the median of these.
 
-    It differs from the bandwidth of a copy: a call that computes meanwhile hides some of the transfer, and one that reads a
-    tensor twice transfers it twice. Outputs are those of the step alone, because a tuple does not contain their sizes.
+    It differs from the bandwidth of a copy: a call that computes meanwhile hides some of the transfer, and one that
+    reads a tensor twice transfers it twice. Outputs are those of the step alone: a tuple does not contain their sizes.
     """
     if read is None:
         return {}
@@ -149,7 +150,7 @@ def _alike(spec: OperatorTuple, word: str) -> str:
 
 
 def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
-    """Sum of the costs of single tensors over the cost of all at once: the median over tuples with both kinds of readings."""
+    """Sum of the costs of single tensors over the cost of all at once: the median over tuples with both."""
     words: dict[str, list[Placement]] = defaultdict(list)
     for tuple_id, word in read.added_us:
         if tuple_id in tuple_ids:
@@ -168,8 +169,8 @@ def _together(read: MeasuredSlow, tuple_ids: Collection[str]) -> float | None:
 def read_slow(
     session: Session, tuple_ids: Collection[str], card_models: Sequence[str], *, launch: Launch
 ) -> MeasuredSlow | None:
-    """A database's readings with tensors in slow memory, of the card model and software with the most of the step's tuples, or
-    else with the most tuples."""
+    """A database's readings with tensors in slow memory, of the card model and software with the most of the step's
+    tuples, or else with the most tuples."""
     like = Protocol(launch=launch).to_json()
     words: dict[str, tuple[str, str]] = {}  # protocol id -> data, placement
     for row in session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)):

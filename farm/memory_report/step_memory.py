@@ -161,8 +161,8 @@ class StepMemory:
 
     @property
     def unseen_bytes(self) -> int | None:
-        """Allocated at the peak, but not by a tensor of an operator: workspaces of libraries, and the difference between a
-        card's own operators and the captured ones. None without a reading: a capture alone cannot know."""
+        """Allocated at the peak, but not by a tensor of an operator: workspaces of libraries, and the difference
+        between a card's own operators and the captured ones. None without a reading: a capture alone cannot know."""
         return None if self.read_peak is None else self.read_peak.allocated_bytes - self.allocated_peak_bytes
 
     @property
@@ -328,7 +328,7 @@ def memory(variant: Variant, card: str, capture: CapturedPass | None = None) -> 
 
 
 def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
-    """A step with times from the readings of a job, whatever model that job measured; other times are estimated for its card.
+    """A step with times from the readings of a job, whatever model it measured; other times are estimated.
 
     Raises:
         NoSuchJob: no job matches `word`.
@@ -364,8 +364,8 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
 
 
 def with_readings(session: Session, found: StepMemory) -> StepMemory:
-    """The step with a database's readings of its tuples on that card model, or on any CPU. If several models or kinds of software
-    match, those with the largest share of the step are taken."""
+    """The step with a database's readings of its tuples on that card model, or on any CPU. If several models or kinds
+    of software match, those with the largest share of the step are taken."""
     capture, variant, kind = found.capture, found.variant, found.times.kind
     protocol = Protocol(launch="eager" if kind == "cpu" else "graph")
     specs = capture.tuples

@@ -8,8 +8,10 @@ import statistics
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pydantic import TypeAdapter
 from sqlmodel import select
 
+from farm.benchmark_process import requests
 from farm.models import catalog
 from farm.settings import settings
 from farm.slow_memory import offload_plan
@@ -252,16 +254,18 @@ def test_a_plan_without_enough_memory_or_a_wire_is_refused(farm):
 
 
 class Here:
-    """A benchmark process that is this one."""
+    """A benchmark process that is this one; answers travel as JSON."""
 
-    def step(self, subject, protocol, timeout_s):
-        return json.loads(json.dumps(benchmarked.extract_step(subject, protocol, CPU).to_json()))
-
-    def wire(self, subject, protocol, timeout_s):
-        return json.loads(json.dumps(benchmarked.measure_wire(subject, protocol, CPU).to_json()))
-
-    def planned_step(self, subject, protocol, calls, plans, moves, timeout_s):
-        return json.loads(json.dumps(benchmarked.compare(subject, protocol, CPU, calls, plans, moves).to_json()))
+    def call(self, request, timeout_s):
+        about = request.subject, request.protocol, CPU
+        if isinstance(request, requests.StepCaptureRequest):
+            return json.loads(json.dumps(benchmarked.extract_step(*about).to_json()))
+        if isinstance(request, requests.WireRequest):
+            answer = benchmarked.measure_wire(*about)
+        else:
+            answer = benchmarked.compare(*about, request.calls, request.plans, request.moves)
+        adapter = TypeAdapter(request.answer)
+        return adapter.validate_json(adapter.dump_json(answer))
 
 
 @pytest.fixture
@@ -278,6 +282,7 @@ def test_a_step_is_run_under_each_plan_against_its_prediction(farm, tmp_path):
     small = ("memory", "squeezenet1_1", "-b", "2", "--input-size", "32")
     asked = (*small, "--fast", "90%,60%", "--slow-bandwidth", "1GB/s", "--run", "--card", "cpu")
     said = farm(*asked, "--out", tmp_path, "--json")
+    assert said.code == 0, said.stderr
     found = json.loads(said.stdout)
     assert "run on" in said.stderr
     plans = found["placement"]

@@ -49,7 +49,7 @@ def test_what_there_is_not_names_the_nearest(database):
     with pytest.raises(UsageError, match="no order 'enegry'") as wrong:
         found(database, "Conv2d", sort="enegry")
     assert "energy" in wrong.value.next_step
-    with pytest.raises(UsageError, match="'batch=2' is said of whole models, of which Conv2d is none"):
+    with pytest.raises(UsageError, match="'batch=2' filters whole models, but Conv2d is an operator"):
         found(database, "Conv2d", "batch=2")
     with pytest.raises(UsageError, match="dtype wants one such as float32, not 'single'"):
         found(database, "Conv2d", "dtype=single")
