@@ -20,7 +20,7 @@ import numpy.typing as npt
 from farm.prediction.families import operator_family, operator_type
 from farm.prediction.kernel_rules import argument, drops, elements_of, is_causal, kernel_plan, mask_of
 from farm.prediction.products import products_of
-from farm.prediction.tile_roofline import CardModel, tile_roofline
+from farm.prediction.tile_roofline import WAVE_TILES, CardModel, tile_roofline
 from farm.types.sizes import Sizes, sizes_of
 from farm.types.tuple import DTYPES, contiguous_stride, plain
 from farm.types.value_profiles import fillings
@@ -147,19 +147,12 @@ def _work(
         "flops": flops,
         "bytes_moved": bytes_moved,
         "flops_per_byte": flops / bytes_moved if bytes_moved else 0.0,
-        "m": products.m if products else None,
-        "n": products.n if products else None,
-        "k": products.k if products else None,
+        **{name: getattr(products, name, None) for name in ("m", "n", "k")},
         "products": products.count if products else None,
-        "tiles": tiled.tiles,
-        "waves": tiled.waves,
-        "wave_share_64x64": tiled.wave_shares[0],
-        "wave_share_128x64": tiled.wave_shares[1],
-        "wave_share_256x128": tiled.wave_shares[2],
+        **{name: getattr(tiled, name) for name in ("tiles", "waves", "compute_us", "traffic_us")},
+        **{f"wave_share_{m}x{n}": share for (m, n), share in zip(WAVE_TILES, tiled.wave_shares, strict=True)},
         "roofline_us": card.roofline(dtype, tf32).estimate_us(flops, bytes_moved),
         "tile_roofline_us": tiled.time_us,
-        "compute_us": tiled.compute_us,
-        "traffic_us": tiled.traffic_us,
         "materialised": plan.materialised,
     }
 

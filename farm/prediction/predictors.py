@@ -8,9 +8,9 @@ their family answer for them. Where the family has no reading either, roofline x
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,6 @@ class PredictorSpec:
     """
 
     name: str
-    about: str
     time: Regressor
     power: Regressor
     over: str = "tile_roofline_us"  # the roofline of `time`; "": raw microseconds
@@ -335,64 +334,30 @@ def _fields(kind: type[Any], arrays: Arrays, prefix: str) -> Any:
     return kind(**{name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")})
 
 
-def _spec(name: str, about: str, time: Any, power: Any = None, **options: Any) -> PredictorSpec:
-    return PredictorSpec(name, about, time, power or time, **options)
-
-
-_IN_MODEL = functools.partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
-_EXTRA = functools.partial(fit_trees, n_estimators=100, n_jobs=-1)
-_RANDOM = functools.partial(
-    fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1
+_IN_MODEL = partial(fit_trees, n_estimators=40, min_samples_leaf=4, n_jobs=-1)
+_EXTRA = partial(fit_trees, n_estimators=100, n_jobs=-1)
+_RANDOM = partial(fit_trees, estimator="RandomForestRegressor", kind=PortableTrees, n_estimators=100, n_jobs=-1)
+_BOOSTING = {"n_estimators": 300, "learning_rate": 0.05, "subsample": 0.7, "max_depth": 5, "min_samples_leaf": 2}
+_BOOSTED = partial(fit_trees, estimator="GradientBoostingRegressor", max_features=0.5, **_BOOSTING)
+_TIME, _POWER = (
+    partial(fit_mean, regressors=(fit_process, partial(fit_trees, n_estimators=60, min_samples_leaf=n, n_jobs=-1)))
+    for n in (1, 2)
 )
-_BOOSTED = functools.partial(
-    fit_trees,
-    estimator="GradientBoostingRegressor",
-    n_estimators=300,
-    learning_rate=0.05,
-    subsample=0.7,
-    max_depth=5,
-    min_samples_leaf=2,
-    max_features=0.5,
-)
-
-
-def _process_and_trees(min_samples_leaf: int) -> Regressor:
-    trees = functools.partial(fit_trees, n_estimators=60, min_samples_leaf=min_samples_leaf, n_jobs=-1)
-    return functools.partial(fit_mean, regressors=(fit_process, trees))
-
+_ONE_MEDIAN, _LOGARITHMS = partial(fit_medians, grouped=False), partial(fit_polynomials, logarithms=True)
 
 PREDICTORS: dict[str, PredictorSpec] = {
     one.name: one
     for one in (
-        _spec(
-            "roofline",
-            "the card's peaks: a lower bound",
-            fit_zero,
-            functools.partial(fit_medians, grouped=False),
-            over="roofline_us",
-            in_model=fit_zero,
-        ),
-        _spec("family", "roofline x the median of the type or family", fit_medians, over="roofline_us"),
-        _spec(
-            "neural-power",
-            "polynomials of layer parameters, lasso, by type (Cai et al.)",
-            fit_polynomials,
-            functools.partial(fit_polynomials, logarithms=True),
-            over="",
-            raw_power=True,
-        ),
-        _spec("braun", "random forest on portable features (Braun et al.)", _RANDOM, over="", raw_power=True),
-        _spec("neighbours", "the nearest readings of the family", fit_nearest, in_model=_IN_MODEL),
-        _spec("boosting", "boosted trees on time / tile roofline", _BOOSTED, in_model=_IN_MODEL),
-        _spec("trees", "extra trees on time / tile roofline", _EXTRA, in_model=_IN_MODEL),
-        _spec("process", "Gaussian process, Matérn 3/2", fit_process, in_model=_IN_MODEL),
-        _spec(
-            "best",
-            "process and trees, geometric mean",
-            _process_and_trees(1),
-            _process_and_trees(2),
-            in_model=_IN_MODEL,
-        ),
+        # The card's peaks: a lower bound.
+        PredictorSpec("roofline", fit_zero, _ONE_MEDIAN, over="roofline_us", in_model=fit_zero),
+        PredictorSpec("family", fit_medians, fit_medians, over="roofline_us"),
+        PredictorSpec("neural-power", fit_polynomials, _LOGARITHMS, over="", raw_power=True),
+        PredictorSpec("braun", _RANDOM, _RANDOM, over="", raw_power=True),
+        PredictorSpec("neighbours", fit_nearest, fit_nearest, in_model=_IN_MODEL),
+        PredictorSpec("boosting", _BOOSTED, _BOOSTED, in_model=_IN_MODEL),
+        PredictorSpec("trees", _EXTRA, _EXTRA, in_model=_IN_MODEL),
+        PredictorSpec("process", fit_process, fit_process, in_model=_IN_MODEL),
+        PredictorSpec("best", _TIME, _POWER, in_model=_IN_MODEL),
     )
 }
 

@@ -13,35 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farm.operators.roofline import Roofline, roofline_of
+from farm.operators.roofline import Roofline, data_sheet, roofline_of
 from farm.prediction.kernel_rules import KernelPlan
 from farm.prediction.products import Products
 
 # -- the card
-
-
-@dataclass(frozen=True)
-class CardBuild:
-    """What a data sheet says. `l2_bytes`: the last cache before the memory."""
-
-    multiprocessors: int
-    l2_bytes: int
-    power_limit_w: float
-
-
-# The first name found in the card's model counts, so longer names are first.
-_BUILDS: tuple[tuple[str, CardBuild], ...] = (
-    ("H200", CardBuild(132, 50 << 20, 700.0)),
-    ("H100 PCIe", CardBuild(114, 50 << 20, 350.0)),
-    ("H100", CardBuild(132, 50 << 20, 700.0)),
-    ("B200", CardBuild(148, 126 << 20, 1000.0)),
-    ("A100", CardBuild(108, 40 << 20, 400.0)),
-    ("L40", CardBuild(142, 96 << 20, 300.0)),
-    ("L4", CardBuild(58, 48 << 20, 72.0)),
-    ("V100", CardBuild(80, 6 << 20, 300.0)),
-    ("T4", CardBuild(40, 4 << 20, 70.0)),
-)
-_GENERIC, _CPU = CardBuild(80, 32 << 20, 300.0), CardBuild(1, 32 << 20, 200.0)
 
 
 @dataclass(frozen=True)
@@ -69,7 +45,7 @@ class CardModel:
 def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] = ()) -> CardModel:
     """Build a card model from the median of the fingerprints of its cards; the data sheet supplies what they lack."""
     prints = [one for one in fingerprints if one]
-    build = _CPU if kind == "cpu" else next((build for name, build in _BUILDS if name in model), _GENERIC)
+    sheet = data_sheet(kind, model)
 
     def middle(name: str, otherwise: float) -> float:
         known = [one[name] for one in prints if isinstance(one.get(name), int | float) and one[name] > 0]
@@ -82,15 +58,15 @@ def card_model(kind: str, model: str, fingerprints: Iterable[Mapping[str, Any]] 
     rates = {dtype: statistics.median(one.flops_per_s for one in found) for dtype, found in rooflines.items()}
     # Twice the rate of half precision on every card that multiplies in eight bits.
     rates |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 2 * rates["bfloat16"])
-    limit_w = middle("power_limit_w", build.power_limit_w)
+    limit_w = middle("power_limit_w", sheet.power_limit_w)
     return CardModel(
         kind,
         model,
         rates,
         statistics.median(one.bytes_per_s for one in rooflines["float32"]),
         statistics.median(one.launch_floor_us for one in rooflines["float32"]),
-        build.multiprocessors,
-        build.l2_bytes,
+        sheet.multiprocessors,
+        sheet.l2_bytes,
         limit_w,
         middle("base_power_w", 0.2 * limit_w),
     )
