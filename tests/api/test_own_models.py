@@ -144,7 +144,7 @@ def test_the_whole_is_measured_first_and_what_the_card_does_not_run_is_not_measu
             return answer
         first = captured.extraction.capture.calls[0]  # all that the card runs
         observed = {
-            "calls": [{**dataclasses.asdict(first), "index": 0}],
+            "calls": [{"index": 0, "module_path": "", "tuple_id": first.tuple_id, "reads": [], "writes": []}],
             "tuples": {first.tuple_id: captured.extraction.capture.tuples[first.tuple_id].to_json()},
             "costs": {first.tuple_id: dataclasses.asdict(captured.extraction.costs[first.tuple_id])},
         }
