@@ -46,7 +46,7 @@ BUSY = (
         "models/test_user_text.py",
         "api/test_own_text.py",
         "requests/test_fits.py",
-        "report/test_estimate.py",
+        "estimate/test_estimate.py",
         "cli/test_documented_commands.py",
         "exchange/test_export.py",
     ),
