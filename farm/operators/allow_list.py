@@ -61,8 +61,9 @@ _NOT_OPERATORS = {"torch.from_file"} | {
     for name in words(
         """
         apply_ map_ map2_ backward register_hook register_post_accumulate_grad_hook module_load numpy tolist
-        share_memory_ storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu pin_memory record_stream
-        __reduce_ex__ __setstate__ __deepcopy__ __array__ __dlpack__ __repr__ __format__
+        share_memory_ storage untyped_storage data_ptr set_ resize_ resize_as_ resize resize_as cuda xpu ipu
+        pin_memory record_stream __reduce_ex__ __setstate__ __deepcopy__ __array__ __dlpack__ __repr__
+        __format__
         """
     )
 }
