@@ -40,10 +40,10 @@ def test_models_lists_by_part_of_a_name_and_by_pattern(farm):
     said = farm("models", "RESN")
     assert "resnext50_32x4d" in said.stdout
     assert "25.6 M" in said.stdout
-    assert "Add your own in the setting `models`" in said.stderr
+    assert "Add your own models in the setting `models`" in said.stderr
 
 
-def test_operators_takes_a_model_apart_without_a_farm(farm):
+def test_operators_extracts_a_model_without_a_farm(farm):
     said = farm("operators", "resnet18", "-b", "4", "--json")
     assert said.code == 0, said.stderr
     listed = json.loads(said.stdout)
