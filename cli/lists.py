@@ -1,4 +1,4 @@
-"""Lists as tables: jobs and their progress, cards, operator tuples, models, readings, comparisons. Formatting, no logic.
+"""Lists as tables: jobs and their progress, cards, tuples, models, readings, comparisons. Formatting, no logic.
 
 The lists take the rows that the verbs print with ``--json``, so that both show the same. A missing key is a dash.
 """
@@ -38,7 +38,7 @@ _STYLES = {"faster": "green", "slower": "red"}
 
 
 def jobs(rows: Sequence[Row], now_s: float) -> RenderableType:
-    """Keys: id, title, state, round, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin.
+    """Keys: id, title, state, items, closed, outcome, accuracy_time, accuracy_energy, coverage, created_at_s, origin.
 
     Args:
         now_s: the time on the clock of the database, which ages are relative to. Unit: s.

@@ -58,7 +58,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="X%",
-            help="Exit with code 5 if B is slower than A by more than this percentage and the intervals do not overlap.",
+            help="Exit with code 5 if B is slower than A by more than this and the intervals do not overlap.",
         ),
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="The maximum number of tuples to show.")] = 20,

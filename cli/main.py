@@ -1,7 +1,7 @@
 """The program ``farm``: its verbs, and the one place that turns an error into a message and an exit code.
 
-Heavy modules (pydantic, SQLAlchemy, Celery, torch) are imported inside the verbs: ``farm --help`` takes about the time that
-Typer needs to load.
+Heavy modules (pydantic, SQLAlchemy, Celery, torch) are imported inside the verbs: ``farm --help`` takes about the
+time that Typer needs to load.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ app.add_typer(db.app, name="db")
 def _leave_interrupted() -> NoReturn:
     """End with the exit code of an interruption.
 
-    Python itself would end by SIGINT if the interruption passed through an `exec`, as of a module that defines dataclasses,
-    even if it was caught afterwards.
+    Python itself would end by SIGINT if the interruption passed through an `exec`, as of a module that defines
+    dataclasses, even if it was caught afterwards.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

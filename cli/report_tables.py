@@ -314,7 +314,7 @@ def _verdict(report: Report) -> RenderableType:
 
 
 def layer_table(layers: Layers) -> RenderableType:
-    """A job's calls, tuples, types or modules: sizes, parameters, arithmetic, time and energy. Unmeasured rows are dim."""
+    """A job's calls, tuples, types or modules with sizes, parameters and cost. Unmeasured rows are dim."""
     by = layers.by
     columns: list[tuple[str, tables.Cell]] = [("module", lambda row: _path(row.module_path))] if by == "call" else []
     head = {"module": "module", "type": "operator"}.get(by, "operator, parameters")

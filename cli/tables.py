@@ -1,7 +1,7 @@
 """The look of every table of this program: its lines and cells, and the words and colours of states and outcomes.
 
-A narrow terminal drops the least important columns; numbers, ids and names stay complete, and text wraps between words. A
-pipe has no width: programs get every column, unless `COLUMNS` sets a width.
+A narrow terminal drops the least important columns; numbers, ids and names stay complete, and text wraps between
+words. A pipe has no width: programs get every column, unless `COLUMNS` sets a width.
 """
 
 from __future__ import annotations

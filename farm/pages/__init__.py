@@ -1,4 +1,4 @@
-"""Reports and studies as pages, drawn by plotly in a browser, and as image files, drawn by matplotlib: one set of colours."""
+"""Reports and studies as pages (plotly) and as image files (matplotlib), with one set of colours."""
 
 #: Distinguishable with colour blindness, on white and on black (Okabe and Ito, extended).
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#7f6fc9")

@@ -1,7 +1,7 @@
 """Reports as one self-contained HTML page: without network or server, on a phone, on paper, with a light or dark theme.
 
-plotly draws the charts in the browser. Its JavaScript, an extra (`operator-farm[plot]`), is part of the page. Jinja escapes all
-text, and the page's policy forbids requests of the browser.
+plotly draws the charts in the browser. Its JavaScript, an extra (`operator-farm[plot]`), is part of the page. Jinja
+escapes all text, and the page's policy forbids requests of the browser.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def window_power_w(trace: Trace) -> float | None:
 
 
 def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, float] | None = None) -> None:
-    """Draw power, clocks and temperatures of one reading, with its window, and bands for throttling and other processes.
+    """Draw power, clocks and temperatures of one reading, with its window, throttling and other processes.
 
     Args:
         levels_w: power levels for dotted lines, by name: idle, base.

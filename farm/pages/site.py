@@ -1,7 +1,7 @@
 """The database as a folder of pages, opened from a disk or copied to any web host; they need no server and no network.
 
-The pages are: sum against whole for all models, one page per model, a table of all operators that the browser searches and
-sorts, and a comparison of cards. The JavaScript of plotly is in one file.
+The pages are: sum against whole for all models, one page per model, a table of all operators that the browser
+searches and sorts, and a comparison of cards. The JavaScript of plotly is in one file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and extrapolated to all layers of a model."""
+"""Breakdowns of a job's cost: by owner in a training step, by slow memory, and for all layers of a model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training 
 class OwnerRow:
     """All calls of one part of a training step (forward, backward, ...) that belong to one kind of module or function.
 
-    ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if one of the tuples is not
-    measured. The share is of the time of the sum.
+    ``owner`` is "" for accumulation and the optimizer. ``time_us`` and ``energy_mj`` are None if one of the tuples is
+    not measured. The share is of the time of the sum.
     """
 
     owner: str
@@ -155,7 +155,8 @@ class PlacementRow:
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     """The placements of a job's tuples: tuples in the order of their weight, placements as planned."""
-    protocol, operator = tables.Protocol.__table__.columns, tables.Operator.__table__.columns  # type: ignore[attr-defined]
+    protocol = tables.Protocol.__table__.columns  # type: ignore[attr-defined]
+    operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
     ids = dict.fromkeys(item.protocol_id for item in evidence.items)
     specs = {row.id: row.spec or {} for row in fetch_values(session, (protocol.id, protocol.spec), ids).values()}
@@ -211,8 +212,8 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
     """The names of a placement's tensors: parameters by name, other inputs and outputs by their order.
 
     Args:
-        most: the largest number of slow tensors among the placements of the tuple. A placement with that many, and with all
-            inputs, is "all".
+        most: the largest number of slow tensors among the placements of the tuple. A placement with that many, and
+            with all inputs, is "all".
     """
     placement = Placement.parse(word)
     named: dict[int, str] = {}
@@ -242,7 +243,7 @@ class LackingTuple:
 
 @dataclass(frozen=True)
 class AllLayers:
-    """One pass of the complete model, in µs and mJ with half-widths of the 95 % interval, for the part with readings."""
+    """One pass of the complete model, in µs and mJ with half-widths of the 95 % interval, if it has readings."""
 
     variant: Variant
     layers: int
@@ -278,8 +279,8 @@ class AllLayers:
 def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
 
-    The calls are those of the complete model, captured when the job was planned. The cost of each is what the job's own sum
-    takes from its readings: the gap of the measured layers shows how good this sum is.
+    The calls are those of the complete model, captured when the job was planned. The cost of each is what the job's
+    own sum takes from its readings: the gap of the measured layers shows how good this sum is.
 
     Returns:
         None if the job measures all layers, or if there is no capture of the complete model.

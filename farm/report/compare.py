@@ -354,6 +354,6 @@ def _one_software(session: Session, filters: Filters, ids: set[str]) -> set[str]
 def _only_one(filters: Filters, what: str, values: set[str], example: str) -> None:
     if len(values) > 1:
         raise UsageError(
-            f"'{filters}' matches readings of several {what} ({', '.join(sorted(values)[:6])}), which cannot be compared.",
+            f"'{filters}' matches readings of several {what} ({', '.join(sorted(values)[:6])}), which cannot be mixed.",
             f"Choose one, for instance with {example}.",
         )

@@ -1,7 +1,7 @@
 """A job's cost by layer: each call of the model with its module, sizes and parameters, and sums of calls.
 
-Calls, tuples, types and modules have one row model, so that a table, CSV and JSON have the same columns. The cost of a call
-is what the sum takes from its tuple's reading; shares are of the sum over all calls.
+Calls, tuples, types and modules have one row model, so that a table, CSV and JSON have the same columns. The cost of
+a call is what the sum takes from its tuple's reading; shares are of the sum over all calls.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ class _LayerCall:
 
 
 def layers(session: Session, report: Report, by: By, depth: int | None = None, *, outputs: bool = True) -> Layers:
-    """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree with the model first.
+    """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree.
 
     Args:
         by: `type`, `tuple`, `call` or `module`.
         depth: of modules, the number of levels below the model to keep; deeper modules are included in those above.
-        outputs: whether to find the sizes of outputs. This imports torch and runs each new tuple on tensors without data.
+        outputs: whether to find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
 
     Raises:
         UsageError: modules of a sweep are requested.
@@ -280,8 +280,8 @@ def _with_shares(rows: Iterable[LayerRow], calls: Sequence[_LayerCall]) -> list[
 def _modules(calls: Sequence[_LayerCall], depth: int | None) -> Iterable[LayerRow]:
     """The tree of modules, each module before its children, in the order of the first call.
 
-    The functions that a module calls itself are its children too (`layer1.0` has `layer1.0:add_`), so that the costs of the
-    children add up to that of the module.
+    The functions that a module calls itself are its children too (`layer1.0` has `layer1.0:add_`), so that the costs
+    of the children add up to that of the module.
     """
     groups: dict[tuple[str, ...], list[_LayerCall]] = defaultdict(list)
     for call in calls:

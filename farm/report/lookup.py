@@ -1,4 +1,4 @@
-"""Find readings: those of an operator by filters, and single ones with their time series by the beginning of their id."""
+"""Find readings: those of an operator by filters, and single readings with their time series by id."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LookupResult:
 
 
 def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20) -> LookupResult:
-    """The readings that match, the most expensive first (by age: the newest first). Readings without the value come last.
+    """The readings that match, the most expensive first (by age: the newest). Readings without the value come last.
 
     Whole models are included only if a filter is about a model.
 

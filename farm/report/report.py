@@ -1,7 +1,8 @@
 """The report of a job as plain values, for a terminal, JSON or a page.
 
-The report of a closed round shows the verdict that the database stores, with the tuples in it. For an open round, or a
-verdict stored without its tuples, the same function as at closing computes them; an open round is marked as preliminary.
+The report of a closed round shows the verdict that the database stores, with the tuples in it. For an open round, or
+a verdict stored without its tuples, the same function as at closing computes them; an open round is marked as
+preliminary.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     protocol = Request.from_json(job.request).protocol
     evidence = Evidence(session, job, shown)
     of_rounds = select(tables.Verdict).where(tables.Verdict.job_id == job_id)
-    verdicts = {row.round: row for row in session.exec(of_rounds.options(defer(tables.Verdict.details)))}  # type: ignore[arg-type]
+    without_details = of_rounds.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
+    verdicts = {row.round: row for row in session.exec(without_details)}
     stored = _stored_verdict(verdicts.get(shown), evidence)
     verdict = stored or evidence.verdict()
     if stored is None and job.state == JobState.CANCELLED:

@@ -5,12 +5,13 @@
     accuracy  = 1 - |sum - whole| / whole      for time, and for energy if every reading has it
     coverage  = Σ count × estimate (measured) / Σ count × estimate (all)
 
-A verdict passes if accuracy *and* coverage reach the target: errors that cancel while half of the model is missing do not
-pass. Unmeasured tuples are listed with a reason. Energy that is missing for any tuple is "not available", never zero.
+A verdict passes if accuracy *and* coverage reach the target: errors that cancel while half of the model is missing do
+not pass. Unmeasured tuples are listed with a reason. Energy that is missing for any tuple is "not available", never
+zero.
 
-**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times. Different tuples are independent and
-add in quadrature. Differences between cards and drift are common to all tuples: they add linearly, as large as the
-canaries show. Quadrature alone would give intervals that are far too narrow.
+**Intervals** (95 %): the n calls of one tuple share its error, so it counts n times. Different tuples are independent
+and add in quadrature. Differences between cards and drift are common to all tuples: they add linearly, as large as
+the canaries show. Quadrature alone would give intervals that are far too narrow.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def aggregate(
 
     Args:
         parts: every tuple of the model, measured or not.
-        wholes: the whole model on each card that contributed, weighted by the card's share of the sum. Wholes of another
-            launch only give the launch gap.
+        wholes: the whole model on each card that contributed, weighted by the card's share of the sum. Wholes of
+            another launch only give the launch gap.
         canaries: readings of reference tuples on the cards.
         target: the least accuracy and coverage of a pass, as a fraction.
         launch: ``graph`` or ``eager``; the two are never mixed.
@@ -182,8 +183,8 @@ def next_operators(parts: Sequence[Part], significant: set[str], *, target: floa
     """The operator types that the accuracy loop adds next, heaviest first; empty if none is left.
 
     The first round (no part in scope yet) takes the significant types of the model. If there are none, it takes the
-    heaviest until their share of the estimated cost reaches the target. Each later round fills up to the target in the same
-    way, and adds at least one type: if the share is reached already, the accuracy is not.
+    heaviest until their share of the estimated cost reaches the target. Each later round fills up to the target in
+    the same way, and adds at least one type: if the share is reached already, the accuracy is not.
     """
     weight: dict[str, float] = defaultdict(float)
     chosen: set[str] = set()
@@ -217,7 +218,7 @@ def _weights(given_us: Iterable[tuple[ReadingView, float]], wholes: Sequence[Rea
 
 
 def _mean(figures: Sequence[Figure | None], weights: Sequence[float]) -> Figure | None:
-    """The mean of one quantity over cards, with their own errors and the distance between cards; None if one is missing."""
+    """The mean of one quantity over cards, with their own errors and their distance; None if one is missing."""
     known = [(figure, weight) for figure, weight in zip(figures, weights, strict=True) if figure]
     counted = [(figure, weight) for figure, weight in known if weight]
     if len(known) < len(figures) or not counted:
@@ -243,7 +244,7 @@ def _above_idle(energy: Figure | None, time: Figure, reading: ReadingView) -> Fi
 
 
 def _systematic(readings: Iterable[ReadingView], canaries: Sequence[CanaryReading]) -> tuple[float, float, str]:
-    """The largest deviation of a canary reading from the mean of its subject, relative, for time and energy; and a note."""
+    """The largest deviation of a canary reading from the mean of its subject, for time and energy; and a note."""
     by_subject: dict[str, list[CanaryReading]] = defaultdict(list)
     for canary in canaries:
         by_subject[canary.subject_id].append(canary)
@@ -305,7 +306,7 @@ def _adjustments(measured: Iterable[tuple[Part, ReadingView, Chosen]]) -> tuple[
 
 
 def launch_gap_us(wholes: Sequence[Whole]) -> float | None:
-    """Eager minus graph: the mean over the cards with both, from two readings or from the eager time in a graph reading."""
+    """Eager minus graph: the mean over the cards with both, from two readings or one with both."""
     times: dict[str, dict[str, float]] = defaultdict(dict)
     for whole in wholes:
         if whole.reading is None:

@@ -1,9 +1,9 @@
 """The kernel audit: compare the kernels of the whole model with the kernels of its tuples.
 
-A sum can agree with a whole by chance. The agreement is explained if the tuples launch the same kernels as often as the
-model does. If they do not, the kernel names show the cause: another algorithm for the same convolution, or a copy that the
-model does not make. The kernels of the whole come from an unobserved pass on the card. The kernels of a tuple come from one
-pass of the rebuilt tuple in the same process.
+A sum can agree with a whole by chance. The agreement is explained if the tuples launch the same kernels as often as
+the model does. If they do not, the kernel names show the cause: another algorithm for the same convolution, or a copy
+that the model does not make. The kernels of the whole come from an unobserved pass on the card. The kernels of a
+tuple come from one pass of the rebuilt tuple in the same process.
 """
 
 from __future__ import annotations

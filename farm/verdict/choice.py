@@ -1,8 +1,8 @@
 """Choose the figures of a tuple's reading that belong in the sum of a model.
 
 A reading holds several states of one operator, all independent of the model: looped with cold weights, looped warm, in
-bursts at full clocks, and among other operators. The reading of the whole model tells which state the card was in: by its
-clocks, its throttle reasons, and the share of the weights that stays in the cache.
+bursts at full clocks, and among other operators. The reading of the whole model tells which state the card was in: by
+its clocks, its throttle reasons, and the share of the weights that stays in the cache.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def choose(reading: ReadingView, wholes: Sequence[ReadingView], operator_id: str
     place = _place_effect(wholes, operator_id)
     if place is None:
         return _among_others(chosen, reading, in_cache)
-    # The weights are as cold there as in the model: the effect contains the time to fetch them, so no loop time is removed.
+    # The weights are as cold there as in the model: the effect contains the time to fetch them, so no loop time is
+    # removed.
     return _among_others(chosen, reading, 1.0, _bounded(place, reading, in_cache))
 
 
 def _at_model_clocks(reading: ReadingView, wholes: Sequence[ReadingView]) -> Chosen:
     """Take the steady state, the burst state, or an interpolation between the two.
 
-    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let the card cool.
+    A tuple that hits the power limit when looped alone runs faster in the model, where its neighbours let it cool.
     """
     steady = Chosen(reading.time, reading.energy, "steady")
     burst = reading.details.burst
@@ -104,8 +105,8 @@ def _place_effect(wholes: Sequence[ReadingView], operator_id: str) -> Figure | N
 def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
     """Limit the effect of a place if the cache holds all data of a pass: at most the effect of unrelated operators.
 
-    Unrelated operators evict all code of the operator and rewrite its inputs. With events between the calls a pass is longer
-    and misses some weights that the model's own pass finds; which ones differs from process to process.
+    Unrelated operators evict all code of the operator and rewrite its inputs. With events between the calls a pass is
+    longer and misses some weights that the model's own pass finds; which ones differs from process to process.
     """
     context = reading.details.context
     excess = max(0.0, place.value - max(0.0, context.effect_us)) if context else 0.0
@@ -115,9 +116,10 @@ def _bounded(place: Figure, reading: ReadingView, in_cache: float) -> Figure:
 def _among_others(chosen: Chosen, reading: ReadingView, in_cache: float, place: Figure | None = None) -> Chosen:
     """Add the effect of the neighbours in a model; remove the time to fetch weights that are in the cache there.
 
-    While a kernel waits for code or data, the card draws more than its idle power and less than the operator's own power:
-    the mean is taken, and half of the difference is unsure. Without a measured place, the similarity of the neighbours to
-    those in the model is unknown, so the effect is unsure by its own size. Both uncertainties are common to all tuples.
+    While a kernel waits for code or data, the card draws more than its idle power and less than the operator's own
+    power: the mean is taken, and half of the difference is unsure. Without a measured place, the similarity of the
+    neighbours to those in the model is unknown, so the effect is unsure by its own size. Both uncertainties are
+    common to all tuples.
     """
     context, burst = reading.details.context, reading.details.burst
     if context is None:

@@ -1,7 +1,7 @@
-"""The evidence of a verdict: the rows of one round of a job as parts, wholes and canary readings, and the verdict on them.
+"""The evidence of a verdict: the rows of one round of a job as parts, wholes and canaries, and the verdict.
 
-Call counts come from the round's capture, readings from the job's items. An operator of the model without an item is a part
-too, with the reason why it has no reading: no operator of the model is left out.
+Call counts come from the round's capture, readings from the job's items. An operator of the model without an item is
+a part too, with the reason why it has no reading: no operator of the model is left out.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Evidence:
         return wholes
 
     def _with_other_launch(self, row: Any) -> list[Whole]:
-        """The newest sound reading of the same whole on the same card and software with the other launch, if there is one."""
+        """The newest sound reading of the same whole on the same card and software with the other launch."""
         protocol = self.protocol.of_whole
         other = "eager" if protocol.launch == "graph" else "graph"
         reading = tables.Reading
@@ -169,7 +169,7 @@ class Evidence:
 
     @cached_property
     def canaries(self) -> Sequence[CanaryReading]:
-        """The readings of the canary items, of the same subjects as tuples, and of the reference operator; none twice."""
+        """The readings of the canary items, of the same subjects as tuples, and of the reference operator."""
         subjects = {(item.subject_id, item.protocol_id) for item in self.items if item.role == "canary"}
         rows = {
             item.reading_id: self.readings[item.reading_id]
@@ -179,7 +179,7 @@ class Evidence:
             and item.reading_id in self.readings
         }
         found = [CanaryReading(row.subject_id, row.card_id, ReadingView.of(row)) for row in rows.values()]
-        # Each benchmark process measures the reference operator again and again; the readings around it note the result.
+        # Each benchmark process measures the reference operator again and again; readings note the result.
         noted: dict[tuple[Any, ...], CanaryReading] = {}
         for row in self.readings.values():
             if note := canary_of(row.details):
@@ -225,7 +225,7 @@ class Evidence:
     def _of_one_software(self, verdict: Verdict) -> Verdict:
         """Withhold the outcome if the readings are of different software: they are never summed.
 
-        A job is planned for one software. If a host gets another torch while the job waits, its later readings are of that.
+        A job is planned for one software. If a host gets another torch while the job waits, its later readings use that.
         """
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         numbers: Counter[str] = Counter()
@@ -244,8 +244,8 @@ class Evidence:
             for row, number in rows
         )
         return verdict.withheld(
-            f"Readings of different software are not summed. The readings are: {each}. Install the same software on all "
-            "hosts and run the job again: it reuses the readings with that software."
+            f"Readings of different software are not summed. The readings are: {each}. Install the same software on "
+            "all hosts and run the job again: it reuses the readings with that software."
         )
 
 

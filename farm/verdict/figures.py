@@ -31,7 +31,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ReadingView:
-    """The columns of a stored reading that a verdict uses. Figures are of one call, or of one pass of the whole model."""
+    """The columns of a stored reading that a verdict uses. Figures are of one call or one pass of the whole."""
 
     time_us: float
     time_half_width_us: float = 0.0

@@ -120,8 +120,8 @@ def _limits(found: Verdict, about: Circumstances, *, judged: bool = True) -> Ite
 def _why_meaningless(found: Verdict) -> str:
     """Why the readings do not represent the model; "" if they do.
 
-    Either most of them, or a whole, were disturbed; or they did not converge, so that sum or whole are less certain than a
-    gap may be wide. The size of the gap decides nothing, because the gap is what is in doubt.
+    Either most of them, or a whole, were disturbed; or they did not converge, so that sum or whole are less certain
+    than a gap may be wide. The size of the gap decides nothing, because the gap is what is in doubt.
     """
     for flag, what in DISTURBED.items():
         if which := _mostly(found, flag):

@@ -1,7 +1,7 @@
 """The result of a verdict: sum against whole of each quantity, the tuples in the sum, adjustments, and what is missing.
 
-Plain values, separate from the arithmetic (`farm.verdict.aggregate`): a stored verdict is shown without judging again. In
-JSON every key carries its unit.
+Plain values, separate from the arithmetic (`farm.verdict.aggregate`): a stored verdict is shown without judging
+again. In JSON every key carries its unit.
 """
 
 from __future__ import annotations
