@@ -225,7 +225,7 @@ class Evidence:
     def _of_one_software(self, verdict: Verdict) -> Verdict:
         """Withhold the outcome if the readings are of different software: they are never summed.
 
-        A job is planned for one software. If a host gets another torch while the job waits, its later readings use that.
+        A job is planned for one software. If a host gets another torch meanwhile, its later readings use that.
         """
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         numbers: Counter[str] = Counter()
