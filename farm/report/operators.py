@@ -16,12 +16,12 @@ class OperatorRow:
     """One operator tuple: the number of calls, FLOPs and bytes of *one* call, and the share of the estimated cost."""
 
     operator_id: str
-    short_name: str
+    operator: str
     label: str
     count: int
-    flops: int
-    bytes_moved: int
-    share: float
+    flops_per_call: int
+    bytes_per_call: int
+    estimated_cost_share: float
 
 
 @dataclass(frozen=True)
@@ -34,39 +34,16 @@ class Operators:
     gaps: tuple[str, ...] = ()
     refusal: FarmError | None = None  # why they cannot be summed
 
-    @property
-    def calls(self) -> int:
-        return sum(row.count for row in self.rows)
-
-    @property
-    def flops(self) -> int:
-        return sum(row.count * row.flops for row in self.rows)
-
-    @property
-    def bytes_moved(self) -> int:
-        return sum(row.count * row.bytes_moved for row in self.rows)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "variant": self.variant.to_json(),
-            "calls": self.calls,
+            "calls": sum(row.count for row in self.rows),
             "tuples": len(self.rows),
-            "flops": self.flops,
+            "flops": sum(row.count * row.flops_per_call for row in self.rows),
             "model_flops": self.model_flops,
-            "bytes_moved": self.bytes_moved,
+            "bytes_moved": sum(row.count * row.bytes_per_call for row in self.rows),
             "gaps": list(self.gaps),
-            "operators": [
-                {
-                    "operator_id": row.operator_id,
-                    "operator": row.short_name,
-                    "label": row.label,
-                    "count": row.count,
-                    "flops_per_call": row.flops,
-                    "bytes_per_call": row.bytes_moved,
-                    "estimated_cost_share": row.share,
-                }
-                for row in self.rows
-            ],
+            "operators": [vars(row) for row in self.rows],
         }
 
 
@@ -103,5 +80,5 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
         )
         for operator_id, count in taken.counts.items()
     ]
-    rows.sort(key=lambda row: (-row.share, row.label))
+    rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
     return Operators(variant, tuple(rows), apart.model_flops, taken.gaps, apart.refusal(variant.model))
