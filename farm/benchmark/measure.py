@@ -228,7 +228,8 @@ class Bench:
         A tuple runs differently alone than among its neighbours; a whole model does not. A reading is good without such
         a figure: if one fails, the details say why, unless the context can no longer be used.
         """
-        device, single, order = self.torch_device, workload.single, workload.order
+        assert workload.passes is not None
+        device, passes = self.torch_device, workload.passes
         whole, pass_s = subject.kind == "variant", reading.time_us / 1e6
         in_context = self.cuda and protocol.measures_context
         limited = not whole and "throttled_power" in reading.flags and "energy_counter_mj" in self.device.capabilities
@@ -237,25 +238,23 @@ class Bench:
             return {"burst": measure_bursts(workload, self.device)}
 
         def eager() -> dict[str, Any]:
-            assert single is not None
-            eager_us, half_width_us = eager_time_us(single, workload.device)
+            eager_us, half_width_us = eager_time_us(passes.first, device)
             return {"eager_time_us": eager_us, "eager_time_half_width_us": half_width_us}
 
         def places() -> dict[str, Any]:
-            assert order is not None
-            return {"places": time_in_order(order(), pass_s, device)}
+            assert passes.order is not None
+            return {"places": time_in_order(passes.order(), pass_s, device)}
 
         def context() -> dict[str, Any]:
-            assert single is not None
             if self._others is None:
                 self._others = OtherOperators(device)
-            return {"context": time_among_others(single, workload.inputs, self._others, pass_s, device)}
+            return {"context": time_among_others(passes.first, passes.inputs, self._others, pass_s, device)}
 
         for phase, applies, figures, missing in (
             ("burst", limited, bursts, None),
-            ("eager", self.cuda and whole and workload.replayed and single is not None, eager, "eager_time_missing"),
-            ("places", in_context and whole and order is not None, places, "places_missing"),
-            ("context", in_context and not whole and single is not None, context, "context_missing"),
+            ("eager", self.cuda and whole and workload.replayed, eager, "eager_time_missing"),
+            ("places", in_context and whole and passes.order is not None, places, "places_missing"),
+            ("context", in_context and not whole, context, "context_missing"),
         ):
             with ledger.charged(phase):
                 if not applies:

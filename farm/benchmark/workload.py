@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -35,9 +35,6 @@ from farm.benchmark.passes import (
 from farm.errors import TupleRejected, Unmeasurable
 from farm.types.protocol import Launch, Protocol, Subject
 from farm.types.reading import Details
-
-if TYPE_CHECKING:
-    from farm.operators.captured import CapturedPass
 
 ROUND_S = 0.003  # CUDA: one graph replay
 CPU_ROUND_S = 0.005
@@ -65,12 +62,9 @@ class Workload:
     rounds: list[WorkloadRound]
     device: torch.device
     round_s: float  # first estimate of one round's duration
-    single: Pass | None = None  # one eager pass, for timing outside of the window
-    inputs: list[torch.Tensor] = field(default_factory=list)  # memory that `single` reads and other operators write
-    written: list[torch.Tensor] = field(default_factory=list)  # memory that `single` writes and reads again
+    passes: Passes | None = None  # the subject, for timing outside of the window
     details: Details = field(default_factory=Details)
     keep: list[Any] = field(default_factory=list)  # graphs and tensors that must outlive the rounds
-    order: Callable[[], CapturedPass] | None = None  # captures the calls of a whole model, as launched
     replayed: bool = False  # rounds are replays of graphs
     not_cold: bool = False  # the policy is `stream`, and there are too few copies
     _next: int = 0
@@ -87,7 +81,7 @@ class Workload:
         """
         return [
             float(torch.linalg.vector_norm(memory.detach(), 1, dtype=_ADDED_IN[memory.dtype])) / memory.numel()
-            for memory in self.written
+            for memory in (self.passes.written if self.passes is not None else ())
             if memory.dtype in _ADDED_IN and memory.numel() > 1
         ]
 
@@ -96,9 +90,7 @@ class Workload:
         with contextlib.suppress(RuntimeError):  # an error on the card was reported before
             synchronize(self.device)
         self.rounds.clear()
-        self.single = self.order = None
-        self.inputs.clear()
-        self.written.clear()
+        self.passes = None
         while self.keep:  # from the front: `list.clear` begins at the back, with the tensors that graphs use
             self.keep.pop(0)
         if self.device.type == "cuda":
@@ -155,7 +147,7 @@ def prepare(subject: Subject, protocol: Protocol, device: torch.device, offload:
             if subject.kind == "operator"
             else variant_passes(subject, protocol, device)
         )
-        return _arrange(passes, subject, protocol, device)
+        return _arrange(passes, protocol, device)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise out_of_memory(error) from error
     except TupleRejected as error:
@@ -169,7 +161,7 @@ def prepare_canary(size: int, device: torch.device) -> Workload:
     out = torch.empty(size, size, device=device)
     passes = Passes(lambda: torch.mm(left, right, out=out), None, 0, left.nbytes + right.nbytes)
     launch: Launch = "graph" if device.type == "cuda" else "eager"
-    return _arrange(passes, Subject("operator", "canary", {}), Protocol(launch=launch, residency="reuse"), device)
+    return _arrange(passes, Protocol(launch=launch, residency="reuse"), device)
 
 
 def out_of_memory(error: BaseException) -> Unmeasurable:
@@ -199,7 +191,7 @@ def _output_bytes(output: object) -> int:
     return 0
 
 
-def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch.device) -> Workload:
+def _arrange(passes: Passes, protocol: Protocol, device: torch.device) -> Workload:
     cuda = device.type == "cuda"
     output_bytes = _output_bytes(passes.first())  # also loads kernels and picks algorithms
     pass_s = _time_pass(passes.first, device)
@@ -210,7 +202,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     if graph and pass_s < LAUNCHED_S:
         # The time of short kernels that are launched one by one is that of the launch.
         few = max(1, min(20, round(2e-3 / pass_s)))
-        with _captured(subject):
+        with _not_capturable():
             small = capture_graph([passes.first] * few, device, pool)
         pass_s = min(pass_s, _time_pass(small.replay, device, budget_s=0.005) / few)
         keep.insert(0, small)
@@ -233,7 +225,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
     keep.append(calls)
     rounds: list[WorkloadRound] = []
     if graph:
-        with _captured(subject):
+        with _not_capturable():
             for group in groups:
                 captured = capture_graph(group, device, pool)
                 keep.insert(0, captured)
@@ -247,10 +239,7 @@ def _arrange(passes: Passes, subject: Subject, protocol: Protocol, device: torch
         rounds,
         device,
         round_s,
-        single=passes.first,
-        inputs=list(passes.inputs),
-        written=list(passes.written),
-        order=passes.order,
+        passes=passes,
         details=details,
         keep=keep,
         replayed=graph,
@@ -304,7 +293,8 @@ def _time_pass(call: Pass, device: torch.device, least: int = 2, budget_s: float
 
 
 @contextlib.contextmanager
-def _captured(subject: Subject) -> Iterator[None]:
+def _not_capturable() -> Iterator[None]:
+    """Raise `Unmeasurable` if a graph cannot be captured."""
     try:
         yield
     except torch.OutOfMemoryError:
