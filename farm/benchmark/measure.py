@@ -315,7 +315,7 @@ class Bench:
         share = None
         if others_s is not None and others_until_s is not None:
             share = max(0.0, (others_until_s - others_s) / (end_s - begin_s))
-        tells = "temperature_c" in self.device.capabilities
+        has_temperature = "temperature_c" in self.device.capabilities
         steady = SteadyWindow(
             workload=workload,
             rounds=rounds,
@@ -325,7 +325,9 @@ class Bench:
             ceiling_s=stopping.maximum_s,
             warm_up_s=begin_s - start_s,
             warm_up_slope_c_per_s=slope_c_per_s,
-            unsettled=tells and gate.energy and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
+            unsettled=has_temperature
+            and gate.energy
+            and (slope_c_per_s is None or abs(slope_c_per_s) > gate.slope_c_per_s),
             foreign=foreign,
             foreign_cpu_share=share,
             lacking=self._lacking(),
