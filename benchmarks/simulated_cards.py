@@ -138,7 +138,7 @@ def simulate(cards: int, items: int, seed: int, *, balancing: bool = True) -> di
                 for card in ids
                 if card != dead or (now_s < dies_s)
             ]
-            for number, card in balance(queues, dry_within_s=2 * PASS_S).items():
+            for number, card in balance(queues, idle_within_s=2 * PASS_S).items():
                 for other in ids:
                     if number in waiting[other]:
                         waiting[other].remove(number)

@@ -261,7 +261,7 @@ def _balance(store: Database, current: Settings, views: Sequence[CardStatus], fa
         if view.state in WORKING:
             kinds[view.card.model, view.card.software_id].append(view.card)
     for alike in kinds.values():
-        if len(alike) > 1 and (moved := rebalance(store, alike, dry_within_s=2 * current.reconcile_s, farm=farm)):
+        if len(alike) > 1 and (moved := rebalance(store, alike, idle_within_s=2 * current.reconcile_s, farm=farm)):
             log.info("%s items move to cards that would be idle", len(moved))
             publish_items(store, moved)
 

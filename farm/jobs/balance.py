@@ -78,33 +78,33 @@ def place(
     return placed
 
 
-def balance(queues: Sequence[CardQueue], *, dry_within_s: float) -> dict[int, str]:
+def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, str]:
     """Move items from the fullest cards to cards that will soon be idle; key -> new card id.
 
     Cards with enough to do get nothing, since every move is a message. A move must gain more than it costs, so that
     cards that end together do not pass the last items back and forth.
 
     Args:
-        dry_within_s: a card that will be idle sooner than this gets more. Unit: s.
+        idle_within_s: a card that will be idle sooner than this gets more. Unit: s.
     """
     ends_s = {queue.card_id: queue.ends_s for queue in queues}
     by_id = {queue.card_id: queue for queue in queues}
     # Ascending by length, for the bisection in `_worth_moving`.
     left = {queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key)) for queue in queues}
-    dry = {card_id for card_id, end_s in ends_s.items() if end_s < dry_within_s}
+    idle = {card_id for card_id, end_s in ends_s.items() if end_s < idle_within_s}
     moves: dict[int, str] = {}
-    while dry:
-        taker = min(dry, key=lambda card_id: (ends_s[card_id], card_id))
-        full = [card_id for card_id in left if left[card_id] and card_id not in dry]
+    while idle:
+        taker = min(idle, key=lambda card_id: (ends_s[card_id], card_id))
+        full = [card_id for card_id in left if left[card_id] and card_id not in idle]
         giver = max(full, key=ends_s.__getitem__, default=None)
         if giver is None or ends_s[giver] <= ends_s[taker]:
-            # No card is full: take from a dry card that still has several items.
-            several = [card_id for card_id in dry if len(left[card_id]) > 1]
+            # No card is full: take from an idle card that still has several items.
+            several = [card_id for card_id in idle if len(left[card_id]) > 1]
             giver = max(several, key=ends_s.__getitem__, default=None)
         slow = by_id[taker].slowness
         position = None if giver is None else _worth_moving(left[giver], ends_s[giver], ends_s[taker], slow)
         if giver is None or position is None:
-            dry.discard(taker)
+            idle.discard(taker)
             continue
         work = left[giver].pop(position)
         moves[work.key] = taker
@@ -131,14 +131,14 @@ def _worth_moving(
 
 
 def balance_groups(
-    waiting: Sequence[MovableItem], open_s: Mapping[str, float], slowness: Mapping[str, float], *, dry_within_s: float
+    waiting: Sequence[MovableItem], open_s: Mapping[str, float], slowness: Mapping[str, float], *, idle_within_s: float
 ) -> dict[int, str]:
     """`balance` for items that only some of the cards may take; item id -> new card id.
 
     Args:
         open_s: card id -> expected seconds of all its open items, also of those that must stay. Unit: s.
         slowness: card id -> slowness as in `Queue`; 1 if unknown.
-        dry_within_s: as in `balance`.
+        idle_within_s: as in `balance`.
     """
     open_s = dict(open_s)
     moves: dict[int, str] = {}
@@ -150,7 +150,7 @@ def balance_groups(
             queue = queues[item.card_id]
             queue.waiting.append(QueuedItem(item.id, item.expected_s))
             queue.busy_s = max(0.0, queue.busy_s - item.expected_s)
-        found = balance(list(queues.values()), dry_within_s=dry_within_s)
+        found = balance(list(queues.values()), idle_within_s=idle_within_s)
         for item_id, taker in found.items():
             open_s[movable[item_id].card_id] -= movable[item_id].expected_s
             open_s[taker] += movable[item_id].expected_s

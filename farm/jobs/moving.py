@@ -175,26 +175,26 @@ class _Load:
     most: int  # the highest number of open items of a card
     slowness: dict[str, float]  # card id -> `balance.slowness`
 
-    def dry(self, within_s: float) -> bool:
+    def idle_soon(self, within_s: float) -> bool:
         """True if a card will be idle this soon while another has queued items."""
         ends_s = (self.slowness.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
         return self.most > 1 and min(ends_s, default=within_s) < within_s
 
 
-def rebalance(database: Database, cards: Sequence[tables.Card], *, dry_within_s: float, farm: str = "") -> list[int]:
+def rebalance(database: Database, cards: Sequence[tables.Card], *, idle_within_s: float, farm: str = "") -> list[int]:
     """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
 
     Args:
         cards: working cards of one model and one software.
-        dry_within_s: a card with less work than this gets more. Unit: s.
+        idle_within_s: a card with less work than this gets more. Unit: s.
         farm: only jobs of this farm.
     """
     with database.read() as session:
         load = _load(session, [card.id for card in cards])
-        if not load.dry(dry_within_s):
+        if not load.idle_soon(idle_within_s):
             return []
         waiting = _movable(session, cards, farm)
-    moves = balance_groups(waiting, load.open_s, load.slowness, dry_within_s=dry_within_s)
+    moves = balance_groups(waiting, load.open_s, load.slowness, idle_within_s=idle_within_s)
     return _carry_out(database, moves, waiting) if moves else []
 
 

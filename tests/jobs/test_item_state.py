@@ -275,7 +275,7 @@ class Farm:
         move_items(self.database, away, there, in_work=self.random.random() < 0.5)
 
     def rebalance(self):
-        rebalance(self.database, self.card_rows(self.cards), dry_within_s=10.0)
+        rebalance(self.database, self.card_rows(self.cards), idle_within_s=10.0)
 
     def give_up(self):
         away, there = self.away_and_there()

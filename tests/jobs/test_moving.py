@@ -49,7 +49,7 @@ def test_of_a_job_that_is_cancelled_meanwhile_nothing_is_left_to_measure(any_dat
             if what == "move":
                 move_items(any_database, lost, cards_of(any_database, [idle]))
             else:
-                rebalance(any_database, cards_of(any_database, [lost, idle]), dry_within_s=10.0)
+                rebalance(any_database, cards_of(any_database, [lost, idle]), idle_within_s=10.0)
         assert {item.state for item in items_of(any_database, job_id)} == {"cancelled"}
 
 
@@ -106,7 +106,7 @@ def test_a_card_that_comes_back_from_a_drain_reads_the_whole_for_what_it_gives(a
     job_id = plan_model(any_database, [drained, peer], [f"Type{number}" for number in range(12)])
     move_items(any_database, drained, cards_of(any_database, [peer]), in_work=False)
     assert give_up(any_database, [drained], cards_of(any_database, [peer])) == []
-    rebalance(any_database, cards_of(any_database, [drained, peer]), dry_within_s=10.0)
+    rebalance(any_database, cards_of(any_database, [drained, peer]), idle_within_s=10.0)
     measure(any_database, job_id)
     assert drained in {item.card_id for item in items_of(any_database, job_id, "tuple")}
     assert states(any_database, job_id) == {drained: "done", peer: "done"}
@@ -208,19 +208,21 @@ def test_an_idle_card_takes_half_of_what_waits_on_the_fullest(any_database):
     full, idle = register(any_database, 0, 1)
     job_id = plan(any_database, [full], number=9)
     held = claim(any_database, items_of(any_database, job_id)[0])
-    moved = rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0)
+    moved = rebalance(any_database, cards_of(any_database, [full, idle]), idle_within_s=1.0)
     assert len(moved) == 4
     assert held.item_id not in moved
     assert {item.card_id for item in items_of(any_database, job_id) if item.id in moved} == {idle}
-    assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
+    assert rebalance(any_database, cards_of(any_database, [full, idle]), idle_within_s=1.0) == []
 
 
 def test_what_two_hosts_would_move_at_the_same_time_moves_once(any_database):
     full, idle = register(any_database, 0, 1)
     plan(any_database, [full], number=9)
     both = cards_of(any_database, [full, idle])
-    with meanwhile(any_database, "UPDATE item SET", partial(rebalance, any_database, both, dry_within_s=1.0)) as second:
-        first = rebalance(any_database, both, dry_within_s=1.0)
+    with meanwhile(
+        any_database, "UPDATE item SET", partial(rebalance, any_database, both, idle_within_s=1.0)
+    ) as second:
+        first = rebalance(any_database, both, idle_within_s=1.0)
     assert (len(first), second) == (4, [[]]), "each that is moved gets one message more"
 
 
@@ -235,7 +237,7 @@ def pin(database, job_id):
 def test_an_idle_card_takes_nothing_of_a_job_for_which_a_person_named_another(any_database):
     full, idle = register(any_database, 0, 1)
     pin(any_database, plan(any_database, [full], number=9))
-    assert rebalance(any_database, cards_of(any_database, [full, idle]), dry_within_s=1.0) == []
+    assert rebalance(any_database, cards_of(any_database, [full, idle]), idle_within_s=1.0) == []
 
 
 def test_a_job_for_which_a_person_named_cards_is_balanced_among_those(any_database):
@@ -247,7 +249,7 @@ def test_a_job_for_which_a_person_named_cards_is_balanced_among_those(any_databa
         session.add(job)
     pin(any_database, job_id)
     free = plan(any_database, [full], number=4)
-    assert rebalance(any_database, cards_of(any_database, [full, named, other]), dry_within_s=1.0)
+    assert rebalance(any_database, cards_of(any_database, [full, named, other]), idle_within_s=1.0)
     assert {item.card_id for item in items_of(any_database, job_id)} == {full, named}
     assert other in {item.card_id for item in items_of(any_database, free)}
 
@@ -389,7 +391,7 @@ def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
         CardQueue("full", [QueuedItem(number, 1.0) for number in range(100)], 0.5),
         CardQueue("dry", [], 0.0, slowness),
     ]
-    moves = balance(queues, dry_within_s=2.0)
+    moves = balance(queues, idle_within_s=2.0)
     assert set(moves.values()) == {"dry"}
     ends = (100 - len(moves) + 0.5, len(moves) * slowness)
     assert max(ends) < 1.1 * 100.5 / (1 + 1 / slowness)
@@ -397,12 +399,12 @@ def test_balancing_leaves_nobody_idle_and_gains_time(slowness):
 
 def test_cards_with_enough_to_do_are_left_alone():
     queues = [CardQueue("a", [QueuedItem(n, 1.0) for n in range(50)]), CardQueue("b", [QueuedItem(99, 10.0)])]
-    assert balance(queues, dry_within_s=5.0) == {}
+    assert balance(queues, idle_within_s=5.0) == {}
 
 
 def test_the_last_item_is_not_handed_to_and_fro():
     queues = [CardQueue("a", [QueuedItem(1, 1.0)]), CardQueue("b", [])]
-    assert balance(queues, dry_within_s=10.0) == {}
+    assert balance(queues, idle_within_s=10.0) == {}
 
 
 def test_a_hundred_cards_end_within_5_percent_of_the_best_possible():
@@ -422,8 +424,8 @@ def test_what_belongs_to_an_embedded_farm_stays_in_it(any_database):
         job.farm = "embedded:here:1:abc"
         session.add(job)
     both = cards_of(any_database, [full, idle])
-    assert rebalance(any_database, both, dry_within_s=1.0) == []
+    assert rebalance(any_database, both, idle_within_s=1.0) == []
     assert move_items(any_database, full, both[1:]) == []
-    assert len(rebalance(any_database, both, dry_within_s=1.0, farm="embedded:here:1:abc")) == 2
+    assert len(rebalance(any_database, both, idle_within_s=1.0, farm="embedded:here:1:abc")) == 2
     assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab", "embedded:here:1:abc")) == "embedded:here:1:abc"
     assert cards.farm_of(cards.holder_name("GPU-1", "here", 7, "ab")) == ""

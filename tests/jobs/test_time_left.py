@@ -76,7 +76,7 @@ def test_balancing_and_the_time_left_go_by_the_same_slowness(any_database, monke
     used = []
     balanced = moving.balance_groups
     monkeypatch.setattr(moving, "balance_groups", lambda *about, **more: used.append(about) or balanced(*about, **more))
-    moving.rebalance(any_database, rows, dry_within_s=1e6)
+    moving.rebalance(any_database, rows, idle_within_s=1e6)
     ((_, open_s, slowness),) = used
     assert slowness == pytest.approx(known)
     assert left_s(any_database, job_id) == pytest.approx(sum(open_s.values()) / sum(1 / one for one in known.values()))
