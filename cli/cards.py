@@ -32,6 +32,7 @@ def cards(
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     from farm.errors import UsageError
+    from farm.jobs.card_choice import all_own_cards
 
     if words and words[0] in VERBS:
         if len(words) != 2:
@@ -40,7 +41,7 @@ def cards(
         return
     if words and len(words) > 1:
         raise UsageError(f"'{words[0]}' is none of {', '.join(VERBS)}.", "Name one card, or say what to do with it.")
-    rows = {card.id: _local_row(card) for card in opening.all_own_cards()}
+    rows = {card.id: _local_row(card) for card in all_own_cards()}
     if not local:
         rows.update({row["id"]: _with_refusal(row, rows.get(row["id"], {})) for row in _registered()})
     if words:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli import opening, submit_and_watch
+from cli import follow, opening
 from cli.options import Follow, Job
 from cli.output import say
 from farm.types.format import plural
@@ -55,11 +55,11 @@ def resume(
         say(f"Job {row.id} has ended ({row.state}). `farm report {row.id}` shows its result.")
         return
     check_broker(settings())
-    with submit_and_watch.doing() as told:
+    with follow.working() as told:
         resume_job(database, row.id, progress=told)
     say(f"Job {row.id} goes on.")
     if wait:
-        submit_and_watch.follow(database, [row.id])
+        follow.follow(database, [row.id])
 
 
 def retry(job: Job, wait: Follow = False) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import opening
 from cli.options import AsJson, Model, variant_options
 from cli.output import emit_json, show
 
@@ -23,12 +22,13 @@ def operators(
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
+    from farm.jobs.card_choice import kind_of_cards
     from farm.models import catalog
     from farm.report.operators import operators as list_operators
     from farm.requests.partial_request import default_dtype, defaults_for
 
     catalog.find(model)  # before looking for cards
-    kind = opening.kind_of_cards() if batch is None else ""
+    kind = kind_of_cards() if batch is None else ""
     variant = catalog.variant(
         model,
         defaults_for(kind).batch if batch is None else batch,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli import opening, submit_and_watch
+from cli import follow, opening
 from cli.options import AsJson
 from cli.output import emit, emit_json, say, show
 from farm.errors import UsageError
@@ -91,7 +91,7 @@ def report(
         for number, one in enumerate(shown):
             show(Group("", one) if number else one)
     if check:
-        submit_and_watch.check(built)
+        follow.check_verdicts(built)
 
 
 def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv: bool, as_json: bool) -> None:

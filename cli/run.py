@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cli import opening, submit_and_watch
+from cli import follow, opening
 from cli.options import CliOptions, request_options
 from cli.output import Interrupted, say
 
 if TYPE_CHECKING:
     from farm.devices.device import Card
     from farm.store.database import Database
+    from tasks.submissions import PlannedJob, Submissions
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PATIENCE_S = 5.0  # an interruption that was raised and came to nothing in this time got lost
@@ -110,43 +111,45 @@ class _Ending:
 def _run(options: CliOptions, ending: _Ending) -> None:
     from farm.settings import settings
     from farm.store.database import Database, is_there
+    from tasks.submissions import Submissions, plan
 
-    wishes = options.requests()
-    cards: list[Card] = opening.chosen_own_cards(options.card or [])
-    planned = submit_and_watch.plan(wishes, cards, target=settings().target)
+    requests = options.requests()
+    cards = opening.chosen_own_cards(options.card or [])
+    planned = plan(requests, cards, target=settings().target)
     _check_slow_memory(planned, cards)
+    submissions = Submissions(say)
     if options.dry_run:
-        there = is_there(settings().database)
-        submit_and_watch.rehearse(opening.open_database() if there else None, planned, options, own=cards)
+        there = opening.open_database() if is_there(settings().database) else None
+        follow.preview(submissions.previews(there, planned, own=cards), submissions, as_json=options.as_json)
         return
     database = Database(settings().database)
-    outcome = submit_and_watch.Outcome()
     try:
         database.upgrade()
-        if left := submit_and_watch.still_to_do(database, planned, outcome):
-            _measure(database, left, cards, outcome, ending)
-        submit_and_watch.conclude(database, outcome, options)
+        if left := submissions.still_to_do(database, planned):
+            _measure(database, left, cards, submissions, ending)
+        follow.conclude(database, submissions, as_json=options.as_json, check=options.check)
     finally:
         database.close()
 
 
-def _check_slow_memory(planned: list[submit_and_watch.Planned], cards: list[Card]) -> None:
-    """Raises:
-    UsageError: tensors are to lie in slow memory, and a card has none.
+def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
     """
-    from farm.devices.cpu import no_slow_memory
+    Raises:
+        UsageError: a request places tensors in slow memory, and a card has none.
+    """
+    from farm.devices.reach import no_slow_memory
     from farm.errors import UsageError
 
     if any(one.request.placements != "none" for one in planned):
         for why in filter(None, map(no_slow_memory, cards)):
-            raise UsageError(why, "Leave --placements away, or choose another card with --card.")
+            raise UsageError(why, "Leave --placements out, or choose another card with --card.")
 
 
 def _measure(
     database: Database,
-    planned: list[submit_and_watch.Planned],
+    planned: list[PlannedJob],
     cards: list[Card],
-    outcome: submit_and_watch.Outcome,
+    submissions: Submissions,
     ending: _Ending,
 ) -> None:
     # Celery loads only when there is something to do.
@@ -167,7 +170,7 @@ def _measure(
             ending.check()
             farm.tend()
 
-        submit_and_watch.submit_all(database, planned, outcome, farm=farm)
+        submissions.submit_all(database, planned, progress=follow.working, farm=farm)
         tend()
-        submit_and_watch.follow(database, outcome.job_ids, tend=tend)
+        follow.follow(database, submissions.job_ids, tend=tend)
     ending.check()

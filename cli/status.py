@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli import opening, submit_and_watch
+from cli import follow, opening
 from cli.options import AsJson
 from cli.output import Left, emit_json, say, show
 
@@ -44,23 +44,21 @@ def status(
 
 def _show(database: Database, job_ids: list[str], watch: bool, as_json: bool) -> None:
     if watch and not as_json:
-        submit_and_watch.follow(database, job_ids, on_stdout=True)
-        abandoned = {
-            progress.job_id for progress in submit_and_watch.progress_of(database, job_ids) if progress.abandoned
-        }
+        follow.follow(database, job_ids, on_stdout=True)
+        abandoned = {progress.job_id for progress in follow.progress_of(database, job_ids) if progress.abandoned}
         shown = [f"`farm report {job_id}`" for job_id in job_ids if job_id not in abandoned]
         if shown:
             say(f"→ {', '.join(shown)} {'shows the result' if len(shown) == 1 else 'show the results'}.")
         return
     while True:
-        progresses = submit_and_watch.progress_of(database, job_ids)
+        progresses = follow.progress_of(database, job_ids)
         if as_json:
             emit_json({"jobs": [each.to_json() for each in progresses]})
         else:
             from cli import lists
 
             show(lists.progress_bars(progresses))
-        if not watch or submit_and_watch.ended(progresses):
+        if not watch or follow.ended(progresses):
             return
         time.sleep(WATCH_S)
 

@@ -45,7 +45,8 @@ def _verb(study: Study) -> Callable[..., None]:
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
-        from farm.models.catalog import find
+        from farm.jobs.card_choice import all_own_cards
+    from farm.models.catalog import find
         from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete
         from farm.settings import settings
@@ -61,7 +62,7 @@ def _verb(study: Study) -> Callable[..., None]:
         assert request.variant is not None
         neighbours = tuple(
             other
-            for other in opening.all_own_cards()
+            for other in all_own_cards()
             if other.kind == chosen.kind and other.id != chosen.id and not other.refusal
         )
         options = StudyOptions(request.variant, quick, tuples, neighbours)

@@ -51,19 +51,20 @@ def _chosen(wanted: Sequence[str] | None) -> list[Card]:
         NoSuchCard: no card matches.
     """
     from farm.errors import CardUnavailable, NoSuchCard
+    from farm.jobs.card_choice import all_own_cards
     from farm.requests.card_selection import matching_cards
 
     if wanted:
         try:
             return opening.chosen_own_cards(wanted)
         except NoSuchCard as error:
-            own = opening.all_own_cards()
+            own = all_own_cards()
             if any(matching_cards(own, want) or want.strip().lower().startswith(GPUS) for want in wanted):
                 raise CardUnavailable(error.message, error.next_step) from error
             raise
     usable = opening.own_cards()
     cards = [found for found in usable if found.kind != "cpu"]
-    if not cards and any(found.refusal for found in opening.all_own_cards()):
+    if not cards and any(found.refusal for found in all_own_cards()):
         raise CardUnavailable(
             "No GPU of this host can be measured on.",
             "Correct the problems above, or serve the CPU with `farm worker --card cpu`.",

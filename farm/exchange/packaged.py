@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from farm.store.database import Database, newest_schema
+from sqlmodel import Session
+
+from farm.errors import Ambiguous, FarmError, NoDatabase, UsageError
+from farm.settings import settings
+from farm.store.database import Database, newest_schema, open_database
+
+Answer = TypeVar("Answer")
 
 FOLDER = Path(__file__).parent.parent / "data"
 
@@ -59,3 +66,59 @@ def database_of(files: Sequence[Path], cache: Path) -> Database:
             for left in cache.glob(f"{unfinished.name}*"):
                 left.unlink(missing_ok=True)
     return Database(f"sqlite:///{made}")
+
+
+def first_answer(
+    ask: Callable[[Session], Answer], knows: Callable[[Answer], bool], say: Callable[[str], None]
+) -> Answer:
+    """The answer of the user's own database; if it knows nothing, that of the readings of the package.
+
+    Args:
+        ask: the question.
+        knows: whether an answer is based on readings.
+        say: receives a line if the package answers.
+
+    Raises:
+        FarmError: neither has an answer (see `_joined_error`), or the own database cannot be read.
+    """
+    files = packaged_files()
+    problem: FarmError | None = None
+    answers: list[Answer] = []
+    try:
+        with open_database().read() as session:
+            answers.append(ask(session))
+        if not files or knows(answers[0]):
+            return answers[0]
+    except Ambiguous:
+        raise
+    except (NoDatabase, UsageError) as error:  # there is no database yet, or it has no such operator or card
+        if not files:
+            raise
+        problem = error
+    try:
+        with database_of(files, settings().state_dir / "packaged").read() as session:
+            answers.append(ask(session))
+        if knows(answers[-1]):
+            say("From the readings that come with the package.")
+            return answers[-1]
+    except UsageError as error:
+        problem = _joined_error(problem, error)
+    if answers:
+        return answers[0]
+    assert problem is not None
+    raise problem
+
+
+def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
+    """The error if neither the own database nor the package has an answer: what the own one lacks, and what there is."""
+    if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
+        return packaged
+    if own.message != packaged.message or "Did you mean" in own.next_step:
+        return own
+    if "Did you mean" in packaged.next_step:
+        return packaged
+    if own.next_step == packaged.next_step:
+        return own
+    return UsageError(
+        own.message, f"{own.next_step} In the package {packaged.next_step[:1].lower()}{packaged.next_step[1:]}"
+    )

@@ -30,6 +30,7 @@ from sqlalchemy.types import Float
 from sqlmodel import Session
 
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
+from farm.settings import settings
 from farm.types.format import masked
 
 if TYPE_CHECKING:  # every process checks the schema, which does not need Alembic
@@ -241,6 +242,17 @@ class Database:
 
     def __str__(self) -> str:
         return masked(self.url.render_as_string(hide_password=False))
+
+
+def open_database() -> Database:
+    """Open the database of the settings.
+
+    Raises:
+        DatabaseUnreachable, SchemaMismatch, SettingsError: see `Database.check_schema`.
+    """
+    database = Database(settings().database)
+    database.check_schema()
+    return database
 
 
 def is_there(url: str) -> bool:

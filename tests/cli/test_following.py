@@ -1,10 +1,10 @@
-"""What of a command's wishes is done already."""
+"""Which jobs of a command are done already."""
 
 from __future__ import annotations
 
-from cli.submit_and_watch import Outcome, Planned, still_to_do
 from farm.jobs.closing import close_known_rounds
 from farm.requests.partial_request import PartialRequest
+from tasks.submissions import PlannedJob, Submissions
 from tests.planned import claim, complete, items_of, plan, register, sweep
 
 
@@ -14,10 +14,14 @@ def test_the_job_that_did_the_same_is_told_and_skips_an_entry_of_a_file(database
     complete(database, claim(database, items_of(database, job_id)[0]), card)
     close_known_rounds(database, job_id, 1)
     typed, written, afresh = (
-        Planned(PartialRequest(where=where), sweep(1, reuse=reuse), [])
+        PlannedJob(PartialRequest(where=where), sweep(1, reuse=reuse), [])
         for where, reuse in (("", "model"), ("jobs.yml:1", "model"), ("jobs.yml:2", "none"))
     )
-    other = Planned(PartialRequest(), sweep(2), [])
-    left = still_to_do(database, [typed, written, afresh, other], outcome := Outcome())
-    assert [(job.wish, job.done_by) for job in left] == [(typed.wish, job_id), (afresh.wish, ""), (other.wish, "")]
-    assert outcome.shown_ids == [job_id]
+    other = PlannedJob(PartialRequest(), sweep(2), [])
+    left = (submissions := Submissions(print)).still_to_do(database, [typed, written, afresh, other])
+    assert [(job.partial, job.done_by) for job in left] == [
+        (typed.partial, job_id),
+        (afresh.partial, ""),
+        (other.partial, ""),
+    ]
+    assert submissions.shown_ids == [job_id]

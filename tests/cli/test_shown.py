@@ -12,7 +12,7 @@ from rich.console import Console
 from sqlalchemy import update
 from sqlmodel import select
 
-from cli import lists, report_tables, submit_and_watch
+from cli import follow, lists, report_tables
 from farm import report
 from farm.errors import BelowTarget
 from farm.jobs.jobs import Progress
@@ -90,10 +90,10 @@ def test_check_asks_no_verdict_of_a_few_operators_or_of_a_sweep(database):
     with database.read() as session:
         whole = report.build(session, job_id)
     with pytest.raises(BelowTarget):
-        submit_and_watch.check([whole])
+        follow.check_verdicts([whole])
     unmeasured = tuple(entry for entry in whole.verdict.unmeasured if entry.reason == "not in scope")
     few = dataclasses.replace(whole.verdict, outcome="none", asked_for=("Conv2d",), unmeasured=unmeasured)
-    submit_and_watch.check([dataclasses.replace(whole, verdict=few), dataclasses.replace(whole, kind="sweep")])
+    follow.check_verdicts([dataclasses.replace(whole, verdict=few), dataclasses.replace(whole, kind="sweep")])
 
 
 def test_rounds_are_shown_where_there_are_several(database):

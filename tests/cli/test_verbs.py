@@ -9,16 +9,17 @@ import sys
 import pytest
 from sqlmodel import select
 
-from cli import opening, submit, submit_and_watch
+from cli import follow, opening
 from cli.options import CliOptions
 from cli.tables import sparkline
 from farm.devices.device import Card
-from farm.jobs import cards, jobs
+from farm.jobs import card_choice, cards, jobs
 from farm.jobs.create import OpenedJob
 from farm.settings import settings
 from farm.store import tables
 from farm.types.reading import Trace
 from tasks import app
+from tasks.submissions import Submissions
 from tests.planned import register
 from tests.report import rows
 
@@ -287,7 +288,7 @@ def test_to_leave_what_one_watches_is_no_error(farm, database, monkeypatch):
     rows.model_job(database)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
-    monkeypatch.setattr(submit_and_watch, "follow", interrupted)
+    monkeypatch.setattr(follow, "follow", interrupted)
     said = farm("status", "job1", "--watch")
     assert (said.code, said.stderr) == (130, "")
 
@@ -296,7 +297,7 @@ def test_the_end_of_watching_names_every_job(farm, database, monkeypatch):
     rows.model_job(database)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
-    monkeypatch.setattr(submit_and_watch, "follow", lambda *_, **__: None)
+    monkeypatch.setattr(follow, "follow", lambda *_, **__: None)
     assert "`farm report job1` shows the result." in farm("status", "job1", "--watch").stderr
     assert "`farm report job1`, `farm report job1` show the results." in farm("status", "job1", "job1", "-w").stderr
 
@@ -320,16 +321,16 @@ def test_watching_a_run_that_was_killed_ends(farm, database, monkeypatch, how):
 
 
 def test_submit_says_how_to_follow_every_job_and_what_was_left_out(farm, monkeypatch):
-    def made(_database, _planned, outcome, **_):
+    def made(outcome, _database, _planned, **_):
         outcome.submitted += [OpenedJob(name, 1, name, 1, 1, 1, 0) for name in ("abc", "def")]
         outcome.refused += [{"title": "ghi", "reason": "it has no operators"}]
 
     for module, name, instead in (
         (app, "check_broker", lambda _: None),
         (opening, "open_database", lambda: None),
-        (submit, "listening_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
-        (submit_and_watch, "still_to_do", lambda *_: []),
-        (submit_and_watch, "submit_all", made),
+        (card_choice, "serving_cards", lambda *_: [Card("CPU-1", "cpu", "a CPU", 1)]),
+        (Submissions, "still_to_do", lambda *_: []),
+        (Submissions, "submit_all", made),
     ):
         monkeypatch.setattr(module, name, instead)
     said = farm("submit", "resnet18", "squeezenet1_1")

@@ -1,0 +1,253 @@
+"""From partial requests to jobs: choose what is left to measure, check that it fits, and submit it.
+
+`farm run` and `farm submit` both use this module. It prints nothing itself: `say` receives the lines for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from farm.devices.device import Card
+from farm.errors import (
+    CaptureError,
+    FarmError,
+    MeasurementFileError,
+    NoSuchCard,
+    Refused,
+    UnknownOperator,
+    UsageError,
+)
+from farm.jobs import jobs
+from farm.jobs.create import OpenedJob, tuples_of
+from farm.jobs.dry_run import JobPreview, dry_running
+from farm.models.catalog import title_of
+from farm.requests.card_selection import by_model
+from farm.requests.memory import check_fits
+from farm.requests.partial_request import PartialRequest, check_requested_operators, complete
+from farm.store.database import Database
+from farm.types.request import Request, named
+from tasks.submit import submit
+
+if TYPE_CHECKING:
+    from tasks.embedded import EmbeddedFarm
+
+Progress = Callable[[str, int, int], None]  # what is done, and how much of how much
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job to submit.
+
+    Attributes:
+        done_by: a finished job of the same request; "" if there is none or nothing may be reused.
+        alone: the only thing to measure. Then a problem is an error; otherwise the job is left out.
+    """
+
+    partial: PartialRequest
+    request: Request
+    cards: Sequence[Card]
+    done_by: str = ""
+    alone: bool = True
+
+    @property
+    def card_ids(self) -> list[str]:
+        return [card.id for card in self.cards]
+
+    @property
+    def smallest_card(self) -> Card:
+        """The card with the least memory."""
+        return min(self.cards, key=lambda card: card.memory_bytes)
+
+
+def plan(partials: Iterable[PartialRequest], cards: Sequence[Card], *, target: float) -> list[PlannedJob]:
+    """Plan one job per request and card model.
+
+    Raises:
+        UsageError: a value is wrong; for a request from a file, the message begins with file and line.
+        UnknownOperator: PyTorch has no operator of a given name.
+    """
+    partials, planned = list(partials), []
+    alone = len({number if one.where else one.title for number, one in enumerate(partials)}) == 1
+    for partial in partials:
+        for group in by_model(cards).values():
+            with _located(partial):
+                request = complete(partial, group[0].kind, target=target)
+            planned.append(PlannedJob(partial, request, group, alone=alone))
+    check_requested_operators([job.request for job in planned])
+    return planned
+
+
+@contextlib.contextmanager
+def _located(partial: PartialRequest) -> Iterator[None]:
+    """Add file and line to the error of a request from a file."""
+    try:
+        yield
+    except UsageError as error:
+        if not partial.where:
+            raise
+        raise MeasurementFileError(f"{partial.where}: {error.message}", error.next_step) from error
+
+
+@dataclass
+class Submissions:
+    """The jobs of one command: submitted, skipped because they are done, or refused.
+
+    Attributes:
+        say: receives lines for people.
+        submitted: the jobs, filled one by one, so that an interrupted command knows what is under way.
+        skipped: entries of files that are done, with the job that did them.
+        refused: what cannot be measured, with the reason.
+    """
+
+    say: Callable[[str], None]
+    submitted: list[OpenedJob] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    refused: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def job_ids(self) -> list[str]:
+        return [one.job_id for one in self.submitted]
+
+    @property
+    def shown_ids(self) -> list[str]:
+        """The jobs to report: first those that were done before."""
+        return list(dict.fromkeys([*(one["job"] for one in self.skipped), *self.job_ids]))
+
+    def refusals(self, done: int) -> str:
+        """What was left out, one line each; "" if nothing was.
+
+        Args:
+            done: the number of jobs that were not left out.
+        """
+        lines = [f"{one['title']}: {one['reason']}" for one in self.refused]
+        return "\n".join([f"{len(lines)} of {done + len(lines)} cannot be measured:", *lines]) if lines else ""
+
+    def check_refused(self, done: int) -> None:
+        """
+        Raises:
+            Refused: something was left out.
+        """
+        if lines := self.refusals(done):
+            raise Refused(lines, "`farm operators MODEL` shows which parts of a model cannot be extracted.")
+
+    def still_to_do(self, database: Database, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+        """The jobs without the entries of files that are done already. The others know the job that did the same."""
+        with database.read() as session:
+            done = jobs.done_entries(session, [job.request for job in planned])
+        left = []
+        for job in planned:
+            title, done_by = job.request.title, done.get(job.request.id, "") if job.request.reuse != "none" else ""
+            if job.partial.where and done_by:
+                self.skipped.append({"title": title, "job": done_by})
+                self.say(
+                    f"{job.partial.where}: {title} is done already, as job {done_by}; --reuse none measures it again."
+                )
+            else:
+                left.append(dataclasses.replace(job, done_by=done_by))
+        return left
+
+    def fitting(self, planned: Sequence[PlannedJob]) -> list[PlannedJob]:
+        """The jobs whose model fits in the memory of their cards. Jobs that were done before are not checked.
+
+        Raises:
+            UsageError: the only job does not fit.
+        """
+        left = []
+        for job in planned:
+            with self._or_refused(job), _located(job.partial):
+                if job.request.variant is not None and not job.done_by:
+                    check_fits(job.request.variant, job.smallest_card, job.smallest_card.memory_bytes)
+                left.append(job)
+        return left
+
+    def previews(
+        self, database: Database | None, planned: Sequence[PlannedJob], *, own: Sequence[Card] = ()
+    ) -> list[tuple[PlannedJob, JobPreview]]:
+        """What the jobs would measure; nothing is written or started.
+
+        Args:
+            database: None if there is none yet.
+            own: see `farm.jobs.dry_run.dry_running`.
+        """
+        left = list(planned) if database is None else self.still_to_do(database, planned)
+        found = []
+        with dry_running(database, own) as rehearsal:
+            for job in self.fitting(left):
+                with self._or_refused(job):
+                    found.append((job, rehearsal.preview(job.request, job.card_ids)))
+        return found
+
+    def submit_all(
+        self,
+        database: Database,
+        planned: Sequence[PlannedJob],
+        *,
+        progress: Callable[[], contextlib.AbstractContextManager[Progress]],
+        pinned: bool = False,
+        farm: EmbeddedFarm | None = None,
+    ) -> None:
+        """Submit the jobs. If one of several cannot be measured, leave it out.
+
+        Args:
+            progress: shows what is being done while its context lasts.
+            pinned: the cards were named with --card.
+            farm: of `farm run`. Its workers start while the first model is captured; if the database knows everything, they
+                do not start.
+        """
+        # Names that a model does not have, and steps that do not fit, are reported before anything starts.
+        ready = []
+        for job in self.fitting(planned):
+            with self._or_refused(job):
+                variant = job.request.variant
+                first = named(job.request.operators) or (variant is not None and variant.step)
+                tuples = tuples_of(database, job.request, job.card_ids, job.smallest_card) if first else None
+                ready.append((job, tuples))
+        for job, tuples in ready:
+            embedded = {}
+            if farm is not None:
+                known = bool(job.done_by) and farm.registered()
+                if not known:
+                    farm.start()
+                embedded = {"ready": farm.wait_ready, "known": known}
+            with self._or_refused(job):
+                with progress() as told:
+                    opened = submit(
+                        database,
+                        job.request,
+                        job.card_ids,
+                        tuples=tuples,
+                        pinned=pinned,
+                        progress=told,
+                        **embedded,  # type: ignore[arg-type]
+                    )
+                self.submitted.append(opened)
+                self._announce(job, opened)
+
+    def _announce(self, job: PlannedJob, opened: OpenedJob) -> None:
+        for reason, count in opened.left_out.items():
+            assert job.request.sweep is not None
+            self.say(f"{opened.title}: {count} of {job.request.sweep.size} combinations left out: {reason}")
+        self.say(
+            f"job {opened.job_id}: {opened.title}, {opened.calls} calls of {opened.tuples} operator tuples; "
+            f"{opened.new} to measure, {opened.reused} known already"
+        )
+
+    @contextlib.contextmanager
+    def _or_refused(self, job: PlannedJob) -> Iterator[None]:
+        """Leave out a model that cannot be built, captured or held by a card. For the only job it is an error."""
+        try:
+            yield
+        except (CaptureError, UsageError) as error:
+            if job.alone or isinstance(error, NoSuchCard | UnknownOperator):  # these concern all jobs
+                raise
+            where, title = f"{job.partial.where}: " if job.partial.where else "", job.request.title
+            if job.request.variant is not None:
+                with contextlib.suppress(FarmError):  # a user's own model computes its title from its inputs
+                    title = title_of(job.request.variant)
+            reason = error.message.removeprefix(where)
+            self.refused.append({"title": title, "reason": reason})
+            self.say(f"{where}{title} is left out: {reason}")
