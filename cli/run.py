@@ -137,7 +137,7 @@ def _check_slow_memory(planned: list[PlannedJob], cards: list[Card]) -> None:
     Raises:
         UsageError: a request places tensors in slow memory, and a card has none.
     """
-    from farm.devices.reach import no_slow_memory
+    from farm.devices.cpu import no_slow_memory
     from farm.errors import UsageError
 
     if any(one.request.placements != "none" for one in planned):

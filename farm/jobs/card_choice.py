@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from farm.devices.cpu import cpu_card
 from farm.devices.device import Card
-from farm.devices.finding import discover
+from farm.devices.host import discover
 from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.jobs import cards as registry
 from farm.requests.card_selection import choose_cards, matching_cards
