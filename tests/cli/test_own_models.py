@@ -78,7 +78,7 @@ def test_one_of_several_that_cannot_be_extracted_is_left_out_and_alone_an_error(
     for what in (("auto*", "loud"), ("-f", written)):
         said = farm("run", *what, "--dry-run")
         assert (said.code, "loud 4x8 float32 on 1 card" in said.stdout) == (1, "-f" not in what), said.stderr
-        assert "Nothing was begun" in said.stdout
+        assert "Nothing was started" in said.stdout
         at_once, _, end = said.stderr.partition("error: ")
         where = f"{written}:1: " if "-f" in what else ""
         assert f"{where}autocast 4x8 float32 is left out: autocast cannot be extracted completely:" in at_once

@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_it_would_measure_and_begins_nothing(farm, monkeypat
     first, *_, last = said.stdout.splitlines()
     assert first.startswith("alexnet 4x224 float32 on 1 card (")
     assert "to measure, 0 known already; " in first
-    assert "Nothing was begun (--dry-run)." in last
+    assert "Nothing was started (--dry-run)." in last
     foreseen = json.loads(farm("run", "alexnet", "--dry-run", "--json").stdout)
     assert foreseen["jobs"][0]["items_new"] == foreseen["jobs"][0]["tuples"] + 1, "the tuples and the whole"
     assert foreseen["expected_s"] == foreseen["jobs"][0]["expected_s"] > 0
