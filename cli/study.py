@@ -46,7 +46,7 @@ def _verb(study: Study) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         from farm.jobs.card_choice import all_own_cards
-    from farm.models.catalog import find
+        from farm.models.catalog import find
         from farm.pages import plots
         from farm.requests.partial_request import PartialRequest, complete
         from farm.settings import settings
