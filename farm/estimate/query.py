@@ -215,7 +215,7 @@ def database_at(place: str) -> Database:
 
     Raises:
         UsageError: there is no such database.
-        Refused: the folder is not an export.
+        ImportRefused: the folder is not an export.
     """
     path = Path(place)
     if "://" in place:

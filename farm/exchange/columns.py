@@ -1,14 +1,12 @@
 """The columns of every exported table, declared once: name, type, meaning, unit, and what an import accepts.
 
 The Parquet schemas, the checks of an import, the data dictionary and the names of filters are derived from these
-declarations. The type of a column that is a field of a class (`_fields`) is the type of that field.
+declarations. Columns of variants, software, protocols and figures are the declared fields of their records (`_declared`).
 """
 
 from __future__ import annotations
 
 import functools
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from farm.exchange import column_types as accept
-from farm.store import tables
 from farm.types.fields import fields_of, names_of
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.reading import Reading
@@ -75,20 +72,6 @@ _OF_ANNOTATION: Mapping[Any, tuple[Kind, Any]] = {
 }
 
 
-def _fields(owner: type, *rows: tuple[str, ...]) -> tuple[Column, ...]:
-    """Columns that are fields of a class: (name, meaning[, unit])."""
-    hints = typing.get_type_hints(owner)
-    found = []
-    for name, meaning, *unit in rows:
-        optional = isinstance(hints[name], types.UnionType)
-        kind, accepted = _OF_ANNOTATION.get(typing.get_args(hints[name])[0] if optional else hints[name], _A_TEXT)
-        found.append(Column(name, kind, meaning, *unit or [""], accepted | None if optional else accepted))
-    return tuple(found)
-
-
-_A_TEXT = _OF_ANNOTATION[str]  # of literals
-
-
 def _declared(record: type, *, without: str = "") -> tuple[Column, ...]:
     """The columns of a record's declared texts, numbers and booleans."""
     found = []
@@ -143,20 +126,25 @@ OPERATOR = (
     ),
     *PARAMETERS,
     Column("parameters", "json", "all arguments of the constructor and the call except tensors", derived=True),
-    *_fields(
-        tables.Operator,
-        ("flops", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
-        ("bytes_moved", "what one call must read and write at least once", "B"),
+    Column(
+        "flops",
+        "integer",
+        "of one call: 2 for each multiply-add of products, convolutions, attention",
+        "FLOP",
+        accept.Count,
     ),
+    Column("bytes_moved", "integer", "what one call must read and write at least once", "B", accept.Count),
     Column("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B", derived=True),
     Column("operator_spec", "json", "the complete operator tuple; its id is the hash of it", "", accept.Tuple | None),
 )
 
 VARIANT = (
     *_declared(Variant, without="dtype"),  # every table has a column `dtype` of its own
-    *_fields(tables.ModelVariant, ("model_flops", "of one pass, by PyTorch's own counter", "FLOP")),
+    Column("model_flops", "integer", "of one pass, by PyTorch's own counter", "FLOP", accept.Count),
 )
 VARIANT = _accepting(VARIANT, text=accept.text(32), recompute=accept.text(10_000))
+_SECOND = next(column for column in VARIANT if column.name == "weights")  # where exports always had it
+VARIANT = (VARIANT[0], _SECOND, *(column for column in VARIANT[1:] if column is not _SECOND))
 VARIANT_FIELDS = names_of(Variant)
 #: Null in readings of operators.
 _VARIANT_OF_READING = tuple(one if one.kind == "text" else replace(one, accepts=None) for one in VARIANT)
@@ -184,11 +172,8 @@ PROTOCOL = tuple(replace(one, name="data_class") if one.name == "data" else one 
 #: Columns of the table of readings with the same names.
 FIGURES = (
     *_declared(Reading),
-    *_fields(
-        tables.Reading,
-        ("simulated", "the card was simulated: the figures describe no real card"),
-        ("created_at_s", "time of writing on its database's clock", "s since 1970"),
-    ),
+    Column("simulated", "boolean", "the card was simulated: the figures describe no real card", "", bool),
+    Column("created_at_s", "number", "time of writing on its database's clock", "s since 1970", accept.Positive),
 )
 FIGURES = _accepting(FIGURES, temperature_c=accept.Number | None)
 
@@ -301,12 +286,9 @@ CALLS = (
 CAPTURES = (
     _CAPTURE_ID,
     *_CAPTURED,
-    *_fields(
-        tables.Operator,
-        ("flops", "of one pass, by its tuples", "FLOP"),
-        ("bytes_moved", "of one pass, by its tuples", "B"),
-    ),
     *_columns(
+        ("flops", "integer", "of one pass, by its tuples", "FLOP", accept.Count),
+        ("bytes_moved", "integer", "of one pass, by its tuples", "B", accept.Count),
         ("card_id", "text", "the card that it was observed on", "", accept.text(80)),
         ("verification", "json", "what a card ran: kernels, operators, the time of each call", "", accept.Verified),
         ("created_at_s", "number", "time of the capture", "s since 1970", accept.Number),
@@ -369,91 +351,78 @@ DATASET = (
     *_columns(
         ("operator_id", "text", "the operator tuple"),
         ("operator", "text", "the operator's short name, such as Conv2d"),
-        ("operator_type", "text", "the name that modules, functions and aten operators of the same work share"),
-        ("operator_family", "text", "the sort of kernels that it runs, such as convolution or pointwise"),
-        ("dtype", "text", "of the arithmetic: that of the first floating tensor"),
-        ("data_class", "text", "what stood in the inputs"),
-        ("training", "boolean", "whether the module was in training mode"),
+        ("operator_type", "text", "the common name of modules, functions and aten operators that do the same work"),
+        ("operator_family", "text", "kind of its kernels, such as convolution or pointwise"),
+        ("dtype", "text", "of the arithmetic: the dtype of the first floating-point tensor"),
+        ("data_class", "text", "values of the inputs"),
+        ("training", "boolean", "the module was in training mode"),
         ("flops", "integer", "of one call: 2 for each multiply-add of products, convolutions, attention", "FLOP"),
         ("bytes_moved", "integer", "what one call must read and write at least once", "B"),
         ("flops_per_byte", "number", "arithmetic intensity: flops / bytes_moved", "FLOP/B"),
-        ("m", "integer", "of a product of m x k by k x n, that of a convolution included"),
+        ("m", "integer", "of a product of m x k by k x n, also of a convolution"),
         ("n", "integer", "of such a product"),
         ("k", "integer", "of such a product"),
-        (
-            "products",
-            "integer",
-            "how many such products one call makes: groups of a convolution, heads of an attention",
-        ),
-        ("tiles", "integer", "that the products are cut into; 0: it makes none"),
-        ("waves", "number", "of tiles over the card's multiprocessors"),
-        (
-            "wave_share_64x64",
-            "number",
-            "tiles of 64 x 64 over what whole waves of them would be; 1: it makes no product",
-            "1",
-        ),
-        ("wave_share_128x64", "number", "of tiles of 128 x 64", "1"),
-        ("wave_share_256x128", "number", "of tiles of 256 x 128", "1"),
-        ("roofline_us", "number", "the least time at the card's peaks, a launch included", "µs"),
-        ("tile_roofline_us", "number", "the same in whole waves of tiles, and with the cache", "µs"),
+        ("products", "integer", "number of such products in one call: groups of a convolution, heads of an attention"),
+        ("tiles", "integer", "number of tiles of the products; 0 without a product"),
+        ("waves", "number", "tiles over the card's multiprocessors"),
+        ("wave_share_64x64", "number", "tiles of 64 x 64 over the tiles of complete waves; 1 without a product", "1"),
+        ("wave_share_128x64", "number", "the same for tiles of 128 x 64", "1"),
+        ("wave_share_256x128", "number", "the same for tiles of 256 x 128", "1"),
+        ("roofline_us", "number", "least time at the card's peaks, with a launch", "µs"),
+        ("tile_roofline_us", "number", "the same with complete waves of tiles, and with the cache", "µs"),
         ("compute_us", "number", "of the tile roofline, the arithmetic", "µs"),
         ("traffic_us", "number", "of the tile roofline, the bytes", "µs"),
-        ("tensors", "integer", "that it is given, parameters included"),
+        ("tensors", "integer", "number of its input tensors, with parameters"),
         ("itemsize_bytes", "integer", "of one element", "B"),
-        ("elements", "integer", "of the largest tensor, in or out"),
-        ("elements_given", "integer", "of all tensors that the call is given"),
+        ("elements", "integer", "of the largest input or output tensor"),
+        ("elements_given", "integer", "of all tensors of the call"),
         ("parameter_bytes", "integer", "of parameters and buffers", "B"),
-        ("strided_share", "number", "of the elements given, those in tensors that are not contiguous", "1"),
-        ("expanded_share", "number", "1 - the least tensor given over the largest", "1"),
-        ("written_share", "number", "of the bytes moved, those beyond what it is given", "1"),
-        ("casts", "boolean", "whether what comes out, or a tensor given, is of another dtype than the first"),
-        ("run_bytes", "integer", "that follow one another in memory, the least over the tensors given", "B"),
-        ("casts_to_whole", "boolean", "whether what comes out is named to be whole numbers or booleans"),
-        ("masked", "number", "of an attention: 0.5 with a mask of booleans, 1 with one of numbers, 0 without"),
-        ("causal", "boolean", "of an attention: whether each position sees those before it alone"),
-        ("drops", "boolean", "of an attention: whether it leaves scores out at random"),
-        (
-            "materialised",
-            "boolean",
-            "an attention that writes its scores out, for its mask, its dimensions or the keys that its heads share",
-        ),
+        ("strided_share", "number", "share of the input elements in tensors that are not contiguous", "1"),
+        ("expanded_share", "number", "1 - the smallest input tensor over the largest", "1"),
+        ("written_share", "number", "share of the bytes moved beyond the inputs", "1"),
+        ("casts", "boolean", "an output or input has another dtype than the first input"),
+        ("run_bytes", "integer", "that follow one another in memory, the least over the input tensors", "B"),
+        ("casts_to_whole", "boolean", "the name of the output's dtype is an integer or boolean type"),
+        ("masked", "number", "of an attention: 0.5 with a boolean mask, 1 with a mask of numbers, 0 without"),
+        ("causal", "boolean", "of an attention: each position sees only earlier positions"),
+        ("drops", "boolean", "of an attention: it has dropout"),
+        ("materialised", "boolean", "an attention that writes its scores, because of its mask, sizes or shared keys"),
         ("along_last", "number", "1: it works along the last dimension; 0: along others; 0.5: it names none"),
         ("along", "integer", "elements along the dimensions that it names"),
         ("last_size", "integer", "of the first tensor; of an embedding its width"),
-        ("rows", "integer", "elements of the first tensor over its last size; of an embedding those asked for"),
+        ("rows", "integer", "elements of the first tensor over its last size; of an embedding the requested rows"),
         ("batch", "integer", "the first size of the first tensor"),
-        ("window", "integer", "elements of a convolution's or pool's kernel"),
+        ("window", "integer", "elements of the kernel of a convolution or pool"),
         ("stride", "integer", "elements of its step"),
         ("dilation", "integer", "elements of its dilation"),
         ("channels_in", "integer", "of an image"),
-        ("channels_out", "integer", "of an image, where it is known"),
-        ("pixels", "integer", "of an image that goes in"),
-        ("zeros", "number", "share of zeros by the class of data, the mean over activations", "1"),
-        ("positive", "number", "of the activations, the share of those without a negative value", "1"),
-        ("channels", "number", "mean share of the variance that lies between channels", "1"),
-        ("data_known", "boolean", "whether the class of data is known"),
+        ("channels_out", "integer", "of an image, if known"),
+        ("pixels", "integer", "of an input image"),
+        ("zeros", "number", "share of zeros by the data class, the mean over activations", "1"),
+        ("positive", "number", "share of the activations without a negative value", "1"),
+        ("channels", "number", "mean share of the variance between channels", "1"),
+        ("data_known", "boolean", "the data class is known"),
         ("reading_id", "text", "the reading"),
-        ("time_us", "number", "one pass, looped", "µs"),
+        ("time_us", "number", "one pass in a loop", "µs"),
         ("time_half_width_us", "number", "half of its 95 % interval", "µs"),
-        ("power_w", "number", "energy over time; empty where the card has no sensor", "W"),
+        ("power_w", "number", "energy over time; empty if the card has no sensor", "W"),
         ("energy_mj", "number", "one pass, gross", "mJ"),
         ("energy_half_width_mj", "number", "half of its 95 % interval", "mJ"),
-        ("neighbours_us", "number", "what other operators before it add to one pass", "µs"),
+        ("neighbours_us", "number", "time that other operators before it add to one pass", "µs"),
         (
             "fetching_us",
             "number",
-            "of it, what fetching weights takes that a model smaller than the cache finds there",
+            "part of it: fetching weights, which a model smaller than the cache finds there",
             "µs",
         ),
         ("flags", "texts", "what a reader should know of the reading"),
-        ("kernels", "texts", "that one call launched, where they were imported with it; never learnt from"),
+        ("kernels", "texts", "kernels of one call, if they were imported with it; predictors do not use them"),
     ),
     *(entry for entry in CARD if entry.name == "card_model"),
     *(entry for entry in SOFTWARE if entry.name in ("torch", "cuda", "cudnn", "driver")),
-    *_columns(("method", "integer", "version of the way of measuring")),
+    *_columns(("method", "integer", "version of the measuring method")),
     *(entry for entry in PROTOCOL if entry.name in ("launch", "residency", "tf32")),
-    *_columns(("features_version", "integer", "version of the columns that predictors look at")),
+    *_columns(("features_version", "integer", "version of the columns that predictors use")),
 )
 
 TABLES: Mapping[str, tuple[Column, ...]] = {

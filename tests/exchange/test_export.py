@@ -12,6 +12,7 @@ from farm.errors import UnknownOperator, UsageError
 from farm.exchange.columns import FORMAT, TABLES, as_markdown
 from farm.exchange.export import METADATA, export
 from farm.exchange.filters import parse
+from farm.exchange.packaged import FOLDER
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
 from tests.report import filled, rows
@@ -97,6 +98,12 @@ def test_the_documented_dictionary_is_the_code_s():
         names = [entry.name for entry in columns]
         assert len(names) == len(set(names)), table
         assert all(entry.meaning for entry in columns)
+
+
+@pytest.mark.parametrize("table", ["readings", "calls", "captures", "verdicts"])
+def test_columns_keep_the_order_of_earlier_exports(table):
+    earlier = pq.read_schema(FOLDER / "h200" / f"{table}.parquet").names
+    assert [entry.name for entry in TABLES[table] if entry.name in earlier] == earlier
 
 
 def test_other_formats_hold_the_same(database, tmp_path):
