@@ -16,7 +16,7 @@ from farm.slow_memory.transfers import AsRun, Move, Wire
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading, Verification
 
-A = TypeVar("A")
+A = TypeVar("A", covariant=True)  # the type of the answer
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class SimulatedRunner(Runner):
         from farm.devices import simulated
 
         assert isinstance(device, simulated.SimulatedDevice)
-        self.device = device
+        self.device = self._simulated = device
         self.software = simulated.SOFTWARE
         self.handlers = {
             MeasureRequest: self._measure,
@@ -229,7 +229,7 @@ class SimulatedRunner(Runner):
         from farm.devices import simulated
 
         try:
-            return simulated.measure(request.subject, request.protocol, self.device, request.predicted, on_phase)
+            return simulated.measure(request.subject, request.protocol, self._simulated, request.predicted, on_phase)
         except RuntimeError:
             self._poisoned = True
             raise
