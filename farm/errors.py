@@ -1,31 +1,31 @@
-"""Every error a person can meet, in one tree, each with the step that mends it.
+"""All errors for people, in one tree. Each says what to do next.
 
     FarmError
     ├── UsageError                 the request itself is wrong             exit 2
     │   ├── UnknownModel           no such model in the catalog
     │   ├── UnsupportedModel       known, but refused with a reason
     │   ├── UnknownOperator        no such operator in the allow-list
-    │   ├── MeasurementFileError   malformed YAML: file, line, key
+    │   ├── MeasurementFileError   malformed YAML, with file, line and key
     │   ├── NoSuchJob
     │   ├── NoSuchCard
-    │   ├── Ambiguous              it means several, and one must be chosen
+    │   ├── Ambiguous              a name matches several; choose one
     │   └── SettingsError          a setting or its file is malformed
     ├── CaptureError               the model could not be extracted        exit 1
-    ├── Refused                    so one of several, or it does not fit   exit 1
-    ├── TupleRejected              a tuple that is not one: never built    exit 1
-    ├── Unreadable                 a stored row that no longer parses      exit 1
-    ├── Unmeasurable               an item that ends as a row with reason  (not an exit)
+    ├── Refused                    one of several cannot be measured       exit 1
+    ├── TupleRejected              the JSON is not an operator tuple       exit 1
+    ├── Unreadable                 a stored row is damaged                 exit 1
+    ├── Unmeasurable               an item ends with a reason in its row   (not an exit)
     ├── FarmUnavailable            a part of the farm does not answer      exit 3
     │   ├── BrokerUnreachable
     │   ├── DatabaseUnreachable
     │   ├── SchemaMismatch         the database is of another version
-    │   │   └── NoDatabase         there is none yet, or an empty one
-    │   ├── NoWorker               nobody listens on a chosen card
-    │   └── CardUnavailable        a worker's card does not answer now, and may later
-    ├── UnhealthyCard              a card that fails a known sum           exit 1
+    │   │   └── NoDatabase         the database does not exist or is empty
+    │   ├── NoWorker               no worker serves a chosen card
+    │   └── CardUnavailable        a card does not answer now, but may later
+    ├── UnhealthyCard              a card fails its health check           exit 1
     ├── CardBusy                   another worker holds the card's lock    exit 4
     ├── BelowTarget                ``--check`` and the verdict failed      exit 5
-    └── Unwritable                 stdout takes nothing more               exit 1
+    └── Unwritable                 stdout cannot be written                exit 1
 
 ``message`` says what was wrong and with which input, ``next_step`` what to do about it.
 """
@@ -37,7 +37,7 @@ from collections.abc import Iterable
 
 
 class FarmError(Exception):
-    """Base of all errors that are for people: shown as one message, without a traceback."""
+    """Base of all errors for people: shown as one message, without a traceback."""
 
     exit_code = 1
 
@@ -55,7 +55,7 @@ class UsageError(FarmError):
 
 
 class UnknownModel(UsageError):
-    """No model of that name; names the nearest ones."""
+    """No model has this name; names the nearest ones."""
 
     @classmethod
     def named(cls, name: str, known: Iterable[str]) -> UnknownModel:
@@ -66,11 +66,11 @@ class UnknownModel(UsageError):
 
 
 class UnsupportedModel(UsageError):
-    pass
+    """The catalog knows the model but refuses it, with a reason."""
 
 
 class UnknownOperator(UsageError):
-    """No operator of that name; names the nearest ones."""
+    """No operator has this name; names the nearest ones."""
 
     @classmethod
     def named(cls, name: str, *known: Iterable[str]) -> UnknownOperator:
@@ -89,27 +89,27 @@ class MeasurementFileError(UsageError):
 
 
 class NoSuchJob(UsageError):
-    pass
+    """No job has this id, or this beginning of an id."""
 
 
 class NoSuchCard(UsageError):
-    pass
+    """No card matches, or the matching cards cannot be measured on."""
 
 
 class Ambiguous(UsageError):
-    """Several are meant where one must be; ``next_step`` names them. There is no use in asking elsewhere."""
+    """A name matches several things where one is needed; ``next_step`` lists them."""
 
 
 class SettingsError(UsageError):
-    pass
+    """A setting, or the file of the settings, is malformed."""
 
 
 class CaptureError(FarmError):
-    pass
+    """The operator calls of a model could not be captured."""
 
 
 class Refused(FarmError):
-    """Of several things to measure some cannot be; the others were."""
+    """Some of several things cannot be measured; the others were."""
 
 
 class TupleRejected(FarmError):
@@ -117,7 +117,7 @@ class TupleRejected(FarmError):
 
 
 class Unreadable(FarmError):
-    """What a row of the database holds is not what the farm writes there: somebody changed it, or its disk did."""
+    """A row of the database holds something that the farm never writes: another program or the disk changed it."""
 
 
 class Unmeasurable(FarmError):
@@ -131,11 +131,11 @@ class Unmeasurable(FarmError):
         "raised",  # PyTorch raised on the card
         "crashed",  # the benchmark process died (signal or exit)
         "hung",  # no answer within the time limit
-        "rejected",  # the tuple failed validation on the worker
+        "rejected",  # the worker did not accept the tuple
         "not_capturable",  # no CUDA graph can be made of it
-        "not_available",  # what the protocol asks for is not to be had on this card
+        "not_available",  # the card does not support the protocol
         "attempts_exhausted",  # every delivery ended without an answer
-        "card_left",  # the very card that it was to be read on was away when its job waited for nothing else
+        "card_left",  # its card was away when the job waited for nothing else
     )
 
     def __init__(self, reason: str, message: str, next_step: str = "") -> None:
@@ -153,27 +153,27 @@ class FarmUnavailable(FarmError):
 
 
 class BrokerUnreachable(FarmUnavailable):
-    pass
+    """The broker does not answer."""
 
 
 class DatabaseUnreachable(FarmUnavailable):
-    pass
+    """The database does not answer, is read-only, or its file is damaged."""
 
 
 class SchemaMismatch(FarmUnavailable):
-    pass
+    """The database has another schema than this program, or tables of another program."""
 
 
 class NoDatabase(SchemaMismatch):
-    """There is none yet, or one without tables: nothing is known, and nothing is in the way."""
+    """The database does not exist yet, or has no tables."""
 
 
 class NoWorker(FarmUnavailable):
-    pass
+    """No worker serves a chosen card."""
 
 
 class CardUnavailable(FarmUnavailable):
-    pass
+    """The card of a worker does not answer now, but may later."""
 
 
 class UnhealthyCard(FarmError):
@@ -189,7 +189,7 @@ class BelowTarget(FarmError):
 
 
 class Unwritable(FarmError):
-    """What was asked for is there, and cannot be printed."""
+    """The output cannot be written to stdout."""
 
     @classmethod
     def because(cls, error: OSError) -> Unwritable:

@@ -1,4 +1,4 @@
-"""Which cards a person means by a word, wherever one is named, and which are taken where none is."""
+"""Which cards a name on the command line selects, and which are used without one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farm.errors import NoSuchCard, did_you_mean
 
 
 class CardLike(Protocol):
-    """What telling cards apart needs to know of one."""
+    """The attributes by which cards are selected."""
 
     @property
     def id(self) -> str: ...
@@ -29,11 +29,11 @@ AnyCard = TypeVar("AnyCard", bound=CardLike)
 def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCard]:
     """The cards that ``--card`` options name, see `matching_cards`.
 
-    Without any: every card of the commonest model, GPUs before CPUs, since a sum over two models of card is a
-    figure of neither.
+    Without any: every card of the most frequent model, GPUs before CPUs, because a sum over two card models describes
+    neither.
 
     Raises:
-        NoSuchCard: nothing matches; names the cards that are there.
+        NoSuchCard: nothing matches; lists the cards.
     """
     if not wanted:
         groups = list(by_model(cards).values())
@@ -50,7 +50,7 @@ def choose_cards(cards: Sequence[AnyCard], wanted: Sequence[str]) -> list[AnyCar
 
 
 def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
-    """The cards grouped by their model, in the order met: each group gets a job of its own."""
+    """The cards grouped by model, in order. Each group gets its own job."""
     groups: dict[str, list[AnyCard]] = {}
     for card in cards:
         groups.setdefault(card.model, []).append(card)
@@ -58,9 +58,9 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """The cards that a word means: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a model.
+    """The cards that a name selects: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a model.
 
-    None where nothing matches. Of several, all: what must be one card is refused by whoever wants one.
+    Returns all matches; [] if nothing matches.
     """
     low = want.strip().lower()
     if not low:
@@ -70,7 +70,7 @@ def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
     if low in ("cpu", "gpu", "cuda"):
         return [card for card in cards if card.kind == ("cpu" if low == "cpu" else "cuda")]
     if low.isdigit():
-        # GPU 0 is meant where there are GPUs, even though a CPU counts from 0 as well.
+        # 0 selects GPU 0 if there are GPUs, although the index of a CPU is 0 as well.
         indexed = [card for card in cards if card.index == int(low)]
         return [card for card in indexed if card.kind == "cuda"] or indexed
     host, colon, index = low.rpartition(":")

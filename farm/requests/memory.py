@@ -1,4 +1,4 @@
-"""Whether what is asked for can lie in a card's memory at all: told before anything is started for it."""
+"""Memory: whether a variant fits on a card, checked before anything starts; and amounts of memory as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Room:
-    """What a variant needs whatever its operators do. Unit: bytes."""
+    """The memory that a variant needs at least. Unit: bytes."""
 
     parameters: int  # and buffers
     inputs: int  # of the whole batch
@@ -32,10 +32,10 @@ class Room:
 def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
     """
     Args:
-        memory_bytes: of the card; 0 where nobody knows.
+        memory_bytes: of the card; 0 if unknown.
 
     Raises:
-        UsageError: inputs and parameters alone are more than the card has.
+        UsageError: inputs and parameters alone need more memory than the card has.
     """
     if not memory_bytes or _surely_fits(variant, memory_bytes):
         return
@@ -56,7 +56,7 @@ def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
 
 
 class WithMemory(Protocol):
-    """A card of which the memory counts; 0 where nobody knows."""
+    """A card and its memory; 0 if unknown."""
 
     @property
     def model(self) -> str: ...
@@ -67,10 +67,10 @@ class WithMemory(Protocol):
 def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> None:
     """
     Args:
-        least_bytes: that the step holds at once, as far as it is known before the card has run it.
+        least_bytes: lower bound of the peak memory of the step, before the card has run it.
 
     Raises:
-        UsageError: that is more than the card has.
+        UsageError: the card has less memory.
     """
     memory_bytes = card.memory_bytes
     if memory_bytes and least_bytes > memory_bytes:
@@ -82,7 +82,7 @@ def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> Non
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
-    """Told without building it. Buffers are fewer than parameters by far."""
+    """True if it fits by the catalog's number of parameters, without building it. Buffers are far fewer than parameters."""
     parameters = catalog.find(variant.model).parameters
     if parameters is None or variant.cache:  # a user's own, timm's; or what it holds is told by building it
         return False
@@ -119,8 +119,7 @@ def _gb(number: int) -> str:
     return f"{number / 1e9:,.1f} GB"
 
 
-# ----- merged from farm.requests.memory
-# Amounts of memory as people say them: `80GB`, `24 GiB`, `55GB/s`, `50%`.
+# ----- amounts of memory as text: `80GB`, `24 GiB`, `55GB/s`, `50%`
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
@@ -130,23 +129,23 @@ _AMOUNT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 def bytes_of(option: str, text: str, *, per_second: bool = False) -> int:
     """
     Args:
-        option: what it was said for.
-        per_second: it is a bandwidth; `/s` may stand behind it.
+        option: the command-line option, for the message.
+        per_second: the text is a bandwidth; it may end with `/s`.
 
     Raises:
-        UsageError: it is no amount, or nothing.
+        UsageError: the text is not an amount, or below 1 byte.
     """
     found = _AMOUNT.fullmatch(text.removesuffix("/s") if per_second else text)
     amount = float(found[1]) * _PREFIXES[found[2].lower()] if found else 0.0
     if not math.isfinite(amount) or amount < 1:
         example, what = ("55GB/s", "a bandwidth") if per_second else ("80GB", "an amount of memory")
-        raise UsageError(f"{option} wants {what}, not '{text}'.", f"Give {option} {example}, say.")
+        raise UsageError(f"{option} needs {what}, not '{text}'.", f"Give {option} {example}, say.")
     return int(amount)
 
 
 @dataclass(frozen=True)
 class Amount:
-    """So many bytes, or a share of a whole."""
+    """A number of bytes, or a share of a total."""
 
     size_bytes: int = 0
     share: float = 0.0
@@ -159,14 +158,14 @@ def amounts_of(option: str, text: str) -> list[Amount]:
     """``75%,8GB``
 
     Raises:
-        UsageError: one is neither an amount of memory nor a share.
+        UsageError: a part is neither an amount of memory nor a share.
     """
     found = []
     for word in text.split(","):
         if (percent := _SHARE.fullmatch(word)) and float(percent[1]) > 0:
             found.append(Amount(share=float(percent[1]) / 100))
         elif "%" in word:
-            raise UsageError(f"{option} wants a share above nothing, not '{word.strip()}'.", f"Give {option} 50%, say.")
+            raise UsageError(f"{option} needs a share above 0, not '{word.strip()}'.", f"Give {option} 50%, say.")
         else:
             found.append(Amount(bytes_of(option, word)))
     return found

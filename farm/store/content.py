@@ -1,6 +1,6 @@
-"""Writing the rows that never change: software, protocols, operators, variants, token ids and captures.
+"""Rows that never change: software, protocols, operators, variants, token ids, captures and their calls.
 
-All are content-addressed, so writing one twice is no error and two writers at once agree.
+Their ids are hashes of their content, so two writers of the same row agree, and the second write does nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CallLike(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class StoredCall:
-    """A call that came as JSON from a benchmark process, where torch is."""
+    """A call from a benchmark process, received as JSON."""
 
     index: int
     module_path: str
@@ -148,7 +148,7 @@ def store_variant(
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
-    """The id under which `find_tokens` gives them back, on whatever host."""
+    """Store token ids; return the id with which `find_tokens` finds them on any host."""
     row = {
         "id": tokens.id,
         "batch": tokens.batch,
@@ -162,7 +162,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
 
 
 def share_tokens(session: Session, tokens_id: str) -> None:
-    """Have the ids of a text both at hand and in the database, whichever of the two has them.
+    """Copy the token ids of a text between this process and the database, from the one that has them.
 
     Raises:
         Unreadable: see `find_tokens`.
@@ -197,7 +197,7 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
 def find_capture(
     session: Session, variant_id: str, device_type: str, grad: bool, torch: str, launch: str
 ) -> tables.Capture | None:
-    """The capture to go by: what was observed on a card before what was predicted."""
+    """Return the capture to use: an observed one if there is one, otherwise a predicted one."""
     query = (
         select(tables.Capture)
         .where(
@@ -226,7 +226,7 @@ def store_capture(
     card_id: str | None = None,
     verification: Verification | None = None,
 ) -> int:
-    """The id of the capture, which is written if it is new. Its operators must be stored before."""
+    """Store a capture if it is new; return its id. Its operators must be stored before."""
     query = select(tables.Capture).where(
         tables.Capture.variant_id == variant_id,
         tables.Capture.device_type == device_type,
@@ -271,7 +271,7 @@ def store_capture(
 
 
 def reading_row(reading: Reading) -> dict[str, Any]:
-    """A reading's own columns (all but its provenance)."""
+    """Return the columns of a reading without its provenance."""
     skip = {"trace"}
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name not in skip}
     row["throttle_reasons"] = list(reading.throttle_reasons)
@@ -279,7 +279,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     row["details"] = reading.details.to_json()
     row["method"] = reading.details.method
     columns = tables.Reading.__table__.columns  # type: ignore[attr-defined]
-    # A number that must be there and is none is refused: there is no reading without it.
+    # A required number that is not finite is kept, so that the database refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
         for name, value in row.items()
@@ -296,7 +296,7 @@ def add_reading(
     card_id: str,
     card_model: str,
 ) -> tables.Reading:
-    """The row of a reading that no item waits for, with its trace. Its card must be there."""
+    """Add the row of a reading without an item, with its trace. Its card must be stored before."""
     values = reading_row(reading)
     row = tables.Reading(
         id=uuid.uuid4().hex,
@@ -335,16 +335,15 @@ def storable_text(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
-# ----- merged from farm.store.content
-# Captures in the database: the calls a model is made of, as predicted at submit time and as seen on a card.
+# ----- calls of captures
 
 
 def store_values(
     session: Session, capture_id: int, seen: Mapping[tuple[str, str], Sequence[list[dict[str, Any] | None]]]
 ) -> None:
-    """Beside each call, what was seen at it: calls match by module path, operator and order.
+    """Store the observed input values of each call. Calls match by module path, operator and order.
 
-    A call that finds no match, or one of another number of activations, keeps an empty list: nothing is known.
+    A call without a match, or with another number of activations, gets an empty list: nothing is known.
     """
     call, operator = tables.Call, tables.Operator
     query = (
@@ -385,7 +384,7 @@ def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], li
 
 @dataclass(frozen=True)
 class PlacedCall:
-    """One call of a capture where it stands in the model, with the class of data that it is read with."""
+    """One call of a capture with its module path and the value profile that it is measured with."""
 
     index: int
     module_path: str
@@ -397,7 +396,7 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     """The calls of a capture in their order.
 
     Args:
-        data: a protocol's data policy. Any but `seen` is the class of every call.
+        data: `Protocol.data`. Any value but `seen` applies to every call.
     """
     call = tables.Call
     query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
@@ -408,15 +407,15 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
 
 
 def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str], int]:
-    """(tuple id, class of data) -> calls of a capture, in the order of first call. `data`: as in `placed_calls`."""
+    """(tuple id, value profile) -> number of calls, in the order of the first call. `data`: as in `placed_calls`."""
     return dict(Counter((call.operator_id, call.data) for call in placed_calls(session, capture_id, data)))
 
 
 def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:
-    """Tuple id -> calls, and whether they are to be held against a card for this job.
+    """Tuple id -> number of calls, and whether the job must verify them on a card.
 
-    They are, unless a card has said something of them since the job began: what calls took in the running model is read
-    with the whole, and as new as that.
+    It must, unless a card has verified them since the job started: the times of calls in the running model are then as new
+    as the reading of the whole model.
     """
     with database.read() as session:
         capture = session.get_one(tables.Capture, capture_id)
@@ -426,7 +425,7 @@ def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
-    """Tuple id -> calls of a capture."""
+    """Tuple id -> number of calls of a capture."""
     call = tables.Call
     query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
     return {operator_id: int(number) for operator_id, number in session.execute(query)}
@@ -440,9 +439,9 @@ def store_observed(
     *,
     card_id: str,
 ) -> int | None:
-    """Keep what a card said of a prediction; the id of the observed capture where it differs, else None.
+    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture and return its id.
 
-    ``observed`` comes from the card's benchmark process and is validated again before it is stored.
+    ``observed`` comes from the benchmark process of the card and is validated before it is stored.
     """
 
     with database.write() as session:
@@ -476,7 +475,7 @@ def store_observed(
 
 
 def _labelled(session: Session, found: Verification) -> Verification:
-    """The findings with its labels for what a card did not see: it knows the ids alone."""
+    """The verification with labels in place of the ids of missing tuples; the card knows only their ids."""
     missing = list(found.missing or ())
     operator = tables.Operator
     labels = dict(session.exec(select(operator.id, operator.label).where(col(operator.id).in_(missing))).all())

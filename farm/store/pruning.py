@@ -1,4 +1,4 @@
-"""Giving room back: what nobody needs once it is old. Readings are never deleted, and what leads to one neither."""
+"""Delete old time series and old jobs without readings. Readings, and the jobs that they belong to, are never deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.store.tables import Item, JobState
 
 @dataclass(frozen=True)
 class Prunable:
-    """What is old enough to go: time series of readings, and ended jobs none of whose items has a reading."""
+    """What is old enough to delete: time series, and ended jobs whose items have no reading."""
 
     traces: int
     traces_bytes: int
@@ -24,10 +24,10 @@ class Prunable:
 
 
 def prunable(database: Database, older_than_s: float) -> Prunable:
-    """What `prune` would delete now.
+    """Return what `prune` would delete now.
 
     Args:
-        older_than_s: how long ago a reading was made, or a job ended, at least.
+        older_than_s: least age of a reading, or least time since a job ended.
     """
     with database.read() as session:
         series = select(func.count(), func.coalesce(func.sum(func.length(tables.Trace.packed)), 0)).where(
@@ -39,7 +39,7 @@ def prunable(database: Database, older_than_s: float) -> Prunable:
 
 
 def prune(database: Database, older_than_s: float) -> Prunable:
-    """Delete what is old enough, a little at a time, so that nobody waits long for the database; what that was."""
+    """Delete in small transactions, so that other writers do not wait long; return what was deleted."""
     found = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(
@@ -54,7 +54,7 @@ def prune(database: Database, older_than_s: float) -> Prunable:
 
 def _delete_job(database: Database, job_id: str, older_than_s: float) -> bool:
     with database.write() as session:
-        # It may have been opened again meanwhile.
+        # The job may have been opened again since.
         if locked(session, tables.Job, job_id) is None or not _still_without(session, job_id, older_than_s):
             return False
         session.execute(delete(tables.Job).where(col(tables.Job.id) == job_id))  # rounds, items, verdicts with it

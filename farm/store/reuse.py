@@ -1,4 +1,4 @@
-"""Which reading that is there already serves an item: measured once, whichever job asks.
+"""Which stored reading serves an item, so that several jobs measure a tuple only once.
 
 The request's policy decides whose readings count (``model``: any card of that model, ``card``: the chosen cards,
 ``imported``: those of other farms, too; ``none``: nobody's), and its stopping rule how tight they must be. Wholes and canaries are a matter of the very card.
@@ -20,7 +20,7 @@ from farm.types.request import Request
 
 
 def subject_key(item: Item, reuse: str, software_id: str) -> str:
-    """What two items share when one reading serves both."""
+    """Return the key that items share if one reading serves them all."""
     scope = item.card_model if item.role == "tuple" and reuse in ("model", "imported") else item.card_id
     key = f"{item.subject_id}:{scope}:{software_id}:{item.protocol_id}"
     return key if reuse != "none" else f"{key}:{item.job_id}:{item.role}"
@@ -29,10 +29,10 @@ def subject_key(item: Item, reuse: str, software_id: str) -> str:
 def find_readings(
     session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
 ) -> list[tables.Reading | None]:
-    """For each item the reading that serves it, None where there is none.
+    """Return the reading that serves each item; None if there is none.
 
     Args:
-        card_ids: the cards that are chosen; of several readings, theirs are preferred.
+        card_ids: the chosen cards; their readings are preferred.
     """
     if request.reuse == "none":
         return [None] * len(items)
@@ -54,7 +54,7 @@ def find_readings(
 def _best(
     readings: Iterable[tables.Reading], item: Item, request: Request, card_ids: Collection[str]
 ) -> tables.Reading | None:
-    """Of readings of one subject, protocol and software: the one that serves best, chosen cards first, then the newest."""
+    """Return the best of the readings of one subject, protocol and software: chosen cards first, then the newest."""
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":
@@ -65,23 +65,24 @@ def _best(
     return max(serving, key=lambda reading: (reading.card_id in card_ids, reading.created_at_s), default=None)
 
 
-DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}  # flags of what may be better the next time
+#: Flags of readings that may be better if repeated.
+DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
 
 
 def sound(reading: tables.Reading) -> bool:
-    """Whether a reading tells others anything: by this code's method, and not doubtful."""
+    """Whether a reading is of the current method and not doubtful."""
     return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
 
 
 def tells_others(flags: Iterable[str] | None) -> bool:
-    """Whether a reading with these flags may say what a call takes elsewhere: not doubtful, and not of a study's own windows."""
+    """Whether a reading with these flags may be used outside its job: not doubtful, and not of a study."""
     return not (DOUBTFUL | {"study"}) & set(flags or ())
 
 
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
-    """Whether a reading is tight enough. One that did not converge serves who would not wait longer than it was given.
+    """Whether a reading is precise enough. One that did not converge serves a request with the same or a shorter window.
 
-    Readings that are not sound never are, nor those of a study (`farm.study`), taken under windows of its own.
+    Readings that are not sound never serve, nor do those of a study (`farm.study`), which has its own windows.
     """
     if not sound(reading) or "study" in reading.flags:
         return False

@@ -1,4 +1,4 @@
-"""The shared database's tables: the truth of the farm, of which the queues are only the transport.
+"""The tables of the shared database. It holds the state of the farm; the queues only transport messages.
 
 Times ending in ``_at_s`` are Unix seconds on the *database's* clock, so that hosts with stepping clocks agree
 (`farm.store.database.database_now`). Content-addressed rows (operators, variants, protocols, software) are
@@ -154,10 +154,10 @@ class TokenInput(Row, table=True):
 
 
 class Capture(Row, table=True):
-    """One taking-apart of a variant: predicted at submit time, or observed on a card.
+    """One capture of a variant: predicted at submit time, or observed on a card.
 
-    ``torch`` is the version that took it apart: another version may run other operators. So may another ``launch``: a
-    model can ask whether a CUDA graph is being captured.
+    ``torch`` is the version that captured it: another version may run other operators. So may another ``launch``: a
+    model can query whether a CUDA graph is being captured.
     """
 
     __tablename__ = "capture"
@@ -175,7 +175,7 @@ class Capture(Row, table=True):
 
 
 class Call(Row, table=True):
-    """One operator call of a capture, in order. Occurrence counts (the view ``occurrence``) are made of these."""
+    """One operator call of a capture, in order. The view ``occurrence`` counts them."""
 
     __tablename__ = "call"
     capture_id: int = Field(primary_key=True, foreign_key="capture.id", ondelete="CASCADE")
@@ -222,7 +222,7 @@ class Job(Row, table=True):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What it asks for, as far as it can be read: {} where the row no longer holds what the farm wrote there."""
+        """The request as JSON; {} if the row was damaged."""
         return self.request if isinstance(self.request, dict) else {}
 
 
@@ -243,7 +243,7 @@ class Round(Row, table=True):
 
 
 class Item(Row, table=True):
-    """One subject of a job that must be read on one card.
+    """One subject of a job to measure on one card.
 
     ``token`` fences: only the write that shows the token of the newest claim is accepted. ``claim_key`` is set
     while claimed and unique, so that two jobs never measure the same thing at the same time.

@@ -1,4 +1,4 @@
-"""Numbers as people read them: a fitting unit, three or four digits, and no more than the interval supports."""
+"""Numbers and text for people: a suitable unit, as many digits as the interval supports; no passwords, no control characters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quantity(value: float | None, units: Units, digits: int = 3) -> str:
 
 
 def interval(figure: ValueWithInterval | None, units: Units) -> str:
-    """``7.460 ± 0.021 ms``: as many digits as two of the half-width ask for."""
+    """``7.460 ± 0.021 ms``: up to the second digit of the half-width."""
     if figure is None:
         return NOTHING
     unit, factor = _fitting(figure.value, units)
@@ -49,7 +49,7 @@ def interval(figure: ValueWithInterval | None, units: Units) -> str:
 
 
 def percent(fraction: float | None, decimals: int = 1) -> str:
-    """``99.7 %``. What is nearly all does not look complete, and what is little does not look like nothing."""
+    """``99.7 %``. Only 1 is shown as 100 %, and only 0 as 0 %."""
     if fraction is None:
         return NOTHING
     scaled = fraction * 100
@@ -88,7 +88,7 @@ def span(seconds: float | None) -> str:
 
 
 def part_of(part: int, whole: int) -> str:
-    """``3/5``, and ``5`` where none is missing."""
+    """``3/5``; ``5`` if both are 5."""
     return str(whole) if part == whole else f"{part}/{whole}"
 
 
@@ -107,19 +107,15 @@ def _rounded(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
-# ----- merged from farm.types.format
-# Texts for people: URLs without what lets others in, and whatever others wrote without what a terminal would obey.
-#
-# Rather too much is hidden than a piece of a password shown.
-#
+# ----- text from elsewhere: URLs without passwords, and text without control characters
 
 _IN_QUERY = re.compile(r"([?&](?:password|sslpassword|passfile)=)[^&\s]*", re.IGNORECASE)
-# Up to the last @, for a password that holds one. A URL may come without its scheme, as Celery keeps a socket's.
+# Up to the last @, because a password may contain one. Celery stores the URL of a socket without its scheme.
 _BEFORE_HOST = re.compile(r"(://|^(?!\S*://))([^:/@\s]*):\S*@")
 
 
 def masked(url: str) -> str:
-    """A URL, or a text with one in it, with every password in it as ``***``."""
+    """A URL, or a text that contains one, with every password replaced by ``***``. It may hide more than the password."""
     return _BEFORE_HOST.sub(r"\1\2:***@", _IN_QUERY.sub(r"\1***", url))
 
 
@@ -130,10 +126,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def printable(text: str, *, keep: str = "") -> str:
     r"""A text with its control characters written out, as in ``\u001b`` or ``\n``: in JSON, they mean the same.
 
-    Titles, labels and ids come from files, the broker and the database. On a terminal they must not do more than stand
-    there, nor in a log begin a line of their own.
+    Titles, labels and ids come from files, the broker and the database. They must not control a terminal, nor start a
+    line of their own in a log.
 
     Args:
-        keep: those that may stay.
+        keep: control characters that stay.
     """
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else json.dumps(found[0])[1:-1], text)

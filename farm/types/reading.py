@@ -25,7 +25,7 @@ INSIDE = ("warm_up", "window", "burst", "canary_window")  # costs that are the s
 
 
 def inside_s(cost_s: Mapping[str, float]) -> float:
-    """What of a reading's card time was warm-ups and windows, its own and those of a canary that came with it."""
+    """The card time of a reading's warm-ups and windows, with those of its canary. Unit: s."""
     return math.fsum(cost_s.get(name, 0.0) for name in INSIDE)
 
 
@@ -190,7 +190,7 @@ class Details:
     other: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON under the fields' names; what was not found is not there."""
+        """Plain JSON by field name, without None."""
         found = {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
         if self.activation_peak_bytes is not None:
             found["found_again"] = self.found_again  # looked at: null says that it could not be told
@@ -200,7 +200,7 @@ class Details:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Of any version: keys that are missing are None, those that are not known stay in `other`."""
+        """Read JSON of any version: missing keys become None, unknown ones go to `other`."""
         data = data or {}
         values = known(cls, data)
         for name in values.keys() & _PARTS.keys():
@@ -223,7 +223,7 @@ def _fields(kind: type) -> frozenset[str]:
 
 
 def known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a dataclass has fields for, of plain JSON of any version; lists as tuples."""
+    """The part of JSON of any version that a dataclass has fields for; lists become tuples."""
     names = _fields(kind)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name in names}
 
@@ -277,11 +277,11 @@ class Reading:
     trace: Trace | None = None
 
     def noting(self, **found: Any) -> Self:
-        """The same reading with these fields of its details."""
+        """The same reading with other fields of its details."""
         return dataclasses.replace(self, details=dataclasses.replace(self.details, **found))
 
     def flagged(self, *flags: str) -> Self:
-        """The same reading with these flags as well, in order."""
+        """The same reading with more flags, sorted."""
         return dataclasses.replace(self, flags=tuple(sorted({*self.flags, *flags})))
 
     def to_json(self) -> dict[str, Any]:
@@ -300,9 +300,7 @@ class Reading:
         return cls(**values, trace=Trace.unpack(base64.b64decode(packed)) if packed else None)
 
 
-# ----- merged from farm.types.reading
-# What the flags of a reading say, for people who meet one in a report; `docs/method.md` has the same words.
-
+#: Flag -> its meaning, for people; `docs/method.md` has the same text.
 FLAGS: dict[str, str] = {
     "not_converged": "the window reached its maximum length before the interval was narrow enough",
     "few_passes": "fewer than three rounds: the interval is as wide as the figure",
@@ -336,16 +334,12 @@ FLAGS: dict[str, str] = {
 }
 
 
-# ----- merged from farm.types.reading
-# What verifying a whole on a card found (`farm.benchmark.verification`): is what runs there what was predicted?
-#
-# It is stored beside the capture as JSON, which is made and read here alone. None stands for "not looked at".
-#
+# ----- verification of a capture on a card (`farm.benchmark.verification`), stored as JSON beside the capture
 
 
 @dataclass(frozen=True)
 class Launches:
-    """One kernel in one unobserved pass of a whole: how often it was launched, and what that took together."""
+    """One kernel in one unobserved pass of a whole model: its launches and their total time."""
 
     count: int
     time_us: float
@@ -353,7 +347,7 @@ class Launches:
 
 @dataclass(frozen=True)
 class InModelTimes:
-    """What each call took where it stands, between its neighbours in the running model: the median over some passes.
+    """The time of each call within the running model: the median over several passes.
 
     Attributes:
         calls_us: tuple id -> the times of its calls, in order; None where a call's kernels could not be told.
@@ -372,7 +366,7 @@ class InModelTimes:
 
 @dataclass(frozen=True)
 class OtherCalls:
-    """A tuple that an eager pass calls more or less often than the run that is measured."""
+    """A tuple whose number of calls differs between an eager pass and the measured run."""
 
     operator_id: str
     label: str
@@ -382,7 +376,7 @@ class OtherCalls:
 
 @dataclass(frozen=True)
 class Eagerly:
-    """What an eagerly launched pass runs otherwise than the run that is measured.
+    """The differences between an eager pass and the measured run.
 
     Attributes:
         kernels: name -> launches in the run that is measured, and in the eager pass, where they differ.
@@ -397,7 +391,7 @@ class Eagerly:
 
 @dataclass(frozen=True)
 class Verification:
-    """A capture held against the pass of the model on a card.
+    """The comparison of a capture with a pass of the model on a card. None: not examined.
 
     Attributes:
         launch: of the run that was looked at, ``graph`` or ``eager``; None of old, when it was eager.
@@ -442,11 +436,11 @@ class Verification:
     other: Mapping[str, Any] = field(default_factory=dict)
 
     def without_the_card(self) -> Self:
-        """What holds on any card: kernels and times are a matter of its model, and of the numeric flags."""
+        """The part that holds on any card. Kernels and times depend on the card model and on the numeric flags."""
         return dataclasses.replace(self, kernels=None, tuple_kernels=None, in_model=None, eagerly=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON under the fields' names; what was not looked at is not there."""
+        """Plain JSON by field name, without None."""
         data = {**self.other, **_found(self)}
         if self.kernels is not None:
             data["kernels"] = {name: dataclasses.asdict(launches) for name, launches in self.kernels.items()}
@@ -458,7 +452,7 @@ class Verification:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> Self:
-        """Of any version: keys that are missing are None, those that are not known stay in `other`."""
+        """Read JSON of any version: missing keys become None, unknown ones go to `other`."""
         data = data or {}
         values = known(cls, data)
         if kernels := values.get("kernels"):
@@ -475,7 +469,7 @@ class Verification:
 
 
 def _found(one: Verification | InModelTimes) -> dict[str, Any]:
-    """The fields that hold something."""
+    """The fields that are not None."""
     values = {entry.name: getattr(one, entry.name) for entry in dataclasses.fields(one) if entry.name != "other"}
     return {name: value for name, value in values.items() if value is not None}
 

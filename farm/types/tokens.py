@@ -1,6 +1,6 @@
-"""The token ids that a language model reads: they travel and are stored with a variant, the text does not.
+"""The token ids of a language model's input. They are sent and stored with a variant; the text is not.
 
-No torch. Whatever arrives is checked here, with bounded sizes, before anything looks at it.
+No torch. Data from elsewhere is validated here, with bounded sizes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from farm.types.protocol import LARGEST_NUMBER, content_id
 if TYPE_CHECKING:
     import numpy as np
 
-#: Ids of one input that are taken at most: 64 MiB as they travel through memory.
+#: Most ids of one input: 64 MiB in memory.
 MOST_TOKENS = 2**24
 SIDES = ("right", "left")
 
 
 class TokensRejected(ValueError):
-    """What came as stored token ids is none."""
+    """The data are not stored token ids."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What one operator call is, as plain JSON: the currency that travels, is stored and is measured.
+"""An operator tuple: the description of one operator call as plain JSON, which is sent, stored and measured.
 
 Requirements this file answers:
 
@@ -311,12 +311,9 @@ def plain(tree: Any) -> Any:
     return tree
 
 
-# ----- merged from farm.types.tuple
-# Whether a piece of JSON is an operator tuple. What comes from a database or a message is checked here, with bounds
-# on every size, before anything else looks at it. No torch, and one kind of error.
-#
+# ----- validation of JSON from a database, a file or a message, with bounds on every size
 
-# Bounds of what is accepted. They are far above what a model needs and far below what hurts a worker.
+# The bounds are far above the needs of a model and far below what harms a worker.
 _MAX_TEXT = 200
 _MAX_TENSORS = 8192  # an optimizer updates all parameters in one call: five lists of 897 of efficientnet_v2_l
 _MAX_DIMENSIONS = 16
