@@ -154,7 +154,7 @@ def test_filters_take_what_columns_say(database, tmp_path):
         ("kernelsize=3", "Did you mean kernel_size"),
         ("kernel_size=big", "wants sizes such as 3 or 3x3"),
         ("time_us<fast", "wants a number"),
-        ("operator>3", "has no order"),
+        ("operator>3", "have no order"),
         ("details=x", "cannot be filtered"),
         ("since=yesterday", "not a date"),
         ("3x3", "neither an operator nor a filter"),
