@@ -236,7 +236,8 @@ def distributions(report: Report, levels: Mapping[str, CardLevels]) -> list[Char
     Args:
         levels: by reading id.
     """
-    rows = [(row, levels[row.reading_id]) for row in report.tuples if row.time_us and row.reading_id in levels]
+    of_rows = [(row, levels.get(row.reading_id or "")) for row in report.tuples if row.time_us]
+    rows = [(row, level) for row, level in of_rows if level is not None]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
     for title, values in (

@@ -50,7 +50,7 @@ class ReadingView:
     def of(cls, row: Any) -> Self:
         """Make a view of a row of the table of readings."""
         same = {name: getattr(row, name) for name in _SAME}
-        listed = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
+        listed: dict[str, Any] = {name: tuple(getattr(row, name)) for name in ("throttle_reasons", "flags")}
         return cls(**same, **listed, details=Details.from_json(row.details), reading_id=row.id)
 
     @property
