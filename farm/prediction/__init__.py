@@ -1,1 +1,1 @@
-"""What an operator should cost where nobody has read it."""
+"""Predicted time, power and energy of operators without a reading."""
