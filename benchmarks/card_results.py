@@ -150,7 +150,7 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
     from farm.requests.partial_request import PartialRequest, complete
 
     one = variant(text)
-    wish = PartialRequest(
+    partial = PartialRequest(
         model=one.model,
         batch=one.batch,
         input_size=one.input_size,
@@ -159,7 +159,7 @@ def request(text: str, card_kind: str, options: argparse.Namespace) -> Request:
         reuse=options.reuse,
         minimum_s=options.minimum_s if card_kind == "cuda" else None,
     )
-    return complete(wish, card_kind, target=0.95)
+    return complete(partial, card_kind, target=0.95)
 
 
 # --------------------------------------------------------------------------------------------------- a plan

@@ -14,7 +14,7 @@ app = typer.Typer(help="Create, update and check the database's tables.", no_arg
 
 @app.command()
 def upgrade() -> None:
-    """Create the tables, or bring them to this program's version."""
+    """Create the tables, or migrate them to this program's schema."""
     from farm.settings import settings
     from farm.store.database import Database
 
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 @app.command()
 def check() -> None:
-    """Say whether the database answers and has this program's schema (exit 3 if not)."""
+    """Check that the database answers and has this program's schema (exit code 3 if not)."""
     from cli import opening
 
     database = opening.open_database()
@@ -37,9 +37,12 @@ def check() -> None:
 @app.command()
 def prune(
     older_than: Annotated[
-        float, typer.Option("--older-than", metavar="DAYS", min=0, max=36500, help="Only what is so many days old.")
+        float,
+        typer.Option(
+            "--older-than", metavar="DAYS", min=0, max=36500, help="Delete only what is at least this many days old."
+        ),
     ] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted; delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""

@@ -1,4 +1,4 @@
-"""``farm run``: the whole job on this host, with nothing installed beforehand."""
+"""``farm run``: measure on this host, with a broker and workers of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.submissions import PlannedJob, Submissions
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PATIENCE_S = 5.0  # an interruption that was raised and came to nothing in this time got lost
+PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and is raised again
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
 
@@ -34,22 +34,21 @@ def run(options: CliOptions) -> None:
     except KeyboardInterrupt as interruption:
         raise Interrupted(INTERRUPTED_HINT) from interruption
     except Exception as error:
-        if ending.asked:  # the interruption came out as another error, of a half-begun import or connection
+        if ending.requested:  # an interrupted import or connection turned the interruption into another error
             raise Interrupted(INTERRUPTED_HINT) from error
         raise
 
 
 class _Ending:
-    """SIGTERM, Ctrl-C and a terminal that closes alike end the run in order: servers and workers are stopped on the way out.
+    """End the run in order after SIGTERM, Ctrl-C or SIGHUP: servers and workers are stopped.
 
-    They are remembered as well as raised, because an exception that arises in a finalizer, or in some C code while a
-    module is imported, is dropped; Python would show it with a traceback, which `_dropped` keeps quiet.
-
-    Only the first is raised: a second, of who presses Ctrl-C until something happens, would cut the way out short.
+    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised in a finalizer, or in C
+    code during an import, and prints a traceback; `_dropped` suppresses it. Only the first signal is raised: a second one
+    would interrupt the stopping of the servers.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.closing = False
         self._raised_s = -PATIENCE_S
 
@@ -60,8 +59,8 @@ class _Ending:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            # Who asked for the end gets it: nothing is left to do but the message.
-            signal.signal(number, signal.SIG_IGN if self.asked else handler)
+            # After a requested end, only the message is left to print.
+            signal.signal(number, signal.SIG_IGN if self.requested else handler)
         sys.unraisablehook = self._show_dropped
 
     def _dropped(self, dropped: sys.UnraisableHookArgs) -> None:
@@ -72,14 +71,14 @@ class _Ending:
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        self.asked = True
+        self.requested = True
         if not self.closing and now_s - self._raised_s >= PATIENCE_S:
             self._raised_s = now_s
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def uncut(self) -> Iterator[None]:
-        """What is around this block is closed undisturbed, however the block ends; call `check` after that."""
+        """Do not interrupt the code that runs after this block; call `check` after that code."""
         try:
             yield
         finally:
@@ -87,10 +86,10 @@ class _Ending:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What starts in this block starts whole: an end that is asked for meanwhile is raised after it.
+        """Do not interrupt this block; raise a requested end after it.
 
         Raises:
-            KeyboardInterrupt: it was.
+            KeyboardInterrupt: an end was requested.
         """
         self.closing = True
         try:
@@ -100,11 +99,12 @@ class _Ending:
         self.check()
 
     def check(self) -> None:
-        """Raises:
-        KeyboardInterrupt: an end was asked for and the exception got lost.
+        """
+        Raises:
+            KeyboardInterrupt: an end was requested and the exception was lost.
         """
         self.closing = False
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
 
 

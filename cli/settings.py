@@ -1,4 +1,4 @@
-"""``farm settings``: what is in force, and where each value comes from."""
+"""``farm settings``: the current settings, and the source of each value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings(as_json: AsJson = False) -> None:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """The value without passwords."""
+    """Return the value with passwords masked."""
     from farm.types.format import masked
 
     if name in _SECRETS:

@@ -1,1 +1,1 @@
-"""What a person asks for: a wish and its defaults, measurement files, which cards, the names of operators."""
+"""From a user's input to a request: defaults, measurement files, selection of cards, memory limits."""

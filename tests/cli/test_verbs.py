@@ -71,7 +71,7 @@ def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypa
 
 @pytest.mark.parametrize(("name", "meant"), [("resnet?8", ["resnet18"]), ("ViT_L_*", ["vit_l_16", "vit_l_32"])])
 def test_a_pattern_means_every_model_that_fits(name, meant):
-    assert [wish.model for wish in CliOptions(models=[name, "resnet18"]).requests()] == list(
+    assert [partial.model for partial in CliOptions(models=[name, "resnet18"]).requests()] == list(
         dict.fromkeys([*meant, "resnet18"])
     )
 

@@ -181,9 +181,9 @@ def test_a_plan_is_a_measurement_file_of_what_is_most_unsure(own, tmp_path):
     assert "2 tuples, 100.0 % of the uncertainty" in said.stdout
     found = json.loads(own(*arguments, "-n", "1", "--json").stdout)
     assert len(found["tuples"]) == 1 <= found["unsure"] + 1
-    wishes = measurement_file.load([file])
-    assert {wish.sweep.operator for wish in wishes} == {"Linear", "MaxPool2d"}
-    made = {spec.id for wish in wishes for batch in Expansion(wish.sweep).batches() for spec in batch}
+    partials = measurement_file.load([file])
+    assert {partial.sweep.operator for partial in partials} == {"Linear", "MaxPool2d"}
+    made = {spec.id for partial in partials for batch in Expansion(partial.sweep).batches() for spec in batch}
     assert made == {tuple_["operator_id"] for tuple_ in json.loads(own(*arguments, "--json").stdout)["tuples"]}
 
 
@@ -192,9 +192,9 @@ def test_what_no_sweep_makes_is_asked_of_its_model(database):
     variant = Variant("bert-base", 1, 0, length=16, layers=1, phase="encode")
     found = plan([asked(database, predictor, variant)], 50)
     measurements = measurement_file.parse(found.file, "plan")
-    assert {wish.model for wish in measurements if not wish.sweep} == {"bert-base"}
-    assert any(wish.sweep and wish.sweep.operator == "Linear" for wish in measurements)
-    gains = [wish.gain for wish in found.proposals]
+    assert {partial.model for partial in measurements if not partial.sweep} == {"bert-base"}
+    assert any(partial.sweep and partial.sweep.operator == "Linear" for partial in measurements)
+    gains = [partial.gain for partial in found.proposals]
     assert gains == sorted(gains, reverse=True)
 
 
@@ -202,7 +202,7 @@ def test_neighbours_of_what_is_chosen_count_half(database):
     predictor = without_linear(database)
     found = plan([asked(database, predictor, dataclasses.replace(filled.VARIANT, dtype="float16"))], 1000)
     assert len(found.proposals) > 20
-    assert sum(wish.gain for wish in found.proposals) < found.uncertain
+    assert sum(partial.gain for partial in found.proposals) < found.uncertain
 
 
 def test_a_kept_predictor_is_held_against_another_database(own, database, tmp_path):

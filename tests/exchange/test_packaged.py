@@ -67,8 +67,8 @@ def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
 
 
 def test_the_file_that_fills_them_names_every_classification_model():
-    wishes = load([ROOT / "examples" / "h200.yml"], check_model=catalog.find)
+    partials = load([ROOT / "examples" / "h200.yml"], check_model=catalog.find)
     wanted = [(32, "float32"), (1, "float32"), (32, "bfloat16"), (1, "bfloat16")]
-    assert list(dict.fromkeys((wish.batch, wish.dtype) for wish in wishes)) == wanted
+    assert list(dict.fromkeys((partial.batch, partial.dtype) for partial in partials)) == wanted
     models = catalog.names("classification", "torchvision")
-    assert sorted(wish.model for wish in wishes) == sorted(models * 4)
+    assert sorted(partial.model for partial in partials) == sorted(models * 4)

@@ -9,8 +9,8 @@ from farm.verdict.figures import Chosen, Figure, Part
 
 
 def test_each_part_of_a_step_is_what_its_calls_take(database):
-    wish = PartialRequest(model="squeezenet1_1", batch=1, input_size=32, step="training")
-    request = complete(wish, "cpu", target=0.95)
+    partial = PartialRequest(model="squeezenet1_1", batch=1, input_size=32, step="training")
+    request = complete(partial, "cpu", target=0.95)
     capture_id = capture_for(database, request, device_type="cpu", torch="2.13.0")
     with database.read() as session:
         counts = content.counts(session, capture_id)
