@@ -17,7 +17,7 @@ from farm.study import STUDIES, Study
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from farm.study.results import Column, StudyResult
+    from farm.study.results import ResultColumn, StudyResult
 
 _MOST_FAILURES = 5
 
@@ -179,7 +179,7 @@ def _list(studies: Sequence[StudyResult]) -> RenderableType:
     return found
 
 
-def _cell(column: Column, value: Any) -> str:
+def _cell(column: ResultColumn, value: Any) -> str:
     from farm.types.format import ENERGY, NOTHING, POWER, TIME, percent, quantity
 
     if value is None:

@@ -18,7 +18,7 @@ from farm.pages.plots import Chart
 from farm.settings import settings
 from farm.store import tables
 from farm.study.laboratory import Laboratory, Sample, StudyOptions, require, require_neighbours
-from farm.study.results import Column, Findings, change, known
+from farm.study.results import Findings, ResultColumn, change, known
 from farm.types.protocol import Protocol, Stopping
 
 
@@ -57,14 +57,14 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
         )
     require(everything, laboratory)
     columns = (
-        Column("tuple", "operator tuple"),
-        Column("calls", "calls", "count"),
-        Column("seen", "seen"),
-        Column("power_w", "power", "power_w"),
-        Column("seen_energy", "seen, energy", "change"),
-        Column("seen_time", "seen, time", "change"),
-        Column("zeros_energy", "zeros, energy", "change"),
-        Column("zeros_time", "zeros, time", "change"),
+        ResultColumn("tuple", "operator tuple"),
+        ResultColumn("calls", "calls", "count"),
+        ResultColumn("seen", "seen"),
+        ResultColumn("power_w", "power", "power_w"),
+        ResultColumn("seen_energy", "seen, energy", "change"),
+        ResultColumn("seen_time", "seen, time", "change"),
+        ResultColumn("zeros_energy", "zeros, energy", "change"),
+        ResultColumn("zeros_time", "zeros, time", "change"),
     )
     notes = ["Changes are against standard normal values; `seen` is the class that most calls of the tuple see."]
     if usual := sum(row["seen"] == "normal" for row in table):
@@ -131,15 +131,15 @@ def _alone_and_beside(laboratory: Laboratory, options: StudyOptions) -> Findings
     require([row for rows in read.values() for row in rows], laboratory)
     table = [compared for sample in samples if (compared := _compare(sample, read))]
     columns = (
-        Column("subject", "subject"),
-        Column("alone_time_us", "time, alone", "time_us"),
-        Column("change_time", "beside", "change"),
-        Column("half_width_time", "±", "share"),
-        Column("alone_energy_mj", "energy, alone", "energy_mj"),
-        Column("change_energy", "beside", "change"),
-        Column("half_width_energy", "±", "share"),
-        Column("alone_temperature_c", "°C, alone", "count"),
-        Column("beside_temperature_c", "°C, beside", "count"),
+        ResultColumn("subject", "subject"),
+        ResultColumn("alone_time_us", "time, alone", "time_us"),
+        ResultColumn("change_time", "beside", "change"),
+        ResultColumn("half_width_time", "±", "share"),
+        ResultColumn("alone_energy_mj", "energy, alone", "energy_mj"),
+        ResultColumn("change_energy", "beside", "change"),
+        ResultColumn("half_width_energy", "±", "share"),
+        ResultColumn("alone_temperature_c", "°C, alone", "count"),
+        ResultColumn("beside_temperature_c", "°C, beside", "count"),
     )
     others = "1 other card" if len(options.neighbours) == 1 else f"{len(options.neighbours)} other cards"
     counts = ", ".join(f"{taken[card.id]} on card {card.index}" for card in options.neighbours)

@@ -29,7 +29,7 @@ Kind = Literal["text", "count", "seconds", "time_us", "energy_mj", "power_w", "c
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """The head and the format of one key of the rows. `change` is a signed fraction, `share` an unsigned one."""
 
     key: str
@@ -44,7 +44,7 @@ class Findings:
     `variant` is the measured variant if it differs from the requested one.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     rows: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
@@ -66,7 +66,7 @@ class Findings:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """From JSON with `charts`, which are stored but not printed."""
         return cls(
-            tuple(Column(**column) for column in data["columns"]),
+            tuple(ResultColumn(**column) for column in data["columns"]),
             tuple(data["rows"]),
             tuple(data["notes"]),
             tuple(

@@ -12,7 +12,7 @@ from farm.errors import FarmError
 from farm.pages.plots import Chart, Line
 from farm.settings import settings
 from farm.study.laboratory import Laboratory, Sample, StudyOptions, require, require_neighbours
-from farm.study.results import Column, Findings, change, known
+from farm.study.results import Findings, ResultColumn, change, known
 from farm.types.format import percent
 from farm.types.tuple import parse
 
@@ -38,14 +38,17 @@ def placement(laboratory: Laboratory, options: StudyOptions) -> Findings:
     isolated = {} if options.quick else _isolated(laboratory, options, found["changes"])
     rows = tuple(_placement_row(one, isolated.get((one["tuple_id"], one["placement"]))) for one in found["changes"])
     columns = (
-        Column("operator", "operator tuple"),
-        Column("placement", "slow"),
-        Column("alone_time_us", "one a run", "time_us"),
-        Column("together_time_us", "many a run", "time_us"),
-        Column("change", "change", "change"),
-        Column("half_width", "±", "share"),
+        ResultColumn("operator", "operator tuple"),
+        ResultColumn("placement", "slow"),
+        ResultColumn("alone_time_us", "one a run", "time_us"),
+        ResultColumn("together_time_us", "many a run", "time_us"),
+        ResultColumn("change", "change", "change"),
+        ResultColumn("half_width", "±", "share"),
         *(
-            (Column("isolated_time_us", "by itself", "time_us"), Column("change_isolated", "in place", "change"))
+            (
+                ResultColumn("isolated_time_us", "by itself", "time_us"),
+                ResultColumn("change_isolated", "in place", "change"),
+            )
             if isolated
             else ()
         ),
@@ -162,13 +165,13 @@ def peer(laboratory: Laboratory, options: StudyOptions) -> Findings:
         here = _measure_placements(laboratory, wanted, "of the host")
     rows = tuple(_peer_row(sample, word, here, there) for sample, words in wanted for word in words)
     columns = (
-        Column("operator", "operator tuple"),
-        Column("placement", "slow"),
-        Column("fast_time_us", "time, all fast", "time_us"),
-        Column("host_time_us", "time, host", "time_us"),
-        Column("peer_time_us", "time, other GPU", "time_us"),
-        Column("change_fast", "other GPU, to all fast", "change"),
-        Column("change_host", "other GPU, to host", "change"),
+        ResultColumn("operator", "operator tuple"),
+        ResultColumn("placement", "slow"),
+        ResultColumn("fast_time_us", "time, all fast", "time_us"),
+        ResultColumn("host_time_us", "time, host", "time_us"),
+        ResultColumn("peer_time_us", "time, other GPU", "time_us"),
+        ResultColumn("change_fast", "other GPU, to all fast", "change"),
+        ResultColumn("change_host", "other GPU, to host", "change"),
     )
     points = sorted((row["host_time_us"], row["change_host"] * 100) for row in rows if row["change_host"] is not None)
     lines = (Line("another GPU's memory", *map(list, zip(*points, strict=True)), alone=True),) if points else ()

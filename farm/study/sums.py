@@ -10,7 +10,7 @@ from typing import Any
 from farm.pages.plots import Chart
 from farm.store import tables
 from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
-from farm.study.results import Column, Findings, change, known
+from farm.study.results import Findings, ResultColumn, change, known
 from farm.types.reading import Details
 from farm.verdict.aggregate import aggregate
 from farm.verdict.figures import Part, ReadingView, Whole
@@ -61,14 +61,14 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
             }
         )
     columns = (
-        Column("residency", "residency"),
-        Column("tuples", "tuples", "count"),
-        Column("sum_time_us", "sum, time", "time_us"),
-        Column("gap_time", "gap", "change"),
-        Column("sum_energy_mj", "sum, energy", "energy_mj"),
-        Column("gap_energy", "gap", "change"),
-        Column("change_median", "time to resident", "change"),
-        Column("change_most", "most", "change"),
+        ResultColumn("residency", "residency"),
+        ResultColumn("tuples", "tuples", "count"),
+        ResultColumn("sum_time_us", "sum, time", "time_us"),
+        ResultColumn("gap_time", "gap", "change"),
+        ResultColumn("sum_energy_mj", "sum, energy", "energy_mj"),
+        ResultColumn("gap_energy", "gap", "change"),
+        ResultColumn("change_median", "time to resident", "change"),
+        ResultColumn("change_most", "most", "change"),
     )
     notes = ["Gaps are of the sum of all tuples against the whole model; policies without all tuples have none."]
     if options.tuples is not None:
@@ -141,15 +141,15 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
     if laboratory.launches == ("eager",):
         notes.append("A CPU has no CUDA graphs: there is one launch mode to read.")
     columns = (
-        Column("batch", "batch", "count"),
-        Column("launch", "launch"),
-        Column("tuples", "tuples", "count"),
-        Column("whole_time_us", "whole, time", "time_us"),
-        Column("over_graph", "over graph", "change"),
-        Column("sum_time_us", "sum, time", "time_us"),
-        Column("gap_time", "gap", "change"),
-        Column("whole_energy_mj", "whole, energy", "energy_mj"),
-        Column("gap_energy", "gap", "change"),
+        ResultColumn("batch", "batch", "count"),
+        ResultColumn("launch", "launch"),
+        ResultColumn("tuples", "tuples", "count"),
+        ResultColumn("whole_time_us", "whole, time", "time_us"),
+        ResultColumn("over_graph", "over graph", "change"),
+        ResultColumn("sum_time_us", "sum, time", "time_us"),
+        ResultColumn("gap_time", "gap", "change"),
+        ResultColumn("whole_energy_mj", "whole, energy", "energy_mj"),
+        ResultColumn("gap_energy", "gap", "change"),
     )
     bars: dict[str, dict[str, float]] = {}
     for row in table:

@@ -11,7 +11,7 @@ from typing import Any
 from farm.pages.plots import Chart, Line
 from farm.store import tables
 from farm.study.laboratory import Laboratory, Sample, StudyOptions, require
-from farm.study.results import Column, Findings, change, known
+from farm.study.results import Findings, ResultColumn, change, known
 from farm.types.reading import Details
 
 #: (window in s, readings of each tuple).
@@ -58,15 +58,15 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
         card_s = [row.cost_s.get("total", 0.0) for row, _ in pairs]
         rows.append({**found, "card_s": statistics.median(card_s) if card_s else None})
     columns = (
-        Column("window_s", "window", "seconds"),
-        Column("readings", "readings", "count"),
-        Column("time_off", "time off, median", "share"),
-        Column("time_off_most", "most", "share"),
-        Column("time_inside", "interval, holds time", "share"),
-        Column("energy_off", "energy off, median", "share"),
-        Column("energy_off_most", "most", "share"),
-        Column("energy_inside", "interval, holds energy", "share"),
-        Column("card_s", "card time, of a reading", "seconds"),
+        ResultColumn("window_s", "window", "seconds"),
+        ResultColumn("readings", "readings", "count"),
+        ResultColumn("time_off", "time off, median", "share"),
+        ResultColumn("time_off_most", "most", "share"),
+        ResultColumn("time_inside", "interval, holds time", "share"),
+        ResultColumn("energy_off", "energy off, median", "share"),
+        ResultColumn("energy_off_most", "most", "share"),
+        ResultColumn("energy_inside", "interval, holds energy", "share"),
+        ResultColumn("card_s", "card time, of a reading", "seconds"),
     )
     notes = (f"Against the window of {lengths[-1][0]:g} s of the same tuple; the last row is compared with itself.",)
     return Findings(columns, tuple(rows), notes, _window_charts(samples, read, longest))
@@ -145,12 +145,12 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
             }
         )
     columns = (
-        Column("figure", "figure"),
-        Column("tuples", "tuples", "count"),
-        Column("off", "off, median", "change"),
-        Column("off_most", "most", "change"),
-        Column("spread", "scatter, median", "share"),
-        Column("spread_most", "most", "share"),
+        ResultColumn("figure", "figure"),
+        ResultColumn("tuples", "tuples", "count"),
+        ResultColumn("off", "off, median", "change"),
+        ResultColumn("off_most", "most", "change"),
+        ResultColumn("spread", "scatter, median", "share"),
+        ResultColumn("spread_most", "most", "share"),
     )
     notes = (
         f"{times} windows of {short_s:g} s against the mean of one of {long_s:g} s; scatter is the standard deviation.",
