@@ -97,9 +97,13 @@ def original(default: Any, description: str, option: str = "", **more: Any) -> A
     return declared(default, description, option, always=True, **more)
 
 
-@functools.cache
-def fields_of(kind: Any) -> tuple[Field, ...]:
+def fields_of(kind: type) -> tuple[Field, ...]:
     """The fields of a dataclass, in order."""
+    return _fields_of(kind)  # type: ignore[arg-type]  # mypy takes the hash of instances for that of the class
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(kind)
     return tuple(
         Field(
