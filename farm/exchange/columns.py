@@ -434,13 +434,12 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
 }
 
 #: Columns that were added to this format later: what an import takes for them if a file lacks them.
-_OF_A_STEP = {"step": "", "optimizer": "", "amp": "", "accumulate": 1, "recompute": ""}
-_OF_TOKENS = {"length": 0, "padded": False, "phase": "", "cache": 0, "layers": 0, "text": ""}
+_OF_A_VARIANT = {one.name: one.default for one in fields_of(Variant) if not one.always}
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "verdicts": dict.fromkeys(["request", "capture_id", "operators", "made_of"]),
-    "readings": _OF_TOKENS | _OF_A_STEP | {"placement": ""},
-    "captures": _OF_TOKENS | _OF_A_STEP,
-    "calls": _OF_TOKENS | _OF_A_STEP | {"part": "", "owner": ""},
+    "readings": _OF_A_VARIANT | {"placement": ""},
+    "captures": _OF_A_VARIANT,
+    "calls": _OF_A_VARIANT | {"part": "", "owner": ""},
 }
 
 _ONE_ROW_IS = {
