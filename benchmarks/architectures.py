@@ -108,7 +108,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         "",
         f"transformers {__version__}, torch {torch.__version__.partition('+')[0]}; batch 1, as on a GPU, on the meta "
         "device; `python benchmarks/architectures.py` writes this table.",
-        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are captured completely, "
+        f"{len(architectures)} of {len({row['class'] for row in rows.values()})} architectures are captured "
+        "completely, "
         f"{sum(row['equal'] for row in done)} of {len(done)} variants with the same FLOPs as PyTorch's own counter for "
         "the whole model.",
         "",

@@ -114,7 +114,8 @@ def main() -> None:
                 extras["repeatability"] = again
             else:
                 print(
-                    f"repeatability: no tuple was measured {again['times']} times in {left_s:.0f} s; increase --budget-s"
+                    f"repeatability: no tuple was measured {again['times']} times in {left_s:.0f} s; increase "
+                    "--budget-s"
                 )
         if options.outside:
             extras["outside"] = outside(card)

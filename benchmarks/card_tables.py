@@ -227,7 +227,8 @@ def markdown(data: dict[str, Any]) -> str:
         "",
         f"Cards {', '.join(sorted({row['card'] for row in data['variants']}))}, driver {card['driver']}; "
         f"torch {software.get('torch', '?')}, CUDA {software.get('cuda', '?')}, cuDNN {software.get('cudnn', '?')}. "
-        "Made by `benchmarks/card_results.py`: the plain sum over all operator tuples, no fitted factor, compared with the "
+        "Made by `benchmarks/card_results.py`: the plain sum over all operator tuples, no fitted factor, compared "
+        "with the "
         "whole model on the same card. Gap: sum / whole - 1, with the half-width of its 95 % interval.",
         "",
         "*Looped* is the time gap of the same tuples without what their neighbours in a model change.",
@@ -280,7 +281,8 @@ def markdown(data: dict[str, Any]) -> str:
     )
     if one := data.get("repeatability"):
         lines.append(
-            f"- repeatability: {one['time']['of']} tuples measured {one['times']} times, (most - least) / median: time median "
+            f"- repeatability: {one['time']['of']} tuples measured {one['times']} times, (most - least) / median: "
+            "time median "
             f"{one['time']['median']:.2%}, most {one['time']['most']:.2%}"
             + (
                 f"; energy median {one['energy']['median']:.2%}, most {one['energy']['most']:.2%}"

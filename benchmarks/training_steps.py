@@ -97,7 +97,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {row['title']} | {row['optimizer']} | {row['calls']} | {row['tuples']} | {row['owners']} | {row['unowned']} "
+        f"| {row['title']} | {row['optimizer']} | {row['calls']} | {row['tuples']} | {row['owners']} | "
+        f"{row['unowned']} "
         f"| {row['peak_bytes'] / 1e9:.2f} GB | {row['seconds']} |"
         for row in done
     ]

@@ -1,7 +1,8 @@
 """Command-line options that several commands share.
 
-The options of a model variant, a protocol and a job are derived from the declarations of their fields (`farm.types.fields`):
-`variant_options` adds those of a variant to a command, `request_options` adds all options of `run` and `submit`.
+The options of a model variant, a protocol and a job are derived from the declarations of their fields
+(`farm.types.fields`): `variant_options` adds those of a variant to a command, `request_options` adds all options of
+`run` and `submit`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continu
 
 @request_options
 def run(options: CliOptions) -> None:
-    """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing behind."""
+    """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing
+    behind.
+    """
     ending = _Ending()
     try:
         with ending:
@@ -42,9 +44,9 @@ def run(options: CliOptions) -> None:
 class _Ending:
     """End the run in order after SIGTERM, Ctrl-C or SIGHUP: servers and workers are stopped.
 
-    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised in a finalizer, or in C
-    code during an import, and prints a traceback; `_dropped` suppresses it. Only the first signal is raised: a second one
-    would interrupt the stopping of the servers.
+    The signal is stored and raised as KeyboardInterrupt. Python drops an exception that is raised in a finalizer, or in
+    C code during an import, and prints a traceback; `_dropped` suppresses it. Only the first signal is raised: a second
+    one would interrupt the stopping of the servers.
     """
 
     def __init__(self) -> None:

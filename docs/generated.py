@@ -1,5 +1,5 @@
-"""Pages of the site that are made when it is built (a hook of MkDocs): the options of all commands, from Typer itself, and
-those whose text stands outside of docs/. It also sees to it that no page fetches anything from elsewhere."""
+"""Pages of the site that are made when it is built (a hook of MkDocs): the options of all commands, from Typer itself,
+and those whose text stands outside of docs/. It also sees to it that no page fetches anything from elsewhere."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def _state_dir() -> Path:
 
 
 def _lock_dir() -> Path:
-    # Host-wide on purpose: two users' workers must meet at the same lock, whatever TMPDIR says. Mount it into containers.
+    # Host-wide on purpose: two users' workers must meet at the same lock, whatever TMPDIR says. Mount it into
+    # containers.
     if SERVICE_LOCK_DIR.is_dir():
         return SERVICE_LOCK_DIR
     temporary = Path("/tmp")
@@ -56,7 +57,9 @@ class Settings(BaseSettings):
 
     broker_url: str = Field(
         "",
-        description="Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own.",
+        description=(
+            "Redis or Valkey URL of the farm's broker. Empty: no farm is configured; `farm run` starts its own."
+        ),
     )
     database_url: str = Field(
         "", description="SQLAlchemy URL of the farm's database. Empty: SQLite in the state directory."
@@ -72,35 +75,55 @@ class Settings(BaseSettings):
     host: str = Field(default_factory=_host, description="Name of this host in the farm; must be unique in it.")
     host_id: str = Field(
         "",
-        description="Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id.",
+        description=(
+            "Stable id of this host, for the id of its CPU card. Empty: derived from the host name and machine id."
+        ),
     )
     models: dict[str, str] = Field(
         default_factory=dict,
-        description="The user's own models: name -> 'module:function'. Read on each host at start; nothing else is ever imported by name.",
+        description=(
+            "The user's own models: name -> 'module:function'. Read on each host at start; nothing else is "
+            "ever imported by name."
+        ),
     )
     models_path: str = Field(
         "",
-        description="Folder with the modules of the setting 'models', searched after all that is installed. Empty: they are installed, or on PYTHONPATH.",
+        description=(
+            "Folder with the modules of the setting 'models', searched after all that is installed. Empty: "
+            "they are installed, or on PYTHONPATH."
+        ),
     )
     losses: dict[str, str] = Field(
         default_factory=dict,
-        description="Losses that the user's own models are trained with: the model's name -> 'module:function', found as in the setting 'models'.",
+        description=(
+            "Losses that the user's own models are trained with: the model's name -> 'module:function', found "
+            "as in the setting 'models'."
+        ),
     )
     lease_s: float = Field(60.0, gt=0, description="How long a claim on an item holds without renewal, in seconds.")
     item_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="Longest time that measuring an item may take on a card, in seconds, and verifying a whole model as long again; past it the benchmark process is ended and the item is 'hung'.",
+        description=(
+            "Longest time that measuring an item may take on a card, in seconds, and verifying a whole model "
+            "as long again; past it the benchmark process is ended and the item is 'hung'."
+        ),
     )
     hard_limit_s: float = Field(
         0.0,
         ge=0,
-        description="Past this time Celery kills a card's task process, in seconds; 0: what all attempts may take, and a minute.",
+        description=(
+            "Past this time Celery kills a card's task process, in seconds; 0: what all attempts may take, "
+            "and a minute."
+        ),
     )
     visibility_timeout_s: float = Field(
         0.0,
         ge=0,
-        description="Past this time the broker delivers an unfinished item's message again, in seconds; 0: four times the hard limit.",
+        description=(
+            "Past this time the broker delivers an unfinished item's message again, in seconds; 0: four times "
+            "the hard limit."
+        ),
     )
     max_attempts: int = Field(3, ge=1, description="How often an item is begun before it is closed as failed.")
     heartbeat_s: float = Field(
@@ -112,7 +135,10 @@ class Settings(BaseSettings):
     deaf_after_s: float = Field(
         300.0,
         ge=0,
-        description="A worker that takes nothing for this long while items of its card wait is started anew, in seconds; 0: never.",
+        description=(
+            "A worker that takes nothing for this long while items of its card wait is started anew, in "
+            "seconds; 0: never."
+        ),
     )
     target: float = Field(0.95, gt=0, le=1, description="Accuracy and coverage a verdict needs in order to pass.")
     flower_port: int = Field(5555, ge=0, le=65535, description="Port of `farm flower`.")
@@ -209,8 +235,8 @@ def settings_but_wrong_ones() -> tuple[Settings, list[str]]:
 def environment_of_children(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a Python process that the farm starts: this one's, with changes.
 
-    It and all that it starts in turn (the pools and trackers of Celery and of Python, which get no options of ours) import
-    from where things are installed and from PYTHONPATH. Else the current folder would come before both: a file
+    It and all that it starts in turn (the pools and trackers of Celery and of Python, which get no options of ours)
+    import from where things are installed and from PYTHONPATH. Else the current folder would come before both: a file
     ``tasks.py`` or ``torch.py`` where a person stands would be run in place of what is meant.
     """
     environment = {**os.environ, **(changes or {}), "PYTHONSAFEPATH": "1"}

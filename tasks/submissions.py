@@ -195,8 +195,8 @@ class Submissions:
         Args:
             progress: shows what is being done while its context lasts.
             pinned: the cards were named with --card.
-            farm: of `farm run`. Its workers start while the first model is captured; if the database knows everything, they
-                do not start.
+            farm: of `farm run`. Its workers start while the first model is captured; if the database knows everything,
+                they do not start.
         """
         # Names that a model does not have, and steps that do not fit, are reported before anything starts.
         ready = []

@@ -17,15 +17,23 @@ def tokenizer_json(**changes):
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": special[0]}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": special[1]}],
+            "single": [
+                {"SpecialToken": special[0]},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": special[1]},
+            ],
             "pair": [],
             "special_tokens": {
                 name: {"id": name, "ids": [WORDS.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")
             },
         },
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {word: number for number, word in enumerate(WORDS)}, "unk_token": "[UNK]"},
-    } | changes  # fmt: skip
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: number for number, word in enumerate(WORDS)},
+            "unk_token": "[UNK]",
+        },
+    } | changes
 
 
 def write_own_text(folder):

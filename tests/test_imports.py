@@ -249,7 +249,10 @@ def test_the_command_line_loads_nothing_heavy_before_a_verb_runs():
 
 
 def test_the_help_loads_no_parsers_of_what_it_never_shows():
-    code = "import sys; from cli import main; main.load_help(); sys.exit('markdown_it' in sys.modules or 'pygments' in sys.modules)"
+    code = (
+        "import sys; from cli import main; main.load_help(); sys.exit('markdown_it' in sys.modules or 'pygments' "
+        "in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

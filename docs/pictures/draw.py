@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation from the packaged readings: ``python docs/pictures/draw.py``.
 
-matplotlib draws `sum-against-whole.svg`; the same data give the same file. Chromium, if installed, makes screenshots of the pages
-in the light and the dark colour scheme.
+matplotlib draws `sum-against-whole.svg`; the same data give the same file. Chromium, if installed, makes screenshots of
+the pages in the light and the dark colour scheme.
 """
 
 from __future__ import annotations

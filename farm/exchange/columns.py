@@ -1,7 +1,8 @@
 """The columns of every exported table, declared once: name, type, meaning, unit, and what an import accepts.
 
 The Parquet schemas, the checks of an import, the data dictionary and the names of filters are derived from these
-declarations. Columns of variants, software, protocols and figures are the declared fields of their records (`_declared`).
+declarations. Columns of variants, software, protocols and figures are the declared fields of their records
+(`_declared`).
 """
 
 from __future__ import annotations

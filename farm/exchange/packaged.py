@@ -110,7 +110,9 @@ def first_answer(
 
 
 def _joined_error(own: FarmError | None, packaged: FarmError) -> FarmError:
-    """The error if neither the own database nor the package has an answer: what the own one lacks, and what there is."""
+    """The error if neither the own database nor the package has an answer: what the own one lacks, and what there
+    is.
+    """
     if not isinstance(own, UsageError) or own.next_step == "It has no readings at all.":
         return packaged
     if own.message != packaged.message or "Did you mean" in own.next_step:

@@ -58,7 +58,8 @@ def by_model(cards: Iterable[AnyCard]) -> Mapping[str, list[AnyCard]]:
 
 
 def matching_cards(cards: Sequence[AnyCard], want: str) -> list[AnyCard]:
-    """The cards that a name selects: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a model.
+    """The cards that a name selects: an id or its beginning, an index, host:index, a host, "cpu", "gpu", part of a
+    model.
 
     Returns all matches; [] if nothing matches.
     """

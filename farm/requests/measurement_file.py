@@ -1,9 +1,9 @@
 """Measurement files: what to measure, in YAML. Every mistake is reported with file, line and key.
 
-A file is composed into YAML nodes, which know their line. From these `_Tree` makes plain values and remembers the line of each.
-Pydantic models, made from the declarations of the fields (`farm.types.fields`), validate the values. Anchors, aliases and merge
-keys (``<<``) work. A key that is twice in one mapping is an error, which YAML loaders accept silently.
-``docs/measurement-files.md`` describes the format.
+A file is composed into YAML nodes, which know their line. From these `_Tree` makes plain values and remembers the line
+of each. Pydantic models, made from the declarations of the fields (`farm.types.fields`), validate the values. Anchors,
+aliases and merge keys (``<<``) work. A key that is twice in one mapping is an error, which YAML loaders accept
+silently. ``docs/measurement-files.md`` describes the format.
 """
 
 from __future__ import annotations

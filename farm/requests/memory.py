@@ -48,7 +48,8 @@ def check_fits(variant: Variant, card: CardLike, memory_bytes: int) -> None:
     raise UsageError(
         f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: {takes} and its parameters "
         f"{_gb(room.parameters)}.",
-        f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and parameters, and its "
+        f"Give {smaller}: {most} is the most that leaves room for {'it' if room.cache else 'inputs'} and parameters, "
+        "and its "
         "operators need more."
         if most >= 1
         else f"Choose a card with more memory, {'or fewer --layers' if variant.phase else 'or a smaller model'}.",
@@ -75,14 +76,18 @@ def check_step_fits(variant: Variant, card: WithMemory, least_bytes: int) -> Non
     memory_bytes = card.memory_bytes
     if memory_bytes and least_bytes > memory_bytes:
         raise UsageError(
-            f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: the step holds at least {_gb(least_bytes)} at once.",
-            f"Give a smaller batch (`farm memory {variant.model} --fit {memory_bytes // 10**9}GB` finds the largest), --recompute blocks, "
+            f"{variant} does not fit on {card.model} with its {_gb(memory_bytes)}: the step holds at least "
+            f"{_gb(least_bytes)} at once.",
+            f"Give a smaller batch (`farm memory {variant.model} --fit {memory_bytes // 10**9}GB` finds the largest), "
+            "--recompute blocks, "
             "or --amp bfloat16.",
         )
 
 
 def _surely_fits(variant: Variant, memory_bytes: int) -> bool:
-    """True if it fits by the catalog's number of parameters, without building it. Buffers are far fewer than parameters."""
+    """True if it fits by the catalog's number of parameters, without building it. Buffers are far fewer than
+    parameters.
+    """
     parameters = catalog.find(variant.model).parameters
     if parameters is None or variant.cache:  # a user's own, timm's; or what it holds is told by building it
         return False
@@ -97,7 +102,8 @@ def room_of(variant: Variant) -> Room:
         UsageError: the model cannot be made, see `farm.models.catalog`.
     """
     model = catalog.build(dataclasses.replace(variant, batch=1))
-    # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit here.
+    # By the difference between two small ones: a user's own inputs are real tensors, and a batch of them might not fit
+    # here.
     one, two = (_bytes_of(catalog.example_inputs(dataclasses.replace(variant, batch=batch))) for batch in (1, 2))
     cache = sum(tensor.nbytes for name, tensor in model.named_buffers() if variant.cache and "cached_" in name)
     return Room(

@@ -1,7 +1,7 @@
 """From what a user gave to a complete request, and back to the command line that repeats it.
 
-A `PartialRequest` holds the fields given on the command line or in a measurement file. `complete` adds the defaults. They depend
-on the kind of card, so a request is complete only when the card is known.
+A `PartialRequest` holds the fields given on the command line or in a measurement file. `complete` adds the defaults.
+They depend on the kind of card, so a request is complete only when the card is known.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ def _operators_of(variants: Iterable[Variant]) -> set[str]:
 def command_of(request: Request) -> str:
     """The command that repeats a request: ``farm run resnet50 --batch 32 ... --reuse none``; "" for a sweep.
 
-    Options whose default depends on the card are always named. FILE and FOLDER stand for a user's own text and its tokenizer,
-    whose paths are not stored.
+    Options whose default depends on the card are always named. FILE and FOLDER stand for a user's own text and its
+    tokenizer, whose paths are not stored.
     """
     variant = request.variant
     if variant is None:

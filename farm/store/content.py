@@ -74,7 +74,8 @@ class StoredCall:
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet, in the order of ids: two writers of the same rows wait for each other.
+    """Insert the rows whose key is not there yet, in the order of ids: two writers of the same rows wait for each
+    other.
 
     In different orders, each would wait for a row of the other.
     """
@@ -319,7 +320,9 @@ def add_reading(
 
 
 def storable(value: Any) -> Any:
-    """What any database takes: PostgreSQL has no zero byte in a text and no NaN in JSON, and none has half a surrogate."""
+    """What any database takes: PostgreSQL has no zero byte in a text and no NaN in JSON, and none has half a
+    surrogate.
+    """
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, float):
@@ -414,8 +417,8 @@ def classes(session: Session, capture_id: int, data: str) -> dict[tuple[str, str
 def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[dict[str, int], bool]:
     """Tuple id -> number of calls, and whether the job must verify them on a card.
 
-    It must, unless a card has verified them since the job started: the times of calls in the running model are then as new
-    as the reading of the whole model.
+    It must, unless a card has verified them since the job started: the times of calls in the running model are then as
+    new as the reading of the whole model.
     """
     with database.read() as session:
         capture = session.get_one(tables.Capture, capture_id)
@@ -439,7 +442,8 @@ def store_observed(
     *,
     card_id: str,
 ) -> int | None:
-    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture and return its id.
+    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture and return
+    its id.
 
     ``observed`` comes from the benchmark process of the card and is validated before it is stored.
     """

@@ -1,7 +1,7 @@
 """The connection to the database: SQLite (WAL, foreign keys, busy timeout) or PostgreSQL, chosen by a URL.
 
-A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``: a transaction
-that reads first and becomes a writer later fails at once under contention instead of waiting.
+A process has one `Database`; its sessions are short. Write transactions on SQLite start with ``BEGIN IMMEDIATE``: a
+transaction that reads first and becomes a writer later fails at once under contention instead of waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:  # every process checks the schema, which does not need Alembi
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 SQLITE_BUSY_TIMEOUT_MS = 30_000
-# A host without network must notice it within a lease. Without these options a statement hangs in the kernel for 15 minutes.
+# A host without network must notice it within a lease. Without these options a statement hangs in the kernel for 15
+# minutes.
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -221,7 +222,8 @@ class Database:
         driver: Any = connection.connection.dbapi_connection
         try:
             if sqlite:
-                # SQLite changes a table by copying and dropping it, and a drop would cascade to the rows that refer to it.
+                # SQLite changes a table by copying and dropping it, and a drop would cascade to the rows that refer to
+                # it.
                 driver.execute("PRAGMA foreign_keys=OFF")
             with connection.begin():
                 if not sqlite:
@@ -272,8 +274,8 @@ def make_url_or_explain(url: str) -> Any:
     """Parse a database URL.
 
     Raises:
-        SettingsError: the URL is malformed or names an unsupported database. The message never quotes the URL, because a
-            malformed one may show its password.
+        SettingsError: the URL is malformed or names an unsupported database. The message never quotes the URL, because
+            a malformed one may show its password.
     """
     try:
         parsed = make_url(url)
@@ -365,8 +367,8 @@ def _from_json(text: str | bytes) -> Any:
 def _write_ahead(cursor: Any) -> None:
     """Switch a file to write-ahead logging; the switch is permanent.
 
-    The switch needs exclusive access and fails at once if another process has the file open, whatever the busy timeout. The
-    other processes are opening the same new file, so retrying soon succeeds.
+    The switch needs exclusive access and fails at once if another process has the file open, whatever the busy timeout.
+    The other processes are opening the same new file, so retrying soon succeeds.
     """
     deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
     while True:

@@ -1,4 +1,6 @@
-"""Delete old time series and old jobs without readings. Readings, and the jobs that they belong to, are never deleted."""
+"""Delete old time series and old jobs without readings. Readings, and the jobs that they belong to, are never
+deleted.
+"""
 
 from __future__ import annotations
 

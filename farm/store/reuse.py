@@ -1,7 +1,8 @@
 """Which stored reading serves an item, so that several jobs measure a tuple only once.
 
 The request's policy decides whose readings count (``model``: any card of that model, ``card``: the chosen cards,
-``imported``: those of other farms, too; ``none``: nobody's), and its stopping rule how tight they must be. Wholes and canaries are a matter of the very card.
+``imported``: those of other farms, too; ``none``: nobody's), and its stopping rule how tight they must be. Wholes and
+canaries are a matter of the very card.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def tells_others(flags: Iterable[str] | None) -> bool:
 
 
 def satisfies(reading: tables.Reading, wanted: Stopping) -> bool:
-    """Whether a reading is precise enough. One that did not converge serves a request with the same or a shorter window.
+    """Whether a reading is precise enough. One that did not converge serves a request with the same or a shorter
+    window.
 
     Readings that are not sound never serve, nor do those of a study (`farm.study`), which has its own windows.
     """

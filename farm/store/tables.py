@@ -186,7 +186,8 @@ class Call(Row, table=True):
     writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     part: str = ""  # of a training step: forward, backward, recomputation, accumulation, loss or optimizer
     owner: str = ""  # of a training step: the leaf module or function whose part it is
-    # What each activation held when the model ran (`farm.operators.observed_values`); [] nothing to be known, NULL not looked yet
+    # What each activation held when the model ran (`farm.operators.observed_values`); [] nothing to be known, NULL not
+    # looked yet
     data: list[dict[str, Any] | None] | None = Field(
         default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
     )
@@ -305,8 +306,8 @@ class Reading(_columns_of(reading.Reading), table=True):  # type: ignore[call-ar
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
-    # Both hold all that deciding on readings takes: the rows are long, and what is only counted, sorted or averaged of a
-    # million of them is read from the index.
+    # Both hold all that deciding on readings takes: the rows are long, and what is only counted, sorted or averaged of
+    # a million of them is read from the index.
     __table_args__ = (
         Index(
             "ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id", "time_us", "energy_mj", "id"
@@ -347,7 +348,8 @@ class Origin(Row, table=True):
 class ImportedVerdict(Row, table=True):
     """A verdict of another farm, as its export had it, to be exported again.
 
-    Where its readings came with it there is a job of that id too, ended, which asks for nothing (`Job.request_id` is "").
+    Where its readings came with it there is a job of that id too, ended, which asks for nothing (`Job.request_id` is
+    "").
     """
 
     __tablename__ = "imported_verdict"

@@ -1,9 +1,9 @@
 """The declaration of a field: name, type, default, meaning, unit, choices and command-line option, all in one place.
 
-A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in its class.
-Everything else is derived from it: validation, JSON and content id (`Record`), database columns (`farm.store.tables`), export
-columns (`farm.exchange.columns`), command-line options (`cli.options`), keys of measurement files
-(`farm.requests.measurement_file`) and the fields of `farm.requests.partial_request.PartialRequest`.
+A field of `Variant`, `Protocol`, `Stopping`, `Software`, `Reading` or `Request` is declared once, with `declared`, in
+its class. Everything else is derived from it: validation, JSON and content id (`Record`), database columns
+(`farm.store.tables`), export columns (`farm.exchange.columns`), command-line options (`cli.options`), keys of
+measurement files (`farm.requests.measurement_file`) and the fields of `farm.requests.partial_request.PartialRequest`.
 
 No torch and no Pydantic: the command line loads these classes before it knows what to do.
 """

@@ -1,4 +1,6 @@
-"""Numbers and text for people: a suitable unit, as many digits as the interval supports; no passwords, no control characters."""
+"""Numbers and text for people: a suitable unit, as many digits as the interval supports; no passwords, no control
+characters.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ _BEFORE_HOST = re.compile(r"(://|^(?!\S*://))([^:/@\s]*):\S*@")
 
 
 def masked(url: str) -> str:
-    """A URL, or a text that contains one, with every password replaced by ``***``. It may hide more than the password."""
+    """A URL, or a text that contains one, with every password replaced by ``***``. It may hide more than the
+    password.
+    """
     return _BEFORE_HOST.sub(r"\1\2:***@", _IN_QUERY.sub(r"\1***", url))
 
 

@@ -6,8 +6,8 @@ Fast is the card's own memory, slow what it reaches over a wire. A word names wh
     in0             the first input
     in1-3+out0      three inputs, the second to the fourth, and the first output
 
-Inputs are the storages of the tuple's tensors by their number, parameters and buffers among them; outputs the storages that a
-call makes, in the order in which it returns them. What it writes in place is an input.
+Inputs are the storages of the tuple's tensors by their number, parameters and buffers among them; outputs the storages
+that a call makes, in the order in which it returns them. What it writes in place is an input.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def configurations(inputs: Collection[int], outputs: int, how: str) -> list[str]
 
     Args:
         inputs: the numbers of the storages that can be placed.
-        how: ``all``: every subset of up to `FEW` tensors, of more each alone and all; ``each``: each alone and all; ``none``.
+        how: ``all``: every subset of up to `FEW` tensors, of more each alone and all; ``each``: each alone and all;
+            ``none``.
     """
     tensors = [("in", number) for number in sorted(inputs)] + [("out", number) for number in range(outputs)]
     if how == "none" or not tensors:

@@ -1,7 +1,7 @@
 """What is measured (`Variant`, `Subject`), how (`Protocol`, `Stopping`) and with what (`Software`).
 
-These records travel as JSON between the farm and a benchmark process; the result is a `farm.types.reading.Reading`. Each field is
-declared here, once (`farm.types.fields`).
+These records travel as JSON between the farm and a benchmark process; the result is a `farm.types.reading.Reading`.
+Each field is declared here, once (`farm.types.fields`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ OnPhase = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Protocol(ContentAddressed):
-    """The conditions of a measurement. Only readings of one protocol are comparable; its id is part of a reading's identity."""
+    """The conditions of a measurement. Only readings of one protocol are comparable; its id is part of a reading's
+    identity.
+    """
 
     launch: Launch = original(
         "graph",
@@ -87,7 +89,9 @@ class Protocol(ContentAddressed):
         return dataclasses.replace(self, placement=placement)
 
     def with_data(self, data: str) -> Self:
-        """The same protocol with other input values: a job with `seen` measures each tuple under the profile of its calls."""
+        """The same protocol with other input values: a job with `seen` measures each tuple under the profile of its
+        calls.
+        """
         return dataclasses.replace(self, data=data)
 
     @property

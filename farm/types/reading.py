@@ -1,8 +1,8 @@
 """What came out of a measurement: a `Reading` with its sampled `Trace`, and what else was found beside it (`Details`).
 
-A reading travels from the benchmark process to the farm and is stored: its figures as columns, its details as JSON. This
-is the only place where that JSON is made and read. Data sets are made of it, so every field has its unit in its name, and
-None always stands for "not looked at, or the card cannot tell", never for zero.
+A reading travels from the benchmark process to the farm and is stored: its figures as columns, its details as JSON.
+This is the only place where that JSON is made and read. Data sets are made of it, so every field has its unit in its
+name, and None always stands for "not looked at, or the card cannot tell", never for zero.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Burst:
-    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it (`farm.benchmark.clock`).
+    """An operator at the power limit, read in bursts between pauses, at the clocks that these leave it
+    (`farm.benchmark.clock`).
 
     Figures are of one pass, half-widths absolute, of the 95 % interval.
     """
@@ -87,8 +88,8 @@ class InContext:
 
 @dataclass(frozen=True)
 class Place:
-    """What the place of a tuple's calls in a model adds to one of them, against the operator looped with everything warm
-    (`farm.benchmark.call_context`). The mean over the calls."""
+    """What the place of a tuple's calls in a model adds to one of them, against the operator looped with everything
+    warm (`farm.benchmark.call_context`). The mean over the calls."""
 
     effect_us: float
     half_width_us: float  # of the 95 % interval
@@ -99,8 +100,8 @@ class Place:
 class CanaryNote:
     """The reference operator as it was last read before a reading, in the same process (`farm.benchmark.checks`).
 
-    Figures are of one pass of the reference operator. Changes are fractions, against the process's first canary that was
-    not disturbed.
+    Figures are of one pass of the reference operator. Changes are fractions, against the process's first canary that
+    was not disturbed.
     """
 
     number: int  # of the process's canaries, from 1
@@ -208,7 +209,8 @@ class Details:
         if places := values.get("places"):
             values["places"] = {tuple_id: Place(**known(Place, one)) for tuple_id, one in places.items()}
         other = {name: data[name] for name in data.keys() - values.keys()} if len(values) < len(data) else {}
-        # Of its fifty fields a reading has five, and a job tens of thousands of readings: the class has what all others are.
+        # Of its fifty fields a reading has five, and a job tens of thousands of readings: the class has what all others
+        # are.
         details = cls.__new__(cls)
         vars(details).update(values, other=other)
         return details

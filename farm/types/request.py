@@ -56,7 +56,8 @@ class Request(ContentAddressed):
     stopping: Stopping = original(Stopping, "when a window ends")
     operators: tuple[str, ...] = original(
         ("all",),
-        "operators to measure: all, auto (the most expensive types first, until the target is reached), or names such as"
+        "operators to measure: all, auto (the most expensive types first, until the target is reached), or names such "
+        "as"
         " Conv2d,Linear",
         "--operators",
         usual="all",
@@ -64,7 +65,8 @@ class Request(ContentAddressed):
     target: float = original(0.95, "accuracy and coverage that the verdict needs", "--target", usual="0.95")
     reuse: Reuse = original(
         "model",
-        "which readings of the database to reuse: of the same card model (model), of the same card (card), of the same card"
+        "which readings of the database to reuse: of the same card model (model), of the same card (card), of the "
+        "same card"
         " model also from other farms (imported), or none",
         "--reuse",
         usual="model",

@@ -114,9 +114,9 @@ def _like_channels_last(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool
 class TensorSpec:
     """One distinct tensor of a call.
 
-    ``stride`` and ``offset`` count elements; ``stride`` is None where it is the contiguous one. Tensors of the same ``storage`` share
-    memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is the share of
-    zeros the data should have (a hint of sweeps, 0 to 1).
+    ``stride`` and ``offset`` count elements; ``stride`` is None where it is the contiguous one. Tensors of the same
+    ``storage`` share memory. ``name`` is the name within the operator's module and empty for arguments. ``zeros`` is
+    the share of zeros the data should have (a hint of sweeps, 0 to 1).
     """
 
     role: str
@@ -188,8 +188,8 @@ class TensorSpec:
 class OperatorTuple:
     """An operator, its parameters and the specs of its inputs. Equal when the ids are equal.
 
-    ``kind`` is 'module', 'function' (of PyTorch's public API) or 'aten' (what these call, forward and backward, by the name
-    of its overload: ``aten.convolution_backward.default``).
+    ``kind`` is 'module', 'function' (of PyTorch's public API) or 'aten' (what these call, forward and backward, by the
+    name of its overload: ``aten.convolution_backward.default``).
 
     ``parameters`` are the constructor's arguments of a module (empty for functions), ``arguments`` and
     ``keywords`` those of the call; all three are JSON trees as the head of this file describes.

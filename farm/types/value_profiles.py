@@ -17,8 +17,8 @@ A class is one word, or one word per activation joined by commas where they diff
     zeros-50+c90    the same, behind a ReLU whose channels differ
     zeros-0+        positive throughout
 
-Behind a stroke stands what the buffers and parameters hold that the call was given as arguments, caches above all, where
-that is not the random values of a weight; one word for all, or one each:
+Behind a stroke stands what the buffers and parameters hold that the call was given as arguments, caches above all,
+where that is not the random values of a weight; one word for all, or one each:
 
     normal/zeros-100        an empty cache
     normal/used-50d2        a cache half of which holds values: the first half along dimension 2

@@ -1,8 +1,8 @@
 """What the docs and the README tell people to type: every command is run here as it stands, or says what it needs.
 
-A block of commands is indented, or fenced as `console`; everything else is fenced with its language. `<!-- needs: a card -->`
-stands before a block that cannot be run here, `<!-- this page needs: many hosts -->` before all of a page. Such commands are
-still parsed, so that no option or name is told that is not there.
+A block of commands is indented, or fenced as `console`; everything else is fenced with its language. `<!-- needs: a
+card -->` stands before a block that cannot be run here, `<!-- this page needs: many hosts -->` before all of a page.
+Such commands are still parsed, so that no option or name is told that is not there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Every device keeps the contract of `Device`: capabilities name getters, and a getter without a sensor returns None."""
+"""Every device keeps the contract of `Device`: capabilities name getters, and a getter without a sensor returns
+None.
+"""
 
 from __future__ import annotations
 

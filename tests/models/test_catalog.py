@@ -24,7 +24,10 @@ def test_the_written_list_is_torchvisions():
 
 
 def test_names_need_no_torch():
-    code = "import sys; from farm.models import catalog; catalog.names(); catalog.find('resnet50'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from farm.models import catalog; catalog.names(); catalog.find('resnet50'); assert 'torch' "
+        "not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

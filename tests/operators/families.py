@@ -148,7 +148,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def make(name: str, **others: Any) -> nn.Module:
-    """With ``others`` in its configuration; in evaluation mode, in single precision; a mixture of experts in bfloat16, as its grouped products ask for."""
+    """With ``others`` in its configuration; in evaluation mode, in single precision; a mixture of experts in bfloat16,
+    as its grouped products ask for.
+    """
     torchvision_models()  # where it lacks its operators, transformers cannot import it either
     import transformers
 

@@ -1,4 +1,6 @@
-"""Models of tokens, images and sounds of other sources are extracted completely, as docs/results/architectures.md tells."""
+"""Models of tokens, images and sounds of other sources are extracted completely, as docs/results/architectures.md
+tells.
+"""
 
 from __future__ import annotations
 

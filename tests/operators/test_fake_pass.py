@@ -1,4 +1,6 @@
-"""In a pass that computes nothing small integers keep their values, and a model that reads them goes the way that it runs."""
+"""In a pass that computes nothing small integers keep their values, and a model that reads them goes the way that it
+runs.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Language models of every family are captured on fake tensors as they run on real ones: masks, positions and caches read."""
+"""Language models of every family are captured on fake tensors as they run on real ones: masks, positions and caches
+read.
+"""
 
 import copy
 import importlib.util

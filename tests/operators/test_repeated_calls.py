@@ -1,4 +1,6 @@
-"""A leaf or a function that is given the same again is not run again in a prediction, and the capture is the same as if it were."""
+"""A leaf or a function that is given the same again is not run again in a prediction, and the capture is the same as if
+it were.
+"""
 
 import pytest
 import torch

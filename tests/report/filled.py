@@ -1,4 +1,6 @@
-"""A database with readings of real tuples of real models, as a farm on a card would have them; the figures are made up."""
+"""A database with readings of real tuples of real models, as a farm on a card would have them; the figures are made
+up.
+"""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def capture(session: Any, operators: list[str]) -> int:
 
 
 def model_job(database: Database, **request: Any) -> str:
-    """Four operator types in resnet18: two convolutions, additions (reused), a ReLU that failed, a pool nobody asked for."""
+    """Four operator types in resnet18: two convolutions, additions (reused), a ReLU that failed, a pool nobody asked
+    for.
+    """
     asked = Request(variant=VARIANT, operators=("Conv2d", "add", "ReLU"), **request)
     with database.write() as session:
         ground(session)

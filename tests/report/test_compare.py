@@ -1,4 +1,6 @@
-"""Two sides are held against each other: what moved comes first, and nothing is called faster whose intervals overlap."""
+"""Two sides are held against each other: what moved comes first, and nothing is called faster whose intervals
+overlap.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,13 @@ def test_the_costliest_come_first_with_where_they_are_from(any_database):
     times = [row.time_us for row in answer.rows]
     assert times == sorted(times, reverse=True)
     row = answer.rows[0]
-    assert (row.operator, row.card_model, row.torch, row.launch, row.data_class) == ("Conv2d", "NVIDIA H200", "2.11.0+cu130", "graph", "normal")  # fmt: skip
+    assert (row.operator, row.card_model, row.torch, row.launch, row.data_class) == (
+        "Conv2d",
+        "NVIDIA H200",
+        "2.11.0+cu130",
+        "graph",
+        "normal",
+    )
     assert " k3 " in row.label
     assert (row.age_s >= 0, row.origin) == (True, "")
     energies = [row.energy_mj for row in found(any_database, "Conv2d", sort="energy").rows]

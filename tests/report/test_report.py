@@ -221,7 +221,10 @@ def test_no_such_job_or_round(database):
 
 
 def test_reports_and_their_rendering_need_no_torch():
-    code = "import sys, farm.report, farm.verdict.aggregate, cli.report_tables; print('torch' in sys.modules, 'celery' in sys.modules)"
+    code = (
+        "import sys, farm.report, farm.verdict.aggregate, cli.report_tables; print('torch' in sys.modules, "
+        "'celery' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

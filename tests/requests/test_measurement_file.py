@@ -195,7 +195,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_keys_of_a_training_step_take_what_its_options_take():
-    text = "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, accumulate: 2, recompute: blocks}"
+    text = (
+        "- {model: resnet18, step: training, optimizer: [sgd, adamw-fused], amp: float16, accumulate: 2, "
+        "recompute: blocks}"
+    )
     found = [complete(request, "cuda", target=0.95).variant for request in parse(text, "jobs.yml")]
     assert [one.optimizer for one in found] == ["sgd-fused", "adamw-fused"]
     assert {(one.mode, one.amp, one.accumulate, one.recompute) for one in found} == {("train", "float16", 2, "blocks")}

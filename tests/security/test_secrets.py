@@ -1,4 +1,6 @@
-"""Passwords of the broker, of the database and of Flower show nowhere: logs, process titles, ``--json``, Flower, metrics."""
+"""Passwords of the broker, of the database and of Flower show nowhere: logs, process titles, ``--json``, Flower,
+metrics.
+"""
 
 from __future__ import annotations
 

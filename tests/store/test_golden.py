@@ -1,7 +1,7 @@
 """What the first commit of this layout wrote is still read: the same ids, the same database, the same export.
 
-`golden/ids.json` holds descriptions with their ids, `golden/farm.db.xz` a database of a tiny CPU farm (a model, a sweep and a
-training step) and `golden/export/` its export. Do not regenerate them: readings of other farms carry these ids.
+`golden/ids.json` holds descriptions with their ids, `golden/farm.db.xz` a database of a tiny CPU farm (a model, a sweep
+and a training step) and `golden/export/` its export. Do not regenerate them: readings of other farms carry these ids.
 """
 
 from __future__ import annotations

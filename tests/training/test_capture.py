@@ -78,13 +78,10 @@ def test_a_backward_belongs_to_the_call_whose_gradient_it_takes():
     assert owned["Conv2d", "forward"] == owned["Conv2d", "backward"] == 3
     assert owned["Linear", "forward"] == 1
     assert owned["Linear", "backward"] >= 2
-    assert (
-        [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"]
-        == [
-            "aten.add_.Tensor",  # of the activation with two users, and of the parameters used twice: in place, as unobserved
-        ]
-        * 3
-    )
+    assert [seen.tuples[call.tuple_id].operator for call in seen.calls if call.part == "accumulation"] == [
+        # of the activation with two users, and of the parameters used twice: in place, as unobserved
+        "aten.add_.Tensor",
+    ] * 3
 
 
 def test_a_tensors_life_is_from_the_call_that_made_it_to_the_last_that_holds_it():

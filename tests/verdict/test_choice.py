@@ -30,7 +30,8 @@ def test_the_neighbours_add_time_and_power_between_waiting_and_working():
     chosen = choose(reading(details=Details(context=CONTEXT)), [whole(0)])
     assert chosen.time.value == pytest.approx(105)
     assert chosen.time.half_width == pytest.approx((1.0**2 + 0.5**2) ** 0.5)
-    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is, at 400 W.
+    # 400 W while it works, 100 W with nothing to do: 5 us at 250 W, known to 150 W, and the effect to as much as it is,
+    # at 400 W.
     assert chosen.energy.value == pytest.approx(40 + 1.25)
     assert chosen.energy.half_width == pytest.approx((0.4**2 + 0.125**2) ** 0.5)
     assert (chosen.unsure_us, chosen.unsure_mj) == (pytest.approx(5.0), pytest.approx(0.75 + 2.0))

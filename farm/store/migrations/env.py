@@ -1,7 +1,7 @@
 """Alembic's entry point: run the migrations on the connection of `farm.store.database.Database.upgrade`.
 
-There is no alembic.ini: the URL has one place, the settings. The caller owns the transaction, so a failed upgrade leaves the
-database unchanged.
+There is no alembic.ini: the URL has one place, the settings. The caller owns the transaction, so a failed upgrade
+leaves the database unchanged.
 """
 
 from __future__ import annotations
