@@ -60,6 +60,7 @@ TORCH_ROOMS = (
     "farm/benchmark/fingerprinting.py",
     "farm/benchmark/measure.py",
     "farm/benchmark/passes.py",
+    "farm/benchmark/power_levels.py",
     "farm/benchmark/verification.py",
     "farm/benchmark/workload.py",
     "farm/slow_memory/in_situ.py",

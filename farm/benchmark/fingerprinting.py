@@ -18,8 +18,9 @@ import torch
 
 from farm.benchmark import intervals
 from farm.benchmark.cuda_graph import capture_graph, synchronize
+from farm.benchmark.power_levels import tiny_kernels
 from farm.benchmark.sampler import Sampler
-from farm.devices.device import FINGERPRINT_VERSION, Device
+from farm.devices.device import FINGERPRINT_VERSION
 
 if TYPE_CHECKING:
     from farm.benchmark.measure import Bench
@@ -33,8 +34,6 @@ MATRIX = 8192
 CPU_MATRIX = 1024
 COPIED_BYTES = 2**30
 CPU_COPIED_BYTES = 2**27
-LEVEL_S = 0.5  # window of an idle or base power
-LEVEL_AGE_S = 1800.0  # an older base power is taken again
 
 
 def take(bench: Bench) -> dict[str, Any]:
@@ -234,58 +233,3 @@ def pooled(fingerprints: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         }
         found[name]["half_width"] = math.sqrt(1 / total)
     return found
-
-
-# ------------------------------------------------------------------------------------------ idle and base power
-
-
-class PowerLevels:
-    """Idle power and base power (full clocks, almost no work) of a process's card. Unit: W; None if unknown.
-
-    Readings have both, so that energy above idle can be computed. Create it before the process uses CUDA, so that the
-    card is idle.
-
-    Args:
-        idle_power_w: the idle power, if it is known.
-    """
-
-    def __init__(self, device: Device, torch_device: torch.device, idle_power_w: float | None = None) -> None:
-        self._device = device
-        self._torch_device = torch_device
-        self._taken_s = -math.inf
-        self.idle_power_w = _average_power_w(device) if idle_power_w is None else idle_power_w
-        self.base_power_w: float | None = None
-
-    def refresh(self) -> None:
-        """Measure the base power once per process, and again if it is older than `LEVEL_AGE_S`."""
-        if self._torch_device.type != "cuda" or time.perf_counter() - self._taken_s < LEVEL_AGE_S:
-            return
-        self.base_power_w = _average_power_w(self._device, tiny_kernels(self._torch_device))
-        self._taken_s = time.perf_counter()
-
-
-def tiny_kernels(device: torch.device) -> Callable[[], None]:
-    """A function that runs a one-element kernel and waits 2 ms: full clocks at a duty of a few thousandths."""
-    tiny = torch.zeros(1, device=device)
-
-    def run() -> None:
-        tiny.add_(1)
-        torch.cuda.synchronize(device)
-        time.sleep(0.002)
-
-    return run
-
-
-def _average_power_w(device: Device, work: Callable[[], None] | None = None) -> float | None:
-    """Average power over `LEVEL_S`; None if the device has no sensors."""
-    with Sampler(device) as sampler:
-        if not sampler.active:
-            return None
-        begin_s = time.perf_counter()
-        while time.perf_counter() - begin_s < LEVEL_S + (0.15 if sampler.counts_energy else 0.0):
-            if work is None:
-                time.sleep(0.01)
-            else:
-                work()
-        end_s = time.perf_counter()
-    return sampler.average_power_w(begin_s, end_s)

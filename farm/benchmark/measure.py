@@ -25,8 +25,8 @@ from farm.benchmark.call_context import time_in_order
 from farm.benchmark.checks import Canary, with_canary
 from farm.benchmark.clock import Clock, eager_time_us, measure_bursts, pass_times_us
 from farm.benchmark.cuda_graph import one_stream
-from farm.benchmark.fingerprinting import PowerLevels
 from farm.benchmark.passes import Offload, applied
+from farm.benchmark.power_levels import PowerLevels
 from farm.benchmark.sampler import Sampler
 from farm.benchmark.window import (
     DRIFT,

@@ -26,7 +26,7 @@ from farm.operators.rebuild import MOST_BYTES, needed_bytes, written_inputs
 from farm.types.tuple import OperatorTuple, TensorSpec
 
 if TYPE_CHECKING:
-    from farm.operators.sweep import SweepRecipe
+    from farm.operators.sweep_recipes import SweepRecipe
 
 #: What PyTorch raises if it does not take a combination.
 _REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, ZeroDivisionError)

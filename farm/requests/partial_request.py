@@ -218,7 +218,7 @@ def check_operator_names(names: Iterable[str], variants: Iterable[Variant] = ())
     if not names:
         return
     from farm.operators.allow_list import ALLOWED_OPERATORS, ATEN_OVERLOADS
-    from farm.operators.sweep import RECIPES
+    from farm.operators.sweep_recipes import RECIPES
 
     # Functions before module classes, so that a later class replaces its function: Conv2d is suggested, not conv2d.
     there = {short_name_of(name) for name in (*ALLOWED_OPERATORS, *ATEN_OVERLOADS)}
