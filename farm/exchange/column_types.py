@@ -122,7 +122,11 @@ Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Names = Annotated[list[Name], Field(max_length=64), BeforeValidator(lambda value: value or [])]
+Names: Any = Annotated[
+    list[Name],  # type: ignore[valid-type]
+    Field(max_length=64),
+    BeforeValidator(lambda value: value or []),
+]
 Numbers = document(Annotated[dict[str, float], Field(max_length=10_000)])
 Object = document(dict[str, Any])
 RequestText = document(dict[str, Any], as_text=True)

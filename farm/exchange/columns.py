@@ -52,7 +52,7 @@ class Column:
 
 
 def _columns(*rows: tuple[Any, ...], derived: bool = False) -> tuple[Column, ...]:
-    return tuple(Column(*row, derived=derived) for row in rows)
+    return tuple(replace(Column(*row), derived=derived) for row in rows)
 
 
 def _derived(columns: Sequence[Column]) -> tuple[Column, ...]:

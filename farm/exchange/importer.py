@@ -346,13 +346,14 @@ def _series(row: Row, origin: str) -> tuple[str, Trace]:
 def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
     exported_at_s = about.get("exported_at_s")
     with database.write() as session:
-        values = {
-            "file": content.storable_text(printable(path.name)),
-            "farm_version": printable(str(about.get("farm_version", "")))[:300],
-            "exported_at_s": float(exported_at_s) if type(exported_at_s) in (int, float) else 0.0,
-            "imported_at_s": read_clock_s(session),
-        }
-        session.merge(tables.Origin(name=origin, **values))
+        row = tables.Origin(
+            name=origin,
+            file=content.storable_text(printable(path.name)),
+            farm_version=printable(str(about.get("farm_version", "")))[:300],
+            exported_at_s=float(exported_at_s) if isinstance(exported_at_s, int | float) else 0.0,
+            imported_at_s=read_clock_s(session),
+        )
+        session.merge(row)
 
 
 def _write(database: Database, file: ExportFile, rows: list[Any]) -> Imported:
@@ -377,8 +378,9 @@ def _write_readings(session: Session, records: Sequence[ReadingRecord]) -> int:
         content.store_protocol(session, protocol)
     content.insert_new(session, tables.Card, list({record.card["id"]: record.card for record in new}.values()))
     content.store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
-    for record in {record.subject.id: record for record in new if isinstance(record.subject, Variant)}.values():
-        content.store_variant(session, record.subject, **record.variant_costs)
+    costs = {record.subject: record.variant_costs for record in new if isinstance(record.subject, Variant)}
+    for variant, cost in costs.items():
+        content.store_variant(session, variant, **cost)
     content.insert_new(session, tables.Reading, [record.row for record in new])
     return len(new)
 
@@ -498,7 +500,9 @@ def _write_job(session: Session, row: Row) -> None:
             number=row["round"],
             operators=row["operators"] or ["all"],
             capture_id=captured,
-            **dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s),
+            created_at_s=at_s,
+            planned_at_s=at_s,
+            published_at_s=at_s,
         )
     )
     figures = {name: row[name] for name in tables.Verdict.model_fields if name in row and name != "details"}

@@ -2,7 +2,7 @@
 
 `RECIPES` (`farm.operators.sweep_recipes`) say how each operator is built from the values of a grid. Each combination is
 built as a real module on the meta device and captured like a model, so a sweep's tuples equal those of a model with
-such an operator. Names are checked without torch: a wrong measurement file is refused before anything heavy is imported.
+such an operator. Names are checked without torch: a wrong measurement file is refused before torch is imported.
 """
 
 from __future__ import annotations

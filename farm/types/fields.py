@@ -158,7 +158,7 @@ class Record:
             if one.minimum is not None and not one.minimum <= value <= LARGEST_NUMBER:
                 flag = (one.option or (f"--{one.name}",))[0]
                 raise UsageError(
-                    f"The {one.name.replace('_', ' ')} is {value}; it must be from {one.minimum} to {LARGEST_NUMBER}.",
+                    f"{one.name} is {value}; it must be from {one.minimum} to {LARGEST_NUMBER}.",
                     f"Give {flag} {max(one.minimum, 1)} or more.",
                 )
 

@@ -43,7 +43,7 @@ def _on_the_cpu(monkeypatch):
         ("run gpt2 --phase decode --cache 0", 2, "--cache is 0; it must be at least 1.", "Leave --cache away"),
         ("run resnet18 --layers 2", 2, "resnet18 cannot be cut to 2 layers.", "Leave --layers away"),
         ("run fasterrcnn_resnet50_fpn", 2, "is a detection model", "farm models"),
-        ("run resnet18 -b 0", 2, "The batch is 0", "-b 1"),
+        ("run resnet18 -b 0", 2, "batch is 0", "-b 1"),
         ("run resnet18 -b two", 2, "--batch needs a whole number, not 'two'.", "--batch 1,8"),
         ("run resnet18 --window soon", 2, "--window needs a number, not 'soon'.", "farm run -h"),
         ("jobs -n 0", 2, "--limit needs a number from 1 to 2147483647, not '0'.", "farm jobs -h"),

@@ -82,7 +82,7 @@ def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when
     assert all(item.attempts == 0 for item in hurt.farm.items(job_id))
 
     bad.write_text("")
-    assert "if it is well" in hurt.farm.say("cards", "release", sick).stderr
+    assert "if it is healthy" in hurt.farm.say("cards", "release", sick).stderr
     assert hurt.settled(job_id) == {"done": 2}
     assert _row(hurt, sick).software_id
 

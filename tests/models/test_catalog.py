@@ -144,7 +144,7 @@ def test_a_training_step_is_a_variant_in_train_mode_with_an_optimizer():
         ({"optimizer": "sgd"}, "--optimizer is for a training step"),
         ({"accumulate": 2}, "--accumulate is for a training step"),
         ({"step": "training", "optimizer": "lion"}, "optimizer 'lion' is unknown"),
-        ({"step": "training", "accumulate": 0}, "number of accumulated passes is 0"),
+        ({"step": "training", "accumulate": 0}, "accumulate is 0"),
         ({"step": "evaluation"}, "step 'evaluation' is unknown"),
     ],
 )

@@ -25,7 +25,7 @@ def test_what_was_said_wins_also_when_it_is_false_or_zero():
 @pytest.mark.parametrize(
     ("partial", "kind", "message"),
     [
-        (PartialRequest(model="resnet18", batch=0), "cuda", "The batch is 0"),
+        (PartialRequest(model="resnet18", batch=0), "cuda", "batch is 0"),
         (PartialRequest(model="resnet18", dtype="int3"), "cuda", "dtype 'int3' is unknown"),
         (PartialRequest(model="resnet18", launch="graph"), "cpu", "no CUDA graphs"),
         (PartialRequest(model="resnet18", maximum_s=0.0), "cpu", "maximum_s is 0.0"),

@@ -33,7 +33,7 @@ def test_a_value_that_is_not_accepted_is_named_with_what_is():
     with pytest.raises(UsageError, match="shape 'flat' is unknown") as caught:
         After(shape="flat")
     assert caught.value.next_step == "Choose one of round, square."
-    with pytest.raises(UsageError, match="The size is 0; it must be from 1"):
+    with pytest.raises(UsageError, match="size is 0; it must be from 1"):
         After(size=0)
 
 
