@@ -76,7 +76,7 @@ class ResponsiveTable(Table):
         def least(columns: Sequence[Column], wrapped: int = _WRAPPED, *, cut: bool = False) -> list[int]:
             return [self._least(console, options, column, wrapped, cut=cut) for column in columns]
 
-        texts = [[Text(str(column.header)), *column.cells] for column in self.columns]
+        texts = [[RichText(str(column.header)), *column.cells] for column in self.columns]
         natural = [measure_renderables(console, options, of_column).maximum for of_column in texts]
         if room(natural) >= 0:
             yield from super().__rich_console__(console, options)
@@ -97,7 +97,7 @@ class ResponsiveTable(Table):
         table = copy.copy(self)
         table.columns = [
             dataclasses.replace(
-                column, header=Text(str(column.header), no_wrap=False), overflow="ellipsis", width=width, _index=n
+                column, header=RichText(str(column.header), no_wrap=False), overflow="ellipsis", width=width, _index=n
             )
             for n, (column, width) in enumerate(zip(shown, widths, strict=True))
         ]
@@ -112,7 +112,7 @@ class ResponsiveTable(Table):
             wrapped: text does not wrap below this width.
             cut: long words may be cut.
         """
-        widths = [measure_renderables(console, options, [Text(str(column.header))]).minimum, 1]
+        widths = [measure_renderables(console, options, [RichText(str(column.header))]).minimum, 1]
         for text in column.cells:
             word, line = measure_renderables(console, options, [text])
             if isinstance(text, RichText) and text.overflow == "ellipsis":

@@ -177,6 +177,14 @@ def test_the_age_of_a_job_goes_by_the_clock_of_the_database():
 
 
 @NARROW
+def test_a_head_of_two_lines_has_two_lines_at_any_width(width):
+    job = {"id": "a", "title": "resnet50 of a long name " * 3, "created_at_s": NOW_S, "accuracy_time": 0.99}
+    found = text(lists.jobs([job], NOW_S), width, terminal=True)
+    assert "accuracy" in found
+    assert "\\n" not in found
+
+
+@NARROW
 def test_a_narrow_terminal_cuts_no_name_and_no_number_of_a_report(database, width):
     job_id = rows.model_job(database)
     with database.read() as session:
