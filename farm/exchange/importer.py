@@ -345,12 +345,13 @@ def _series(row: Row, origin: str) -> tuple[str, Trace]:
 
 def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
     exported_at_s = about.get("exported_at_s")
+    is_number = isinstance(exported_at_s, int | float) and not isinstance(exported_at_s, bool)
     with database.write() as session:
         row = tables.Origin(
             name=origin,
             file=content.storable_text(printable(path.name)),
             farm_version=printable(str(about.get("farm_version", "")))[:300],
-            exported_at_s=float(exported_at_s) if isinstance(exported_at_s, int | float) else 0.0,
+            exported_at_s=float(exported_at_s or 0.0) if is_number else 0.0,
             imported_at_s=read_clock_s(session),
         )
         session.merge(row)

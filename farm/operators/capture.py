@@ -134,19 +134,11 @@ def _captured(
             f"The model raised{where}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             "Run the model alone on this input first; data-dependent shapes cannot be captured.",
         ) from error
-    return CapturedPass(
-        tuples=recorder.tuples,
-        calls=tuple(recorder.calls),
-        tensors=recorder.storages.result(),
-        gaps=tuple(recorder.gaps),
-        overlaps=tuple(recorder.overlaps),
-        device_type=recorder.device_type,
+    return recorder.captured_pass(
         grad_enabled=grad_enabled,
         training=model.training,
         operators=recorder.operators,
         traces=recorder.traces,
-        slots=tuple(recorder.slots),
-        integers=recorder.storages.integers,
     )
 
 

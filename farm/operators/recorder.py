@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from farm.operators.captured import CapturedCall, CapturedTensor
+from farm.operators.captured import CapturedCall, CapturedPass, CapturedTensor
 from farm.operators.encoding import DescribedCall, Layout, TensorTable, encode, storage_key
 from farm.types.tuple import OperatorTuple, TensorSpec
 
@@ -96,6 +96,20 @@ class Recorder:
         self.tuples.setdefault(spec.id, spec)
         self.calls.append(call)
         self.storages.use(call.index, (*call.reads, *call.writes))
+
+    def captured_pass(self, **more: Any) -> CapturedPass:
+        """What was recorded; ``more`` are the fields of `CapturedPass` that this class does not record."""
+        return CapturedPass(
+            tuples=self.tuples,
+            calls=tuple(self.calls),
+            tensors=self.storages.result(),
+            gaps=tuple(self.gaps),
+            overlaps=tuple(self.overlaps),
+            device_type=self.device_type,
+            slots=tuple(self.slots),
+            integers=self.storages.integers,
+            **more,
+        )
 
 
 class Storages:

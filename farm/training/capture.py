@@ -307,18 +307,10 @@ class StepRecorder(Recorder):
     def result(self, flops: int | None) -> CapturedPass:
         self.storages.release(len(self.calls))
         self.storages.name_gradients_and_activations(self.calls)
-        return CapturedPass(
-            tuples=self.tuples,
-            calls=tuple(self.calls),
-            tensors=self.storages.result(),
-            gaps=tuple(self.gaps),
-            overlaps=tuple(self.overlaps),
-            device_type=self.device_type,
+        return self.captured_pass(
             grad_enabled=True,
             training=True,
             operators=Counter(self.tuples[call.tuple_id].operator for call in self.calls),
-            slots=tuple(self.slots),
-            integers=self.storages.integers,
             owners=tuple(self.owners),
             loss=self.step.loss.name if self.step.loss else "",
             flops=flops,
