@@ -25,7 +25,7 @@ from farm.types.format import ENERGY, count_of, plural, quantity
 from farm.types.protocol import Protocol, Software, Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
-from farm.verdict.figures import Figure
+from farm.verdict.figures import Figure, figure_json
 
 SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no reading: the median on an H200
 
@@ -155,10 +155,6 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
 
-        def figure(name: str, unit: str, found: Figure | None) -> dict[str, float | None]:
-            values = (found.value, found.half_width) if found else (None, None)
-            return dict(zip((f"{name}_{unit}", f"{name}_half_width_{unit}"), values, strict=True))
-
         def interval(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
             values = (found.value, found.low, found.high) if found else (None, None, None)
             return dict(zip((f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"), values, strict=True))
@@ -170,10 +166,10 @@ class Estimate:
             "variant": self.variant.to_json(),
             "protocol": self.protocol.to_json(),
             "software": self.software.to_json(),
-            **figure("time", "us", self.time),
-            **figure("energy", "mj", self.energy),
-            **figure("whole_time", "us", self.whole_time),
-            **figure("whole_energy", "mj", self.whole_energy),
+            **figure_json("time", "us", self.time),
+            **figure_json("energy", "mj", self.energy),
+            **figure_json("whole_time", "us", self.whole_time),
+            **figure_json("whole_energy", "mj", self.whole_energy),
             **asdict(self.per_token),
             **interval("total_time", "us", self.total_time),
             **interval("total_energy", "mj", self.total_energy),

@@ -21,7 +21,7 @@ from farm.errors import UsageError
 from farm.estimate.estimate import Estimate, estimate
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
-from farm.verdict.figures import Figure
+from farm.verdict.figures import Figure, figure_json
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,8 @@ class Generation:
     def to_json(self) -> dict[str, Any]:
         return {
             "tokens": self.tokens,
-            "time_us": self.time.value,
-            "time_half_width_us": self.time.half_width,
-            "energy_mj": self.energy.value if self.energy else None,
-            "energy_half_width_mj": self.energy.half_width if self.energy else None,
+            **figure_json("time", "us", self.time),
+            **figure_json("energy", "mj", self.energy),
             "tokens_per_s": self.tokens_per_s,
             "energy_per_token_mj": self.energy_per_token_mj,
             "prefill": self.prefill.to_json(),

@@ -22,7 +22,7 @@ from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Figure, Part
+from farm.verdict.figures import Figure, Part, figure_json
 from farm.verdict.verdict import TupleRow
 
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
@@ -264,10 +264,8 @@ class AllLayers:
         """Plain JSON with units in the key names; shares are fractions."""
         return {
             "layers": self.layers,
-            "time_us": self.time.value if self.time else None,
-            "time_half_width_us": self.time.half_width if self.time else None,
-            "energy_mj": self.energy.value if self.energy else None,
-            "energy_half_width_mj": self.energy.half_width if self.energy else None,
+            **figure_json("time", "us", self.time),
+            **figure_json("energy", "mj", self.energy),
             "tuples": self.tuples,
             "covered_tuples": self.covered_tuples,
             "covered": self.coverage,

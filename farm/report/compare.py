@@ -7,9 +7,8 @@ slower only if the intervals do not overlap. Tuples of one side only are listed.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
 from farm.store.rows import fetch_values
-from farm.verdict.figures import Figure
+from farm.verdict.figures import Figure, figure_json, total_of
 
 Change = Literal["faster", "slower", "same", "unknown"]
 
@@ -51,10 +50,7 @@ class Difference:
 
     @property
     def change(self) -> Figure:
-        if not self.a.value:
-            return Figure(0.0)
-        ratio = self.b.value / self.a.value
-        return Figure(ratio - 1, abs(ratio) * math.hypot(self.a.relative, self.b.relative))
+        return self.b.deviation_from(self.a) if self.a.value else Figure(0.0)
 
     @property
     def apart(self) -> bool:
@@ -82,11 +78,10 @@ class ComparedRow:
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {name: getattr(self, name) for name in ("name", "operator", "calls", "tuples")}
         for name, unit, found in (("time", "us", self.time), ("energy", "mj", self.energy)):
-            for side, figure in (("a", found and found.a), ("b", found and found.b)):
-                data[f"{side}_{name}_{unit}"] = figure.value if figure else None
-                data[f"{side}_{name}_half_width_{unit}"] = figure.half_width if figure else None
-            data[f"{name}_change"] = found.change.value if found else None
-            data[f"{name}_change_half_width"] = found.change.half_width if found else None
+            data |= figure_json(f"a_{name}", unit, found and found.a) | figure_json(
+                f"b_{name}", unit, found and found.b
+            )
+            data |= figure_json(f"{name}_change", "", found and found.change)
             data[f"{name}_verdict"] = found.verdict if found else "unknown"
         return data
 
@@ -203,24 +198,14 @@ def _matched(
 
 
 def _compared(pairs: Sequence[Pair], name: str, operator: str) -> ComparedRow:
-    time = Difference(_sum((a.time, a.calls) for a, _ in pairs), _sum((b.time, a.calls) for a, b in pairs))
-    energies = [(a.energy, b.energy, a.calls) for a, b in pairs if a.energy and b.energy]
-    energy = None
-    if len(energies) == len(pairs):
-        energy = Difference(_sum((a, calls) for a, _, calls in energies), _sum((b, calls) for _, b, calls in energies))
-    return ComparedRow(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, energy)
+    def difference(quantity: Literal["time", "energy"]) -> Difference | None:
+        first = total_of((getattr(a, quantity), a.calls) for a, _ in pairs)
+        second = total_of((getattr(b, quantity), a.calls) for a, b in pairs)
+        return Difference(first, second) if first and second else None
 
-
-def _sum(figures: Iterable[tuple[Figure, int]]) -> Figure:
-    """The sum of figures times their calls."""
-    known = list(figures)
-    if len(known) == 1:
-        return known[0][0].times(known[0][1])
-    # No figure is made for each term: there may be thousands.
-    return Figure(
-        math.fsum(figure.value * calls for figure, calls in known),
-        math.hypot(*(figure.half_width * calls for figure, calls in known)),
-    )
+    time = difference("time")
+    assert time is not None
+    return ComparedRow(name, operator, sum(a.calls for a, _ in pairs), len(pairs), time, difference("energy"))
 
 
 # --------------------------------------------------------------------------------------------- sides

@@ -30,7 +30,7 @@ from farm.types.request import Request
 from farm.verdict.aggregate import launch_gap_us
 from farm.verdict.choice import choose
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import ReadingView
+from farm.verdict.figures import ReadingView, share_of
 from farm.verdict.verdict import VERDICT_SCHEMA, TupleRow, Verdict
 
 SCHEMA = 1
@@ -284,12 +284,11 @@ def _types(tuples: Sequence[TupleRow], call_times: CallTimes) -> tuple[TypeRow, 
                 tuples=len(group),
                 measured_tuples=measured,
                 time_us=type_us,
-                time_share=type_us / time_us if type_us is not None and time_us else None,
+                time_share=share_of(type_us, time_us),
                 energy_mj=type_mj,
-                # A share of an incomplete sum would mislead.
-                energy_share=type_mj / energy_mj if type_mj is not None and energy_mj else None,
+                energy_share=share_of(type_mj, energy_mj),
                 estimated_us=estimated_us,
-                estimated_share=estimated_us / estimate_us if estimate_us else 0.0,
+                estimated_share=share_of(estimated_us, estimate_us) or 0.0,
                 in_model_us=_in_model_us(group, call_times),
             )
         )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from farm.types.reading import Verification
 from farm.verdict.audit import audit_kernels
 from farm.verdict.choice import choose, weights_in_cache
-from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, CanaryReading, Chosen, Figure, Part, ReadingView, Whole, total_of
 from farm.verdict.judging import Circumstances, judge
 from farm.verdict.verdict import Adjustment, Comparison, TupleRow, Unmeasured, Verdict
 
@@ -72,12 +72,11 @@ def aggregate(
         terms: Sequence[Figure | None], of_wholes: Sequence[Figure | None], systematic: float, common: float
     ) -> Comparison | None:
         """The sum over all calls against the mean of the wholes; None if a term is missing."""
-        known = [figure.times(part.count) for (part, *_), figure in zip(measured, terms, strict=True) if figure]
-        if len(known) < len(terms):
+        found = total_of((figure, part.count) for (part, *_), figure in zip(measured, terms, strict=True))
+        if found is None:
             return None
-        value = math.fsum(figure.value for figure in known)
-        half_width = math.hypot(*(figure.half_width for figure in known)) + systematic * abs(value) + common
-        return Comparison(Figure(value, half_width), _mean(of_wholes, weights), common)
+        half_width = found.half_width + systematic * abs(found.value) + common
+        return Comparison(Figure(found.value, half_width), _mean(of_wholes, weights), common)
 
     weights = _weights([(reading, part.count * chosen.time.value) for part, reading, chosen in measured], readings)
     times = [chosen.time for *_, chosen in measured]

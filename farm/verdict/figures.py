@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
@@ -19,14 +21,42 @@ class Figure:
     value: float
     half_width: float = 0.0
 
-    def times(self, factor: float) -> Figure:
-        """The figure multiplied by an exact number."""
-        return Figure(self.value * factor, self.half_width * abs(factor))
-
     @property
     def relative(self) -> float:
         """The half-width as a fraction of the value."""
         return self.half_width / abs(self.value) if self.value else 0.0
+
+    def deviation_from(self, reference: Figure) -> Figure:
+        """``self / reference - 1``, with independent errors. The value of the reference must not be 0."""
+        ratio = self.value / reference.value
+        return Figure(ratio - 1, abs(ratio) * math.hypot(self.relative, reference.relative))
+
+
+def total_of(terms: Iterable[tuple[Figure | None, int]]) -> Figure | None:
+    """The sum of figures times exact numbers, with independent errors; None if a figure is missing."""
+    values, half_widths = [], []  # no Figure for each term: there may be thousands
+    for figure, number in terms:
+        if figure is None:
+            return None
+        values.append(figure.value * number)
+        half_widths.append(figure.half_width * number)
+    return Figure(math.fsum(values), math.hypot(*half_widths))
+
+
+def share_of(value: float | None, total: float | None) -> float | None:
+    """The share of a value in a total; None if one of them is unknown or the total is 0."""
+    return None if value is None or not total else value / total
+
+
+def figure_json(name: str, unit: str, figure: Figure | None) -> dict[str, float | None]:
+    """A figure as plain JSON: the keys ``name_unit`` and ``name_half_width_unit``; None if there is no figure.
+
+    Args:
+        unit: "" for a figure without one, whose keys end with the name and with ``half_width``.
+    """
+    end = f"_{unit}" if unit else ""
+    value, half_width = (figure.value, figure.half_width) if figure else (None, None)
+    return {f"{name}{end}": value, f"{name}_half_width{end}": half_width}
 
 
 @dataclass(frozen=True)

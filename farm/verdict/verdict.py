@@ -6,7 +6,6 @@ again. In JSON every key carries its unit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from farm.verdict.audit import KernelAudit
-from farm.verdict.figures import NOT_IN_SCOPE, Figure, ReadingView, Used, Whole
+from farm.verdict.figures import NOT_IN_SCOPE, Figure, ReadingView, Used, Whole, figure_json
 
 Outcome = Literal["pass", "fail", "none"]
 
@@ -39,8 +38,7 @@ class Comparison:
     def gap(self) -> Figure | None:
         if self.whole is None or not self.whole.value or not self.held:
             return None
-        ratio = self.total.value / self.whole.value
-        return Figure(ratio - 1, abs(ratio) * math.hypot(self.total.relative, self.whole.relative))
+        return self.total.deviation_from(self.whole)
 
     @property
     def accuracy(self) -> float | None:
@@ -205,16 +203,12 @@ _STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_mo
 
 
 def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
-    figures = {
-        "sum": (comparison.total if comparison else None, f"_{_UNITS[name]}"),
-        "whole": (comparison.whole if comparison else None, f"_{_UNITS[name]}"),
-        "gap": (comparison.gap if comparison else None, ""),
+    return {
+        **figure_json(f"sum_{name}", _UNITS[name], comparison and comparison.total),
+        **figure_json(f"whole_{name}", _UNITS[name], comparison and comparison.whole),
+        **figure_json(f"gap_{name}", "", comparison and comparison.gap),
+        f"accuracy_{name}": comparison and comparison.accuracy,
     }
-    data: dict[str, float | None] = {}
-    for prefix, (figure, unit) in figures.items():
-        data[f"{prefix}_{name}{unit}"] = figure.value if figure else None
-        data[f"{prefix}_{name}_half_width{unit}"] = figure.half_width if figure else None
-    return data | {f"accuracy_{name}": comparison.accuracy if comparison else None}
 
 
 def _comparison_from_json(name: str, data: Mapping[str, Any]) -> Comparison | None:
