@@ -137,7 +137,7 @@ class Farm:
         to: Sequence[str] | None = None,
         publish: bool = True,
     ) -> str:
-        """Submit a job of one item per word of `farm.devices.simulated.BEHAVIOURS` ("" is normal); return its id.
+        """Submit a job of one item per behaviour of a simulated card ("crash", "" is normal); return its id.
 
         Args:
             to: the ids of cards, in any state; default: all live cards.

@@ -15,7 +15,6 @@ POWERCAP = Path("/sys/class/powercap")
 NODES = Path("/sys/devices/system/node")
 ONE_NODE = "This host has one NUMA node: none of its memory is slower than the other."
 CPUINFO = Path("/proc/cpuinfo")
-MEMINFO = Path("/proc/meminfo")
 
 
 def cpu_card(settings: Settings) -> Card:
@@ -23,29 +22,18 @@ def cpu_card(settings: Settings) -> Card:
         id=settings.cpu_card_id,
         kind="cpu",
         model=_model(),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         driver=platform.release(),
         host=settings.host,
     )
 
 
 def _model() -> str:
-    try:
-        lines = CPUINFO.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.lower().startswith(("model name", "cpu model", "hardware")):
-            return " ".join(line.split(":", 1)[1].split())
+    with contextlib.suppress(OSError):
+        for line in CPUINFO.read_text().splitlines():
+            if line.lower().startswith(("model name", "cpu model", "hardware")):
+                return " ".join(line.split(":", 1)[1].split())
     return platform.processor() or platform.machine() or "CPU"
-
-
-def _memory_bytes() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 class _Package:
@@ -53,16 +41,12 @@ class _Package:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "energy_uj"
-        self.range_uj = int((folder / "max_energy_range_uj").read_text())
-        self._last_uj = int(self._file.read_text())
-        self._wraps = 0
+        self._range_uj = int((folder / "max_energy_range_uj").read_text())
+        self._total_uj = int(self._file.read_text())
 
     def energy_uj(self) -> int:
-        value_uj = int(self._file.read_text())
-        if value_uj < self._last_uj:
-            self._wraps += 1
-        self._last_uj = value_uj
-        return self._wraps * self.range_uj + value_uj
+        self._total_uj += (int(self._file.read_text()) - self._total_uj) % self._range_uj
+        return self._total_uj
 
 
 class CpuDevice(Device):
@@ -75,27 +59,18 @@ class CpuDevice(Device):
         self.card = card
         self._packages: list[_Package] = []
         # "intel-rapl:0" is a socket (AMD uses the same names); "intel-rapl:0:0" is a part of it, already counted.
-        for folder in sorted(powercap.glob("intel-rapl:*")) if powercap.is_dir() else []:
-            if folder.name.count(":") != 1:
-                continue
-            try:
-                if (folder / "name").read_text().startswith("package"):
-                    self._packages.append(_Package(folder))
-            except (OSError, ValueError):  # since 2020 only root may read the counter
-                self._packages = []
-                break
+        folders = [folder for folder in sorted(powercap.glob("intel-rapl:*")) if folder.name.count(":") == 1]
+        with contextlib.suppress(OSError, ValueError):  # since 2020 only root may read the counter
+            self._packages = [_Package(at) for at in folders if (at / "name").read_text().startswith("package")]
 
     @property
     def capabilities(self) -> frozenset[str]:
         return frozenset({"energy_counter_mj"}) if self._packages else frozenset()
 
     def energy_counter_mj(self) -> float | None:
-        if not self._packages:
-            return None
-        try:
-            return sum(package.energy_uj() for package in self._packages) / 1e3
-        except (OSError, ValueError):
-            return None
+        with contextlib.suppress(OSError, ValueError):
+            return sum(package.energy_uj() for package in self._packages) / 1e3 if self._packages else None
+        return None
 
     def foreign_cpu_s(self) -> float | None:
         import psutil

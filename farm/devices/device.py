@@ -100,15 +100,12 @@ class Device(ABC):
         return None
 
     def compute_processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the card, as the driver knows them: ids of the host, even inside a
-        container."""
+        """Ids of the processes that compute on the card: ids of the host, even inside a container."""
         return None
 
     def foreign_cpu_s(self) -> float | None:
-        """For a CPU: the CPU time per core that other processes had, on the cores that this process may use. Unit:
-        s."""
+        """For a CPU: time of other processes per core, on the cores that this process may use. Unit: s."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most devices have nothing to release
         """Release the driver."""
-        return None

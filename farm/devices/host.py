@@ -5,14 +5,13 @@ No torch: importing it takes seconds, and it may be broken. Its version is read 
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.metadata
 import importlib.util
 import platform
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from farm import __version__
 from farm.devices import cpu, nvidia, simulated
@@ -49,10 +48,9 @@ def find_card(card_id: str, settings: Settings) -> Card:
         candidates = nvidia.nvidia_cards(settings)
     if card := next((card for card in candidates if card.id == card_id), None):
         return _measurable(card)
-    if silent := [card for card in candidates if card.id.startswith(nvidia.WITHOUT_UUID)]:
-        reasons = "; ".join(f"{card}: {card.refusal}" for card in silent)
+    if silent := "; ".join(f"{c}: {c.refusal}" for c in candidates if c.id.startswith(nvidia.WITHOUT_UUID)):
         raise NoSuchCard(
-            f"No card of this host ({settings.host}) that answers is '{card_id}'. {reasons}",
+            f"No card of this host ({settings.host}) that answers is '{card_id}'. {silent}",
             "Repair the cards that do not answer.",
         )
     raise NoSuchCard(f"This host ({settings.host}) has no card '{card_id}'.", "List its cards with `farm cards`.")
@@ -64,12 +62,8 @@ def open_device(card: Card) -> Device:
     Raises:
         NoSuchCard: the card cannot be measured, or is gone.
     """
-    _measurable(card)
-    if card.kind == "cuda":
-        return nvidia.NvidiaDevice(card)
-    if card.kind == "cpu":
-        return cpu.CpuDevice(card)
-    return simulated.SimulatedDevice(card)
+    devices = {"cuda": nvidia.NvidiaDevice, "cpu": cpu.CpuDevice, "simulated": simulated.SimulatedDevice}
+    return devices[_measurable(card).kind](card)
 
 
 def _measurable(card: Card) -> Card:
@@ -92,10 +86,10 @@ class Installed:
 def installed_torch() -> Installed | None:
     """The torch that would be imported; None if there is none."""
     found = importlib.util.find_spec("torch")
-    folders = (found.submodule_search_locations or []) if found else []
-    for folder in folders:
+    for folder in (found.submodule_search_locations or []) if found else []:
         with contextlib.suppress(OSError, SyntaxError):
-            return _read_version(Path(folder, "version.py").read_text())
+            values = runpy.run_path(str(Path(folder, "version.py")))
+            return Installed(str(values.get("__version__", "")), values.get("cuda"))
     return None
 
 
@@ -108,47 +102,28 @@ def torch_version() -> str:
         importlib.metadata.PackageNotFoundError: torch is not installed.
     """
     torch = installed_torch()
-    return torch.version if torch is not None else importlib.metadata.version("torch")
+    return torch.version if torch else importlib.metadata.version("torch")
 
 
 def program_versions() -> dict[str, str]:
     """The versions of the farm, Python, torch and torchvision on this host; packages that are missing are left out."""
     found = {"farm": __version__, "Python": platform.python_version()}
-    if (torch := installed_torch()) is not None:
+    if torch := installed_torch():
         found["torch"] = torch.version
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["torchvision"] = importlib.metadata.version("torchvision")
     return found
 
 
-def _read_version(text: str) -> Installed:
-    given: dict[str, Any] = {}
-    for node in ast.parse(text).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        if isinstance(value, ast.Constant):
-            given.update({target.id: value.value for target in targets if isinstance(target, ast.Name)})
-    return Installed(str(given.get("__version__", "")), given.get("cuda"))
-
-
-def _installed_cudnn(cuda: str) -> str | None:
-    """The version number of cuDNN ("91900" for 9.19.0), from the wheel that torch's own wheels require.
-
-    None if cuDNN was installed another way (conda, a system package): its version is known only after loading it.
-    """
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
-        major, minor, patch = importlib.metadata.version(f"nvidia-cudnn-cu{cuda.partition('.')[0]}").split(".")[:3]
-        return str(int(major) * 10_000 + int(minor) * 100 + int(patch))
-    return None
-
-
 def is_installed(software: Software, card: Card) -> bool:
-    """True if the software that a worker of this host's card registered is still installed; False if that is
-    unknown."""
+    """True if the software that a worker of this host's card registered is still installed; False if unknown."""
     torch = installed_torch()
-    if torch is None or software.torch != torch.version:
-        return False
-    if card.kind != "cuda":
-        return True
-    installed = (torch.cuda, _installed_cudnn(torch.cuda or ""), card.driver)
-    return (software.cuda, software.cudnn, software.driver) == installed
+    if torch is None or card.kind != "cuda":
+        return torch is not None and software.torch == torch.version
+    cudnn = None  # if it was installed another way (conda, a system package), its version is known only after loading
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        package = f"nvidia-cudnn-cu{(torch.cuda or '').partition('.')[0]}"  # required by the wheels of torch
+        major, minor, patch = map(int, importlib.metadata.version(package).split(".")[:3])
+        cudnn = str(major * 10_000 + minor * 100 + patch)  # 9.19.0 is "91900"
+    installed = (torch.version, torch.cuda, cudnn, card.driver)
+    return (software.torch, software.cuda, software.cudnn, software.driver) == installed

@@ -35,7 +35,7 @@ class CardLock:
     def __init__(self, card_id: str, lock_dir: Path | str, started_by: int | None = None) -> None:
         self.card_id = card_id
         self.started_by = started_by
-        self.path = Path(lock_dir) / f"{_file_name(card_id)}.lock"
+        self.path = _path(card_id, lock_dir)
         self._descriptor: int | None = None
 
     @property
@@ -49,34 +49,8 @@ class CardLock:
             CardBusy: another process holds it; the message names its id, host and command.
             SettingsError: the directory cannot have locks.
         """
-        if self._descriptor is not None:
-            return self
-        with contextlib.ExitStack() as stack:
-            try:
-                descriptor = _open(self.path)
-            except OSError as error:
-                raise SettingsError(
-                    f"The lock of card {self.card_id} cannot be opened: {error}.",
-                    "Give FARM_LOCK_DIR a directory that all workers of this host may write to.",
-                ) from error
-            stack.callback(os.close, descriptor)
-            try:
-                locked = _try_lock(descriptor)
-            except OSError as error:
-                raise SettingsError(
-                    f"The lock of card {self.card_id} cannot be taken: {error}.",
-                    "Give FARM_LOCK_DIR a directory on a local file system.",
-                ) from error
-            if not locked:
-                raise CardBusy(
-                    f"The card {self.card_id} is taken by {_holder(descriptor)}.",
-                    "Wait for it, end it, or choose another card with --card."
-                    if _has_another(self.card_id)
-                    else "Wait for it, or end it.",
-                )
-            _sign(descriptor, self.started_by)
-            stack.pop_all()
-        self._descriptor = descriptor
+        if self._descriptor is None:
+            self._descriptor = _lock(self.path, f"The card {self.card_id}", self.card_id, started_by=self.started_by)
         return self
 
     def release(self) -> None:
@@ -105,25 +79,42 @@ def turn(name: str, lock_dir: Path | str, timeout_s: float) -> Iterator[None]:
         CardBusy: another process held it all the time; the message names it.
         SettingsError: the directory cannot have locks.
     """
+    descriptor = _lock(_path(name, lock_dir), f"This host's {name}", timeout_s=timeout_s)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _path(name: str, lock_dir: Path | str) -> Path:
+    name = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
+    return Path(lock_dir) / f"{name}.lock"
+
+
+def _lock(path: Path, what: str, card_id: str = "", *, started_by: int | None = None, timeout_s: float = 0.0) -> int:
+    """Open a file, lock it and write the holder into it; returns its descriptor. The errors name `what`."""
     until_s = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         try:
-            descriptor = _open(Path(lock_dir) / f"{_file_name(name)}.lock")
+            descriptor = _open(path)
             stack.callback(os.close, descriptor)
             while not _try_lock(descriptor):
-                if time.monotonic() > until_s:
+                if time.monotonic() >= until_s:
+                    been = f"was taken for {timeout_s:g} s, last by" if timeout_s else "is taken by"
+                    another = card_id and _has_another(card_id)
                     raise CardBusy(
-                        f"This host's {name} was taken for {timeout_s:g} s, last by {_holder(descriptor)}.",
-                        "Wait for it, or end it.",
+                        f"{what} {been} {_holder(descriptor)}.",
+                        f"Wait for it, {'end it, or choose another card with --card' if another else 'or end it'}.",
                     )
                 time.sleep(0.02)
-            _sign(descriptor)
+            _sign(descriptor, started_by or os.getpid())
         except OSError as error:
             raise SettingsError(
-                f"The lock of this host's {name} cannot be taken: {error}.",
+                f"{what} cannot be locked: {error}.",
                 "Give FARM_LOCK_DIR a directory on a local file system that all workers of this host may write to.",
             ) from error
-        yield
+        stack.pop_all()
+    return descriptor
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -136,29 +127,21 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _sign(descriptor: int, started_by: int | None = None) -> None:
+def _sign(descriptor: int, started_by: int) -> None:
     """Write the holder into the file, for other processes."""
     holder = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "started_by": started_by or os.getpid(),
-        "command": _command(started_by or os.getpid()),
+        "started_by": started_by,
+        "command": _command(started_by),
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
-def _file_name(card_id: str) -> str:
-    return "".join(character if character.isalnum() or character in "-_." else "_" for character in card_id)
-
-
 def _open(path: Path) -> int:
-    """Open the lock file; create it and its directory if necessary.
-
-    Raises:
-        OSError: that is not possible.
-    """
+    """Open the lock file; create it and its directory if necessary."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.parent.stat().st_mode & 0o1777 != 0o1777:
@@ -185,12 +168,9 @@ def _holder(descriptor: int) -> str:
     """The holder of a lock, for messages."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
-    except (OSError, ValueError):
-        holder = None
-    if not holder or not isinstance(holder, dict):
+        return "`{command}` (process {started_by} on {host}) since {since}".format_map(holder)
+    except (OSError, ValueError, TypeError, LookupError):  # not written yet, or another program's file
         return "another process"
-    pid, host = holder.get("started_by", holder.get("pid")), holder.get("host")
-    return f"`{holder.get('command')}` (process {pid} on {host}) since {holder.get('since')}"
 
 
 def _command(pid: int) -> str:

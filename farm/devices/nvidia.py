@@ -8,8 +8,8 @@ not taken for one without a GPU.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -79,28 +79,18 @@ def nvidia_cards(settings: Settings) -> list[Card]:
         try:
             return [_describe(index, settings) for index in range(pynvml.nvmlDeviceGetCount())]
         finally:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+            _optional(pynvml.nvmlShutdown)
     except pynvml.NVMLError as error:
         if _code(error) in ABSENT:
             return []
-        return [
-            Card(
-                id=_uncounted_id(settings),
-                kind="cuda",
-                model="all NVIDIA cards",
-                memory_bytes=0,
-                host=settings.host,
-                refusal=_no_answer(error),
-            )
-        ]
+        uncounted = Card(_uncounted_id(settings), "cuda", "all NVIDIA cards", 0, host=settings.host)
+        return [dataclasses.replace(uncounted, refusal=_no_answer(error))]
 
 
 def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES names; all if it is not set.
 
-    Cards that it may name and that cannot be measured are included, with their refusal: MIG instances, and the cards
-    without a UUID if it names a UUID that no other card has.
+    Includes cards with a refusal: MIG instances, and cards without a UUID if it names a UUID that no other card has.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not cards:
@@ -117,16 +107,9 @@ def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
             return True
         return card.index in indexes or any(card.id.startswith(uuid) for uuid in uuids)
 
+    refusal = f"it is an instance of a card in MIG mode, and {MIG_REFUSAL}"
     instances = [
-        Card(
-            id=name,
-            kind="cuda",
-            model="MIG instance",
-            memory_bytes=0,
-            index=index,
-            host=settings.host,
-            refusal=f"it is an instance of a card in MIG mode, and {MIG_REFUSAL}",
-        )
+        Card(name, "cuda", "MIG instance", 0, index=index, host=settings.host, refusal=refusal)
         for index, name in enumerate(names)
         if name.startswith("MIG-")
     ]
@@ -134,39 +117,20 @@ def visible_cards(cards: list[Card], settings: Settings) -> list[Card]:
 
 
 def _describe(index: int, settings: Settings) -> Card:
-    card = Card(
-        id=f"{WITHOUT_UUID}{settings.host}-{index}",
-        kind="cuda",
-        model="NVIDIA card",
-        memory_bytes=0,
-        driver=_text(_optional(pynvml.nvmlSystemGetDriverVersion) or ""),
-        index=index,
-        host=settings.host,
-    )
+    card = Card(f"{WITHOUT_UUID}{settings.host}-{index}", "cuda", "NVIDIA card", 0, index=index, host=settings.host)
+    card = dataclasses.replace(card, driver=_optional(pynvml.nvmlSystemGetDriverVersion) or "")
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        card = dataclasses.replace(card, id=_text(pynvml.nvmlDeviceGetUUID(handle)))
-        card = dataclasses.replace(card, model=_text(pynvml.nvmlDeviceGetName(handle)))
-        card = dataclasses.replace(card, memory_bytes=_memory_bytes(handle))
+        card = dataclasses.replace(card, id=pynvml.nvmlDeviceGetUUID(handle))
+        card = dataclasses.replace(card, model=pynvml.nvmlDeviceGetName(handle))
+        card = dataclasses.replace(card, memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
     except pynvml.NVMLError as error:
-        return dataclasses.replace(card, refusal=_no_answer(error))
+        # A card whose name is known may hide its memory size, which stays 0.
+        if card.model == "NVIDIA card" or _code(error) in GONE:
+            return dataclasses.replace(card, refusal=_no_answer(error))
     if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) == 1:
         return dataclasses.replace(card, refusal=f"it is in MIG mode, and {MIG_REFUSAL}")
     return card
-
-
-def _memory_bytes(handle: Any) -> int:
-    """0 if unknown.
-
-    Raises:
-        NVMLError: the card is gone.
-    """
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError as error:
-        if _code(error) in GONE:
-            raise
-        return 0
 
 
 def _uncounted_id(settings: Settings) -> str:
@@ -175,8 +139,7 @@ def _uncounted_id(settings: Settings) -> str:
 
 def _no_answer(error: pynvml.NVMLError) -> str:
     """The refusal of a card that did not answer: the driver's message, and what to do."""
-    said = str(error).rstrip(".")
-    return f"the driver says '{said}'; {NEXT_STEPS.get(_code(error), 'look at `nvidia-smi`')}"
+    return f"the driver says '{str(error).rstrip('.')}'; {NEXT_STEPS.get(_code(error), 'look at `nvidia-smi`')}"
 
 
 def _code(error: pynvml.NVMLError) -> int | None:
@@ -188,10 +151,6 @@ def _optional(ask: Callable[[], T]) -> T | None:
         return ask()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
         return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 # ------------------------------------------------------------------------------------------ the live device
@@ -210,7 +169,7 @@ class NvidiaDevice(Device):
         except pynvml.NVMLError as error:
             raise NoSuchCard(f"The card {card} does not answer: {error}.", "Look at `nvidia-smi`.") from error
         self._open = True
-        # If the first query fails for any reason, treat the sensor as unavailable: an unreliable sensor is of no use.
+        # If the first query fails for any reason, treat the sensor as unavailable.
         self._lacks |= {name for name in _QUERIES if self._query(name) is None}
 
     @property
@@ -233,8 +192,7 @@ class NvidiaDevice(Device):
         with self._lock:
             if self._open:
                 self._open = False
-                with contextlib.suppress(pynvml.NVMLError):
-                    pynvml.nvmlShutdown()
+                _optional(pynvml.nvmlShutdown)
 
 
 def _field_value(handle: Any, field_id: int) -> int:
@@ -252,8 +210,7 @@ def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     return tuple(word for bit, word in THROTTLE_REASONS.items() if mask & bit)
 
 
-#: Getter of `Device` -> its query. A card without the sensor returns 0 for energy, power and memory temperature: None
-#: here.
+#: Getter of `Device` -> its query. A 0 for energy, power or memory temperature means no sensor: None here.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     # Ticks every 100 ms on the H200.
     "energy_counter_mj": lambda handle: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) or None,
@@ -272,9 +229,5 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _getter(name: str) -> Callable[[NvidiaDevice], Any]:
-    return lambda device: device._query(name)
-
-
 for _name in _QUERIES:
-    setattr(NvidiaDevice, _name, _getter(_name))
+    setattr(NvidiaDevice, _name, functools.partialmethod(NvidiaDevice._query, _name))

@@ -25,20 +25,11 @@ DURATION_VARIABLE = "FARM_SIMULATED_ITEM_S"
 UNHEALTHY_VARIABLE = "FARM_SIMULATED_UNHEALTHY"
 SOFTWARE = Software(torch="simulated", driver="simulated")
 SLOW_TIMES = 4  # each tensor in slow memory adds so many times the fast time
-BEHAVIOURS = ("crash", "hang", "oom", "raise", "exit", "slow", "not_capturable", "poison", "print")
 
 
 def simulated_cards(settings: Settings) -> list[Card]:
     return [
-        Card(
-            id=f"SIM-{settings.host}-{number}",
-            kind="simulated",
-            model=MODEL,
-            memory_bytes=64 * 2**30,
-            driver="simulated",
-            index=number,
-            host=settings.host,
-        )
+        Card(f"SIM-{settings.host}-{number}", "simulated", MODEL, 64 * 2**30, "simulated", number, settings.host)
         for number in range(settings.simulated_cards)
     ]
 
@@ -96,16 +87,12 @@ def measure(
     on_phase("warm-up", {})
     on_phase("window", {})
     time.sleep(item_s())
-    if predicted:
-        time_us = sum(count * device.time_us(tuple_id) for tuple_id, count in predicted.items())
-        energy_mj = sum(
-            count * device.time_us(tuple_id) * device.power_w(tuple_id) * 1e-3 for tuple_id, count in predicted.items()
-        )
-        power_w = energy_mj / time_us * 1e3 if time_us else 0.0
-    else:
-        slower = 1 + SLOW_TIMES * len(Placement.parse(protocol.placement))
-        time_us, power_w = device.time_us(subject.id) * slower, device.power_w(subject.id)
-        energy_mj = time_us * power_w * 1e-3
+    slower = 1 if predicted else 1 + SLOW_TIMES * len(Placement.parse(protocol.placement))
+    calls = predicted or {subject.id: 1}
+    times_us = {id: count * slower * device.time_us(id) for id, count in calls.items()}
+    time_us = sum(times_us.values())
+    energy_mj = sum(part_us * device.power_w(id) * 1e-3 for id, part_us in times_us.items())
+    power_w = energy_mj / time_us * 1e3 if time_us else 0.0
     return Reading(
         time_us=time_us,
         time_half_width_us=time_us * 0.002,
@@ -130,8 +117,7 @@ def measure(
 
 
 def unhealthy(card_id: str) -> str:
-    """The result of the health check: a fault while the file named by FARM_SIMULATED_UNHEALTHY contains the card's
-    id."""
+    """The result of the health check: a fault while the file FARM_SIMULATED_UNHEALTHY contains the card's id."""
     try:
         with open(os.environ.get(UNHEALTHY_VARIABLE, "")) as file:
             return "Simulated: a product came out wrong." if card_id in file.read().split() else ""
@@ -141,25 +127,26 @@ def unhealthy(card_id: str) -> str:
 
 def _misbehave(subject: Subject) -> None:
     parameters = subject.spec.get("parameters")
-    if not isinstance(parameters, Mapping) or (behaviour := parameters.get("simulate")) not in BEHAVIOURS:
+    if not isinstance(parameters, Mapping):
         return
     seconds = parameters.get("seconds")
-    seconds = float(seconds) if isinstance(seconds, (int, float)) else None
-    if behaviour == "crash":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif behaviour == "exit":
-        os._exit(3)
-    elif behaviour == "hang":
-        time.sleep(seconds if seconds is not None else 3600.0)
-    elif behaviour == "slow":
-        time.sleep(seconds if seconds is not None else 1.0)
-    elif behaviour == "oom":
-        raise Unmeasurable("out_of_memory", "Simulated: it does not fit on the card.", "Choose a smaller batch.")
-    elif behaviour == "not_capturable":
-        raise Unmeasurable("not_capturable", "Simulated: no CUDA graph can be made of it.")
-    elif behaviour == "raise":
-        raise Unmeasurable("raised", "Simulated: the operator raised.")
-    elif behaviour == "poison":
-        raise RuntimeError("Simulated: CUDA error: an illegal memory access was encountered")
-    elif behaviour == "print":
-        print("{not json", flush=True)  # noqa: T201 - a user's model may print
+    given_s = float(seconds) if isinstance(seconds, (int, float)) else None
+    match parameters.get("simulate"):
+        case "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(3)
+        case "hang":
+            time.sleep(3600.0 if given_s is None else given_s)
+        case "slow":
+            time.sleep(1.0 if given_s is None else given_s)
+        case "oom":
+            raise Unmeasurable("out_of_memory", "Simulated: it does not fit on the card.", "Choose a smaller batch.")
+        case "not_capturable":
+            raise Unmeasurable("not_capturable", "Simulated: no CUDA graph can be made of it.")
+        case "raise":
+            raise Unmeasurable("raised", "Simulated: the operator raised.")
+        case "poison":
+            raise RuntimeError("Simulated: CUDA error: an illegal memory access was encountered")
+        case "print":
+            print("{not json", flush=True)  # noqa: T201 - a user's model may print

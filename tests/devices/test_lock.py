@@ -86,14 +86,14 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f"{CARD}.lock").symlink_to(victim)
-    with pytest.raises(SettingsError, match="cannot be opened"):
+    with pytest.raises(SettingsError, match=f"{CARD} cannot be locked"):
         CardLock(CARD, tmp_path).acquire()
     assert victim.read_text() == "precious"
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="cannot be opened") as caught:
+    with pytest.raises(SettingsError, match=f"{CARD} cannot be locked") as caught:
         CardLock(CARD, tmp_path / "file").acquire()
     assert "FARM_LOCK_DIR" in caught.value.next_step
 
@@ -116,7 +116,10 @@ def test_what_the_cards_of_a_host_share_is_used_by_one_at_a_time(tmp_path: Path)
 
 def test_no_turn_is_taken_where_there_can_be_no_lock(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match="slow-memory cannot be taken"), turn("slow-memory", tmp_path / "file", 0.0):
+    with (
+        pytest.raises(SettingsError, match="memory cannot be locked"),
+        turn("slow-memory", tmp_path / "file", 0.0),
+    ):
         pass
 
 
