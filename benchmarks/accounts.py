@@ -21,7 +21,7 @@ NEVER = ("lost", "two_readings", "without_reading", "verdicts_missing", "bad_but
 def release_all(database: Database) -> int:
     """Release the cards in quarantine, as a person would; return their number."""
     with database.read() as session:
-        query = select(tables.Card).where(tables.Card.state == tables.CardState.QUARANTINED)
+        query = select(tables.CardRow).where(tables.CardRow.state == tables.CardState.QUARANTINED)
         sick = [(card.id, card.state_reason) for card in session.exec(query)]
     released = [one for one in sick if cards.resume(database, one[0], quarantined=True)]
     for card_id, reason in released:
@@ -49,9 +49,9 @@ def judge(database: Database, job_ids: list[str]) -> dict[str, int]:
             items = session.exec(select(tables.Item).where(tables.Item.job_id == job_id)).all()
             subjects = {item.subject_id for item in items}
             read = Counter(
-                reading for reading in session.exec(select(tables.Reading.subject_id)).all() if reading in subjects
+                reading for reading in session.exec(select(tables.ReadingRow.subject_id)).all() if reading in subjects
             )
-            verdicts = session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
+            verdicts = session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).all()
             cancelled = session.get_one(tables.Job, job_id).state == tables.JobState.CANCELLED
             bad = {operator.id for operator in operators if operator.id in subjects and operator.parameters["simulate"]}
             good = [item for item in items if item.subject_id not in bad]

@@ -35,10 +35,10 @@ def repeatability(database: Any, cards: Sequence[Any], wanted: int, budget_s: fl
 
     with database.read() as session:
         query = (
-            select(tables.Operator, tables.Protocol)
-            .join(tables.Reading, col(tables.Reading.subject_id) == col(tables.Operator.id))
-            .join(tables.Protocol, col(tables.Protocol.id) == col(tables.Reading.protocol_id))
-            .where(tables.Reading.card_model == cards[0].model)
+            select(tables.Operator, tables.ProtocolRow)
+            .join(tables.ReadingRow, col(tables.ReadingRow.subject_id) == col(tables.Operator.id))
+            .join(tables.ProtocolRow, col(tables.ProtocolRow.id) == col(tables.ReadingRow.protocol_id))
+            .where(tables.ReadingRow.card_model == cards[0].model)
         )
         known = {(one.id, two.id): (one, two) for one, two in session.exec(query)}
     chosen = [known[key] for key in sorted(known)]

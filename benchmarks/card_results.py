@@ -138,7 +138,7 @@ def cards_that_read(database: Any) -> list[Any]:
     from farm.store import tables
 
     with database.read() as session:
-        query = select(tables.Card).where(col(tables.Card.id).in_(select(tables.Reading.card_id)))
+        query = select(tables.CardRow).where(col(tables.CardRow.id).in_(select(tables.ReadingRow.card_id)))
         return sorted(session.exec(query), key=lambda card: (card.kind != "cuda", card.id))
 
 

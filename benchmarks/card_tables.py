@@ -45,7 +45,7 @@ def row_of(session: Any, built: Any) -> dict[str, Any]:
 
     verdict, readings = built.verdict, built.readings
     items = session.exec(select(tables.Item).where(tables.Item.job_id == built.job_id)).all()
-    by_id = fetch(session, tables.Reading, [item.reading_id for item in items if item.reading_id])
+    by_id = fetch(session, tables.ReadingRow, [item.reading_id for item in items if item.reading_id])
     rows = list(by_id.values())
     whole = [row for row in rows if row.subject_kind == "variant"]
     tuples = [row for row in rows if row.subject_kind == "operator"]
@@ -136,8 +136,8 @@ def write(out: Path, card: Any, database: Any, rows: list[dict[str, Any]], extra
     from farm.store import tables
 
     with database.read() as session:
-        row = session.get(tables.Card, card.id)
-        software = session.get(tables.Software, row.software_id) if row and row.software_id else None
+        row = session.get(tables.CardRow, card.id)
+        software = session.get(tables.SoftwareRow, row.software_id) if row and row.software_id else None
         fingerprint = dict(row.fingerprint) if row else {}
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     out.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def fingerprints_of(database: Any, model: str) -> dict[str, dict[str, Any]]:
     from farm.store import tables
 
     with database.read() as session:
-        cards = session.exec(select(tables.Card).where(col(tables.Card.model) == model)).all()
+        cards = session.exec(select(tables.CardRow).where(col(tables.CardRow.model) == model)).all()
         return {card.id: dict(card.fingerprint) for card in cards}
 
 

@@ -59,11 +59,11 @@ def fill(database: Database, number: int) -> int:
             {"id": id_, "kind": "cuda", "model": model, "memory_bytes": 10**11, "capabilities": [], "fingerprint": {}}
             for id_, model in cards
         ]
-        content.insert_new(session, tables.Card, added)
-        rows = session.execute(select(tables.Reading.__table__))  # type: ignore[attr-defined]
+        content.insert_new(session, tables.CardRow, added)
+        rows = session.execute(select(tables.ReadingRow.__table__))  # type: ignore[attr-defined]
         like = [dict(row._mapping) for row in rows]
     circumstances = [(card, one, protocol) for card in cards for one in software for protocol in protocols]
-    own = tables.Reading.__table__.c  # type: ignore[attr-defined]
+    own = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
     made, copies = len(like), 0
     # Copy inside the database: the first eight digits of an id distinguish the copies.
     while made < number:
@@ -83,7 +83,7 @@ def fill(database: Database, number: int) -> int:
         columns = [changed.get(column.name, column) for column in own]
         first = select(*columns).where(own.id.like("00000000%")).order_by(own.id).limit(number - made)
         with database.write() as session:
-            session.execute(insert(tables.Reading).from_select([column.name for column in own], first))
+            session.execute(insert(tables.ReadingRow).from_select([column.name for column in own], first))
         made += len(like)
     with database.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(

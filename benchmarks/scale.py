@@ -193,7 +193,7 @@ def _job(database: Database, cards: list[str], number: int, name: str, *, finish
         placed = [(operator_id, cards[index % len(cards)]) for index, operator_id in enumerate(ids)]
         with database.write() as session:
             session.execute(
-                insert(tables.Reading),
+                insert(tables.ReadingRow),
                 [
                     {**row, "id": f"r{operator_id}", "subject_id": operator_id, "card_id": c}
                     for operator_id, c in placed

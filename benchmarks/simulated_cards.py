@@ -206,7 +206,7 @@ def real(cards: int, items: int, item_s: float, kind: str) -> dict[str, object]:
         asked, held_s, locked_s, computed_s = (now - then for now, then in zip(_tallied(tallies), before, strict=True))
         database_s = _processor_s(server) - before_s if server else 0.0
         with farm.database.read() as session:
-            readings = session.exec(select(func.count()).select_from(tables.Reading)).one()
+            readings = session.exec(select(func.count()).select_from(tables.ReadingRow)).one()
         done = farm.items(job_id)
         # Repeat, because other programs may have used the machine; the better result is closer to the limit.
         alone_per_s = max(alone_per_s, alone(alone_url, items=500))

@@ -253,7 +253,7 @@ def submit(soak: Soak, items: int, *, publish: bool = True) -> str:
     behaviours = [soak.chance.choice(BAD) if number % 20 == 19 else "" for number in range(items)]
     ids = store_operators(soak.farm.database, behaviours)
     with soak.farm.database.read() as session:
-        chosen = [card for card in session.exec(select(tables.Card.id))]
+        chosen = [card for card in session.exec(select(tables.CardRow.id))]
     job_id = jobs.create(soak.farm.database, sweep(items), chosen, operator_ids=ids).job_id
     soak.jobs.append(job_id)
     if publish:

@@ -244,7 +244,7 @@ def soak(
     database = hosts[0].database
     ids = store_operators(database, [""] * options.items)
     with database.read() as session:
-        cards = list(session.exec(select(tables.Card.id)))
+        cards = list(session.exec(select(tables.CardRow.id)))
     job_id = jobs.create(database, sweep(options.items), cards, operator_ids=ids).job_id
     hurt = Soak(hosts, broker, postgres, options.seed)
     began_s = time.monotonic()

@@ -177,13 +177,13 @@ class Runs:
     def _outcome(self, name: str, job_id: str, card_ids: Sequence[str]) -> dict[str, Any]:
         from sqlmodel import col, select
 
-        from farm.store.tables import Item, Operator, Reading
+        from farm.store.tables import Item, Operator, ReadingRow
 
         with self.database.read() as session:
             items = list(session.exec(select(Item).where(Item.job_id == job_id)))
             query = (
-                select(Item, Reading, Operator.label)
-                .join(Reading, col(Reading.id) == col(Item.reading_id))
+                select(Item, ReadingRow, Operator.label)
+                .join(ReadingRow, col(ReadingRow.id) == col(Item.reading_id))
                 .join(Operator, col(Operator.id) == col(Item.subject_id))
                 .where(Item.job_id == job_id)
             )

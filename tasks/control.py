@@ -256,7 +256,7 @@ def _move_stranded(
 
 def _balance(store: Database, current: Settings, views: Sequence[CardStatus], farm: str) -> None:
     """Move waiting items to cards that will be idle before the next pass."""
-    kinds: dict[tuple[str, str | None], list[tables.Card]] = defaultdict(list)
+    kinds: dict[tuple[str, str | None], list[tables.CardRow]] = defaultdict(list)
     for view in views:
         if view.state in WORKING:
             kinds[view.card.model, view.card.software_id].append(view.card)
@@ -326,8 +326,8 @@ def _interrupted_planning(session: Session, farm: str) -> list[str]:
 def _unfinished(session: Session, farm: str) -> list[tuple[str, int]]:
     """Rounds without open items and without a verdict."""
     still_open = select(Item.job_id).where(col(Item.state).in_(OPEN))
-    judged = select(tables.Verdict.id).where(
-        tables.Verdict.job_id == tables.Job.id, tables.Verdict.round == tables.Job.round
+    judged = select(tables.VerdictRow.id).where(
+        tables.VerdictRow.job_id == tables.Job.id, tables.VerdictRow.round == tables.Job.round
     )
     query = _newest_rounds(farm).where(
         col(tables.Round.planned_at_s).is_not(None), col(tables.Job.id).not_in(still_open), ~judged.exists()

@@ -83,8 +83,8 @@ class EmbeddedFarm:
         """Whether the database has all cards with the installed software: jobs can then be planned without workers."""
         with self.database.read() as session:
             for card in self.cards:
-                row = session.get(tables.Card, card.id)
-                software = session.get(tables.Software, row.software_id) if row and row.software_id else None
+                row = session.get(tables.CardRow, card.id)
+                software = session.get(tables.SoftwareRow, row.software_id) if row and row.software_id else None
                 if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
                     return False
         return True
@@ -135,7 +135,8 @@ class EmbeddedFarm:
         while True:
             with self.database.read() as session:
                 rows = {
-                    card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(wanted)))
+                    card.id: card
+                    for card in session.exec(select(tables.CardRow).where(col(tables.CardRow.id).in_(wanted)))
                 }
             # Only rows written by the current workers: rows of an earlier farm look the same.
             ours = {
@@ -186,7 +187,7 @@ class EmbeddedFarm:
             _cancel(self.database, self.id)
 
 
-def _releasing(unfit: Sequence[tables.Card]) -> str:
+def _releasing(unfit: Sequence[tables.CardRow]) -> str:
     """The command to run first if another farm put a card in quarantine, else ""."""
     others = [row.id for row in unfit if not row.quarantined_by]
     return f" after `farm cards release {others[0]}`" if others else ""
@@ -216,7 +217,7 @@ def _cancel_abandoned(database: Database, host: str) -> None:
 def _mark_stopped(database: Database, card_ids: Sequence[str]) -> None:
     with database.write() as session:
         for card_id in card_ids:
-            card = session.get(tables.Card, card_id)
+            card = session.get(tables.CardRow, card_id)
             if card is not None and card.state in (CardState.IDLE, CardState.STARTING):
                 card.state, card.worker = CardState.STOPPED, ""
                 session.add(card)

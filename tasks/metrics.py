@@ -27,7 +27,7 @@ from farm.jobs.listing import CardCounts
 from farm.jobs.spool import Spool
 from farm.settings import Settings
 from farm.store.database import Database
-from farm.store.tables import Card, CardState, ItemState
+from farm.store.tables import CardRow, CardState, ItemState
 from tasks.queues import queue_depths
 
 log = logging.getLogger("farm.control")
@@ -148,7 +148,7 @@ class FarmCollector(Collector):
         return self._devices[card_id]
 
 
-def _labels(card: Card) -> list[str]:
+def _labels(card: CardRow) -> list[str]:
     return [card.host, card.id, str(card.index), card.model]
 
 

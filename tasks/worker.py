@@ -177,7 +177,7 @@ class StallWatchdog:
 
     def _items_wait(self, database: Database) -> bool:
         with database.read() as session:
-            card = session.get(tables.Card, self.card_id)
+            card = session.get(tables.CardRow, self.card_id)
             return card is not None and card.state == CardState.IDLE and bool(cards.silent_times_s(session, [card]))
 
 

@@ -104,7 +104,7 @@ class Farm:
             timeout=TIMEOUT_S,
         )
 
-    def alive(self) -> list[tables.Card]:
+    def alive(self) -> list[tables.CardRow]:
         with self.database.read() as session:
             return cards.alive(session, 10.0)
 

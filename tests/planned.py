@@ -126,7 +126,7 @@ def complete(
 
 def readings(database: Database) -> int:
     with database.read() as session:
-        return len(session.exec(select(tables.Reading.id)).all())
+        return len(session.exec(select(tables.ReadingRow.id)).all())
 
 
 def know(database: Database, model: str, batch: int = 32) -> None:

@@ -139,7 +139,7 @@ def _software_checks(session: Any, serving: Sequence[Any]) -> Iterator[Check]:
     for model, groups in by_model.items():
         if len(groups) < 2:
             continue
-        rows = {software_id: session.get(tables.Software, software_id) for software_id in groups}
+        rows = {software_id: session.get(tables.SoftwareRow, software_id) for software_id in groups}
         fields = ("torch", "cuda", "cudnn", "driver")  # other fields are those of the first writer of the row
         differing = [field for field in fields if len({getattr(row, field) for row in rows.values()}) > 1]
         message = "; ".join(

@@ -286,7 +286,7 @@ def estimate(
 
 
 def _software(session: Session, software_id: str) -> Software:
-    columns = tables.Software.__table__.c  # type: ignore[attr-defined]
+    columns = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
     row = session.execute(sqlalchemy.select(*columns).where(columns.id == software_id)).one()
     return Software(**{name: value for name, value in row._mapping.items() if name != "id"})
 

@@ -167,7 +167,7 @@ def choose_predictor(
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """A note if the database has tuples that a predictor has not learned."""
-    reading, protocols = tables.Reading.__table__.c, tables.Protocol.__table__.c  # type: ignore[attr-defined]
+    reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
     conditions, properties_of_calls = found.conditions, {"data": None, "grad": None}
     like = {**conditions.protocol.to_json(), **properties_of_calls}
     specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))

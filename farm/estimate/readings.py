@@ -26,10 +26,10 @@ from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Part, ReadingView, Whole
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 
 

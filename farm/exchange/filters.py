@@ -208,7 +208,7 @@ class Selection:
             yield (*self.conditions, _READING.subject_id.in_(batch))
 
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 
 
 def select_readings(session: Session, filters: Filters, *, placed: bool = True) -> Selection:
@@ -244,7 +244,7 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
         elif name in _OF_READING:
             conditions.append(_compared(_READING[name], entry))
     if not placed and not any(entry.column.name == "placement" for entry in filters.filters):
-        protocol = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+        protocol = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
         specs = session.execute(sqlalchemy.select(protocol.id, protocol.spec))
         if slow := [row.id for row in specs if (row.spec or {}).get("placement")]:
             conditions.append(_READING.protocol_id.not_in(slow))
@@ -254,9 +254,9 @@ def select_readings(session: Session, filters: Filters, *, placed: bool = True) 
             known = [(row, values_of(row)) for row in session.execute(sqlalchemy.select(table.__table__))]
             matching = [row for row, values in known if all(_matches(entry, values) for entry in own)]
             ids = [row.id for row in matching]
-            if not ids and table is tables.Card:
+            if not ids and table is tables.CardRow:
                 raise _no_card(own, {values["card_model"] for _, values in known})
-            if table is tables.Card:
+            if table is tables.CardRow:
                 models = sorted({row.model for row in matching})
                 if len(matching) == sum(row.model in models for row, _ in known):  # indexes begin with the card model
                     column, ids = _READING.card_model, models
@@ -328,9 +328,9 @@ def card_values(row: Any) -> dict[str, Any]:
 
 #: (names of columns, their table, the column of readings that refers to it, columns of a row)
 _SMALL: tuple[tuple[set[str], Any, Any, Callable[[Any], Mapping[str, Any]]], ...] = (
-    (_OF_SOFTWARE, tables.Software, _READING.software_id, lambda row: row._mapping),
-    (_OF_PROTOCOL, tables.Protocol, _READING.protocol_id, protocol_values),
-    (_OF_CARD, tables.Card, _READING.card_id, card_values),
+    (_OF_SOFTWARE, tables.SoftwareRow, _READING.software_id, lambda row: row._mapping),
+    (_OF_PROTOCOL, tables.ProtocolRow, _READING.protocol_id, protocol_values),
+    (_OF_CARD, tables.CardRow, _READING.card_id, card_values),
 )
 
 #: The columns of the table of operators that `operator_values` needs.

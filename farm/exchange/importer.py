@@ -43,10 +43,10 @@ NEXT_STEP = "Name a Parquet file that `farm export` wrote."
 
 Row = Mapping[str, Any]
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
+_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
 _ITEM = tables.Item.__table__.c  # type: ignore[attr-defined]
 _IMPORTED = tables.ImportedVerdict.__table__.c  # type: ignore[attr-defined]
 
@@ -377,12 +377,12 @@ def _write_readings(session: Session, records: Sequence[ReadingRecord]) -> int:
         content.store_software(session, software)
     for protocol in {record.protocol.id: record.protocol for record in new}.values():
         content.store_protocol(session, protocol)
-    content.insert_new(session, tables.Card, list({record.card["id"]: record.card for record in new}.values()))
+    content.insert_new(session, tables.CardRow, list({record.card["id"]: record.card for record in new}.values()))
     content.store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
     costs = {record.subject: record.variant_costs for record in new if isinstance(record.subject, Variant)}
     for variant, cost in costs.items():
         content.store_variant(session, variant, **cost)
-    content.insert_new(session, tables.Reading, [record.row for record in new])
+    content.insert_new(session, tables.ReadingRow, [record.row for record in new])
     return len(new)
 
 
@@ -443,11 +443,11 @@ def _write_traces(session: Session, series: Sequence[tuple[str, Trace]]) -> int:
     imported = _READING.id.in_(list(traces)), _READING.origin != ""
     new = 0
     for reading_id in session.scalars(sqlalchemy.select(_READING.id).where(*imported)).all():
-        stored, trace = session.get(tables.Trace, reading_id), traces[reading_id]
+        stored, trace = session.get(tables.TraceRow, reading_id), traces[reading_id]
         before = Trace.unpack(stored.packed) if stored else Trace(trace.window_s, {})
         if more := trace.series.keys() - before.series.keys():
             packed = Trace(before.window_s, {**trace.series, **before.series}).pack()
-            session.merge(tables.Trace(reading_id=reading_id, packed=packed))
+            session.merge(tables.TraceRow(reading_id=reading_id, packed=packed))
             new += len(more)
     return new
 
@@ -506,8 +506,8 @@ def _write_job(session: Session, row: Row) -> None:
             published_at_s=at_s,
         )
     )
-    figures = {name: row[name] for name in tables.Verdict.model_fields if name in row and name != "details"}
-    session.add(tables.Verdict(**figures, details=json.loads(row["details"])))
+    figures = {name: row[name] for name in tables.VerdictRow.model_fields if name in row and name != "details"}
+    session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))
     session.flush()
     before = sqlalchemy.select(_ITEM.reading_id, _ITEM.role).where(_ITEM.job_id == job_id)
     there = set(map(tuple, session.execute(before)))

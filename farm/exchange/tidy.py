@@ -43,7 +43,7 @@ Batches = Iterator[Mapping[str, Sequence[Any]]]
 BATCH = 20_000  # rows at a time: some 100 MB in all their forms
 KEPT = 20_000  # subjects whose columns stay in memory
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
@@ -148,9 +148,9 @@ class _References:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.software = {row.id: row._mapping for row in self._all(tables.Software)}
-        self.protocols = {row.id: protocol_values(row) for row in self._all(tables.Protocol)}
-        self.cards = {row.id: card_values(row) for row in self._all(tables.Card)}
+        self.software = {row.id: row._mapping for row in self._all(tables.SoftwareRow)}
+        self.protocols = {row.id: protocol_values(row) for row in self._all(tables.ProtocolRow)}
+        self.cards = {row.id: card_values(row) for row in self._all(tables.CardRow)}
         self._peaks = {id_: card["card_fingerprint"] for id_, card in self.cards.items()}
         for card in self.cards.values():
             card["card_fingerprint"] = json.dumps(card["card_fingerprint"] or {})
@@ -201,7 +201,7 @@ class _References:
 
 def _kernels(session: Session) -> dict[str, list[tuple[str, str, dict[str, Any], str]]]:
     """Tuple id -> (card model, torch, numeric flags, kernels as JSON), from the verifications of captures."""
-    card = tables.Card.__table__.c  # type: ignore[attr-defined]
+    card = tables.CardRow.__table__.c  # type: ignore[attr-defined]
     models = {row.id: row.model for row in session.execute(sqlalchemy.select(card.id, card.model))}
     found: dict[str, list[tuple[str, str, dict[str, Any], str]]] = {}
     query = sqlalchemy.select(_CAPTURE.torch, _CAPTURE.verification).order_by(_CAPTURE.id)
@@ -316,13 +316,13 @@ def verdicts(session: Session, selection: Selection) -> Batches:
 
     Cancelled jobs are left out: what they measured before their end is no basis for a verdict.
     """
-    verdict, job, item = tables.Verdict, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
+    verdict, job, item = tables.VerdictRow, tables.Job, tables.Item.__table__.c  # type: ignore[attr-defined]
     everything = not selection.conditions and selection.subject_ids is None
     wanted: set[str] | None = None
     if not everything:
         wanted = set()
         for conditions in selection.where():
-            accepted = sqlalchemy.select(item.job_id).join(tables.Reading, _READING.id == item.reading_id)
+            accepted = sqlalchemy.select(item.job_id).join(tables.ReadingRow, _READING.id == item.reading_id)
             wanted |= set(session.scalars(accepted.where(*conditions).distinct()))
     theirs = set(session.scalars(sqlalchemy.select(_IMPORTED.job_id)))
     query = sqlalchemy.select(verdict, job).join(job, job.id == verdict.job_id).order_by(verdict.id)  # type: ignore[arg-type,attr-defined]
@@ -401,9 +401,11 @@ def _one(**values: Any) -> dict[str, Sequence[Any]]:
 
 
 def traces(session: Session, selection: Selection) -> Batches:
-    trace = tables.Trace.__table__.c  # type: ignore[attr-defined]
+    trace = tables.TraceRow.__table__.c  # type: ignore[attr-defined]
     for conditions in selection.where():
-        query = sqlalchemy.select(trace.reading_id, trace.packed).join(tables.Reading, _READING.id == trace.reading_id)
+        query = sqlalchemy.select(trace.reading_id, trace.packed).join(
+            tables.ReadingRow, _READING.id == trace.reading_id
+        )
         for rows in session.execute(query.where(*conditions), execution_options={"yield_per": 200}).partitions(200):
             found: dict[str, list[Any]] = {name: [] for name in _TRACE}
             for reading_id, packed in rows:

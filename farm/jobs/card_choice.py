@@ -65,7 +65,7 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
     return usable
 
 
-def as_card(row: tables.Card) -> Card:
+def as_card(row: tables.CardRow) -> Card:
     """The card of a row of the database."""
     names = ("id", "kind", "model", "memory_bytes", "driver", "index", "host")
     return Card(**{name: getattr(row, name) for name in names})

@@ -85,7 +85,7 @@ def _started(pid: str) -> str:
 class CardStatus:
     """One card and what it does now."""
 
-    card: tables.Card
+    card: tables.CardRow
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the claimed item, or ""
     waiting: int  # waiting and deferred items
@@ -125,7 +125,7 @@ def register(
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
-    if session.get(tables.Card, card.id) is None:
+    if session.get(tables.CardRow, card.id) is None:
         row = _described(session, card.id, card)
         assert row is not None
         row.software_id = store_software(session, software) if software else None
@@ -133,12 +133,12 @@ def ensure_card(session: Session, card: Card, software: Software | None = None) 
         session.flush()
 
 
-def _described(session: Session, card_id: str, card: Card | None) -> tables.Card | None:
+def _described(session: Session, card_id: str, card: Card | None) -> tables.CardRow | None:
     """The locked row of a card with its newest description, new if there was none; None if both are unknown."""
-    row = locked(session, tables.Card, card_id)
+    row = locked(session, tables.CardRow, card_id)
     if card is None:
         return row
-    row = row or tables.Card(id=card.id, kind=card.kind, model=card.model)
+    row = row or tables.CardRow(id=card.id, kind=card.kind, model=card.model)
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index
     row.origin = ""  # its readings may have been imported before it joined
@@ -147,7 +147,7 @@ def _described(session: Session, card_id: str, card: Card | None) -> tables.Card
     return row
 
 
-def _serve(session: Session, row: tables.Card, holder: str, queue: str, state: CardState) -> None:
+def _serve(session: Session, row: tables.CardRow, holder: str, queue: str, state: CardState) -> None:
     """Write the worker of a card, and its state unless a drain or a quarantine keeps it."""
     row.worker, row.queue = holder, queue
     if row.state not in KEPT:
@@ -159,7 +159,7 @@ def _serve(session: Session, row: tables.Card, holder: str, queue: str, state: C
 def stored_state(database: Database, card_id: str) -> str:
     """The state as last written, heartbeat or not; "" if the card is not registered."""
     with database.read() as session:
-        row = session.get(tables.Card, card_id)
+        row = session.get(tables.CardRow, card_id)
         return row.state if row is not None else ""
 
 
@@ -167,18 +167,18 @@ def seen(database: Database, holder: str) -> None:
     """Record the heartbeat of a worker."""
     with database.write() as session:
         session.execute(
-            update(tables.Card).where(col(tables.Card.worker) == holder).values(last_seen_at_s=database_now())
+            update(tables.CardRow).where(col(tables.CardRow.worker) == holder).values(last_seen_at_s=database_now())
         )
 
 
 def stopped(database: Database, holder: str) -> None:
     """Record that a worker stopped in order. `holder`: its full name, or `holder_of_process`."""
-    own = col(tables.Card.worker).startswith(holder, autoescape=True)
+    own = col(tables.CardRow.worker).startswith(holder, autoescape=True)
     with database.write() as session:
         session.execute(
-            update(tables.Card).where(own, col(tables.Card.state).not_in(KEPT)).values(state=CardState.STOPPED)
+            update(tables.CardRow).where(own, col(tables.CardRow.state).not_in(KEPT)).values(state=CardState.STOPPED)
         )
-        session.execute(update(tables.Card).where(own).values(worker=""))
+        session.execute(update(tables.CardRow).where(own).values(worker=""))
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
@@ -188,7 +188,7 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
         NoSuchCard: the card is not registered.
     """
     with database.write() as session:
-        row = _known(locked(session, tables.Card, card_id), card_id)
+        row = _known(locked(session, tables.CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.state, row.state_reason = CardState.DRAINING, reason
             session.add(row)
@@ -205,7 +205,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
         NoSuchCard: the card is not registered.
     """
     with database.write() as session:
-        row = _known(locked(session, tables.Card, card_id), card_id)
+        row = _known(locked(session, tables.CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.quarantined_by = farm
         elif not farm:
@@ -217,8 +217,8 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
     """End quarantines that an earlier embedded farm set for itself; returns those cards, which are checked again."""
     with database.write() as session:
-        own = col(tables.Card.id).in_(card_ids), col(tables.Card.state) == CardState.QUARANTINED
-        rows = session.exec(select(tables.Card).where(*own, col(tables.Card.quarantined_by) != "")).all()
+        own = col(tables.CardRow.id).in_(card_ids), col(tables.CardRow.state) == CardState.QUARANTINED
+        rows = session.exec(select(tables.CardRow).where(*own, col(tables.CardRow.quarantined_by) != "")).all()
         for row in rows:
             row.state, row.state_reason, row.quarantined_by = CardState.STOPPED, "", ""
             session.add(row)
@@ -235,7 +235,7 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
     """
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
-        row = _known(locked(session, tables.Card, card_id), card_id)
+        row = _known(locked(session, tables.CardRow, card_id), card_id)
         if row.state != wanted:
             return False
         served = CardState.STARTING if quarantined else CardState.IDLE
@@ -244,21 +244,21 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
         return True
 
 
-def find(session: Session, name: str) -> tables.Card:
+def find(session: Session, name: str) -> tables.CardRow:
     """The only registered card that matches a word (`farm.requests.card_selection.matching_cards`).
 
     Raises:
         NoSuchCard: no card matches, or several do.
     """
-    own = select(tables.Card).where(tables.Card.origin == "")
-    found = matching_cards(session.exec(own.order_by(col(tables.Card.id))).all(), name)
+    own = select(tables.CardRow).where(tables.CardRow.origin == "")
+    found = matching_cards(session.exec(own.order_by(col(tables.CardRow.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
         raise NoSuchCard(f"'{name}' matches several cards: {several}.", "Give the id; `farm cards` lists them.")
     return _known(found[0] if found else None, name)
 
 
-def _known(row: tables.Card | None, card_id: str) -> tables.Card:
+def _known(row: tables.CardRow | None, card_id: str) -> tables.CardRow:
     if row is None:
         raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
     return row
@@ -278,8 +278,8 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
             .group_by(col(tables.Item.card_id))
         ).all()
     )
-    own = select(tables.Card).where(tables.Card.origin == "")
-    rows = session.exec(own.order_by(col(tables.Card.host), col(tables.Card.index))).all()
+    own = select(tables.CardRow).where(tables.CardRow.origin == "")
+    rows = session.exec(own.order_by(col(tables.CardRow.host), col(tables.CardRow.index))).all()
     states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
     silent_s = silent_times_s(
         session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
@@ -299,7 +299,7 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     ]
 
 
-def silent_times_s(session: Session, found: Sequence[tables.Card]) -> dict[str, float]:
+def silent_times_s(session: Session, found: Sequence[tables.CardRow]) -> dict[str, float]:
     """How long each of these cards has begun nothing although published items of its farm wait for it. Unit: s.
 
     Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
@@ -322,7 +322,7 @@ def silent_times_s(session: Session, found: Sequence[tables.Card]) -> dict[str, 
     }
 
 
-def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]]:
+def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.CardRow, float]]:
     """The lost cards of all hosts, with the time since they were last seen. Unit: s.
 
     Cards of embedded farms are left out: if the command was killed, nobody waits for them.
@@ -330,17 +330,17 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.Card, float]
     now_s = read_clock_s(session)
     return [
         (card, now_s - card.last_seen_at_s)
-        for card in session.exec(select(tables.Card).order_by(col(tables.Card.host), col(tables.Card.index)))
+        for card in session.exec(select(tables.CardRow).order_by(col(tables.CardRow.host), col(tables.CardRow.index)))
         if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
 
 
-def alive(session: Session, heartbeat_s: float) -> list[tables.Card]:
+def alive(session: Session, heartbeat_s: float) -> list[tables.CardRow]:
     """The cards that take items now."""
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
-def _state(card: tables.Card, busy: bool, now_s: float, heartbeat_s: float) -> str:
+def _state(card: tables.CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:
@@ -360,7 +360,7 @@ def _counts(session: Session, state: ItemState, since_s: float | None = None) ->
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
     """Whether the card lacks a fingerprint taken with this driver. Simulated cards need none."""
     with database.read() as session:
-        card = session.get(tables.Card, card_id)
+        card = session.get(tables.CardRow, card_id)
         if card is None or card.kind == "simulated":
             return False
         return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (FINGERPRINT_VERSION, driver)
@@ -368,7 +368,7 @@ def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:
     with database.write() as session:
-        card = session.get(tables.Card, card_id)
+        card = session.get(tables.CardRow, card_id)
         if card is not None:
             card.fingerprint = dict(fingerprint)
             session.add(card)

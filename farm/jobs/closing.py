@@ -73,13 +73,13 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
     this = session.get_one(tables.Round, (job_id, number))
     if this.planned_at_s is None or open_items(session, job_id, number):
         return ClosedRound(Closing.OPEN)
-    there = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == number)
+    there = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == number)
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, number)
     verdict = evidence.verdict()
-    row = tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    row = tables.VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     following, why = None, ""
@@ -114,7 +114,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
             verdict = aggregate((), target=target, launch=launch)
             columns = verdict.withheld(why).columns()
             session.add(
-                tables.Verdict(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
+                tables.VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
             )
             job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
             session.add(job)

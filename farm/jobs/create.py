@@ -230,7 +230,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     device_type, torch = _device_and_torch(database, card_ids)
     if card is None:
         with database.read() as session:
-            cards = fetch(session, tables.Card, card_ids).values()
+            cards = fetch(session, tables.CardRow, card_ids).values()
         card = min(cards, key=lambda one: one.memory_bytes, default=None)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
@@ -272,8 +272,8 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
     """(device type, torch version) to capture for: those of the cards, if they are registered."""
     local = torch_version()
     with database.read() as session:
-        card = session.get(tables.Card, card_ids[0]) if card_ids else None
-        software = session.get(tables.Software, card.software_id) if card and card.software_id else None
+        card = session.get(tables.CardRow, card_ids[0]) if card_ids else None
+        software = session.get(tables.SoftwareRow, card.software_id) if card and card.software_id else None
     device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
     simulated = card is not None and card.kind == "simulated"
     return device_type, local if software is None or simulated else software.torch
@@ -283,7 +283,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     """The operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
-    card = session.get(tables.Card, card_ids[0])
+    card = session.get(tables.CardRow, card_ids[0])
     assert card is not None, "cards register before a job is planned"
     assert request.variant is not None
     roofline = roofline_of(

@@ -78,9 +78,9 @@ class DryRun:
         self.database = database
         self.scratch = scratch
         self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
-        self._copy(tables.Software)
-        self._copy(tables.Card)
-        self._copy(tables.Protocol)
+        self._copy(tables.SoftwareRow)
+        self._copy(tables.CardRow)
+        self._copy(tables.ProtocolRow)
         self._copy(tables.SignificantOperator)
         with self.scratch.write() as session:
             for card in own:
@@ -96,10 +96,10 @@ class DryRun:
             self._copy_captures(request.variant)
             tuples = tuples_of(self.scratch, request, card_ids)
             for subject_ids in in_batches([*tuples.calls, request.variant.id]):
-                self._copy(tables.Reading, col(tables.Reading.subject_id).in_(subject_ids))
+                self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(subject_ids))
         elif request.sweep is not None:
             of_its_kind = select(tables.Operator.id).where(tables.Operator.short_name == request.sweep.operator)
-            self._copy(tables.Reading, col(tables.Reading.subject_id).in_(of_its_kind))
+            self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(of_its_kind))
         opened = open_job(self.scratch, request, card_ids, tuples=tuples)
         new, left_s = 0, defaultdict[str, float](float)
         with self.scratch.read() as session:
@@ -141,10 +141,12 @@ class DryRun:
 
 def _renew(session: Session, card: Card) -> None:
     """Write a card of this host as its worker would register it, as far as that is known without the worker."""
-    row = session.get(tables.Card, card.id)
+    row = session.get(tables.CardRow, card.id)
     if row is None:
-        row = tables.Card(id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host)
+        row = tables.CardRow(
+            id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host
+        )
         session.add(row)
-    software = session.get(tables.Software, row.software_id) if row.software_id else None
+    software = session.get(tables.SoftwareRow, row.software_id) if row.software_id else None
     if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
         row.software_id = None

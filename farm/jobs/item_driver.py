@@ -104,7 +104,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
         raise
 
 
-def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> tables.Reading:
+def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> tables.ReadingRow:
     """Store a reading that belongs to no item, with its card."""
     with database.write() as session:
         cards.ensure_card(session, answer.card, answer.software)

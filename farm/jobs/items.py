@@ -139,9 +139,9 @@ def _claim(
     """The claim or the reason against it, with the rounds that may have no open item any more."""
     # One query for all three: on a busy card these queries are most of the pause between two items.
     found = session.exec(
-        select(Item, tables.Job, tables.Card.state)
+        select(Item, tables.Job, tables.CardRow.state)
         .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .join(tables.Card, col(tables.Card.id) == col(Item.card_id))
+        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
         .where(Item.id == item_id, Item.card_id == card_id, tables.Job.state == tables.JobState.OPEN)
     ).first()
     if found is None or found[2] in (CardState.DRAINING, CardState.QUARANTINED):
@@ -201,7 +201,7 @@ _protocols: dict[str, Protocol] = {}  # content-addressed and never changed, so 
 
 def _protocol(session: Session, protocol_id: str) -> Protocol | None:
     if protocol_id not in _protocols:
-        row = session.get(tables.Protocol, protocol_id)
+        row = session.get(tables.ProtocolRow, protocol_id)
         if row is None or not row.spec:
             return None
         _protocols[protocol_id] = Protocol.from_json(row.spec)
@@ -246,7 +246,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         item = _held(session, claimed)
         if item is None:
             return Closed(False)
-        row = tables.Reading(
+        row = tables.ReadingRow(
             id=uuid.uuid4().hex,
             subject_kind=claimed.subject.kind,
             subject_id=claimed.subject.id,
@@ -262,7 +262,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         session.add(row)
         session.flush()
         if packed is not None:
-            session.add(tables.Trace(reading_id=reading_id, packed=packed))
+            session.add(tables.TraceRow(reading_id=reading_id, packed=packed))
         accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
@@ -281,7 +281,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     return Closed(True, _finished(database, affected), woken)
 
 
-def _satisfies(reading: tables.Reading, asked: Mapping[str, Any]) -> bool:
+def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
     """Whether a reading is good enough for the stopping rule of another job's request."""
     try:
         return satisfies(reading, Request.from_json(asked).stopping)

@@ -228,7 +228,9 @@ def retry_failed(database: Database, job_id: str) -> int:
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
             note_planning(session, job)  # if it was interrupted, the caller continues it now
-            verdicts = select(tables.Verdict).where(tables.Verdict.job_id == job_id, tables.Verdict.round == job.round)
+            verdicts = select(tables.VerdictRow).where(
+                tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
+            )
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
         return going_on + begun
@@ -294,10 +296,10 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
     )
     of_several_softwares = (
         select(Item.job_id)
-        .join(tables.Reading, col(tables.Reading.id) == col(Item.reading_id))
+        .join(tables.ReadingRow, col(tables.ReadingRow.id) == col(Item.reading_id))
         .where(col(Item.job_id).in_(asked))
         .group_by(col(Item.job_id))
-        .having(func.count(func.distinct(tables.Reading.software_id)) > 1)
+        .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
     query = (
         select(tables.Job.request_id, tables.Job.id)

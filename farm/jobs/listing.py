@@ -39,9 +39,11 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     for job_id, state, number in session.execute(counted):
         items[job_id] += number
         closed[job_id] += number if state in CLOSED else 0
-    by_round = select(tables.Verdict).where(col(tables.Verdict.job_id).in_(ids)).order_by(col(tables.Verdict.round))
+    by_round = (
+        select(tables.VerdictRow).where(col(tables.VerdictRow.job_id).in_(ids)).order_by(col(tables.VerdictRow.round))
+    )
     # The details hold every tuple of the job.
-    without_details = by_round.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
+    without_details = by_round.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {verdict.job_id: verdict for verdict in session.exec(without_details)}
     theirs = select(tables.ImportedVerdict.job_id, tables.ImportedVerdict.origin)
     origins = dict(session.exec(theirs.where(col(tables.ImportedVerdict.job_id).in_(ids))).all())
@@ -64,7 +66,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def _judged(verdict: tables.Verdict | None, outcome: str | None = None) -> dict[str, Any]:
+def _judged(verdict: tables.VerdictRow | None, outcome: str | None = None) -> dict[str, Any]:
     return {
         "outcome": verdict.outcome if verdict else outcome,
         "accuracy_time": verdict.accuracy_time if verdict else None,
@@ -75,7 +77,7 @@ def _judged(verdict: tables.Verdict | None, outcome: str | None = None) -> dict[
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
     """Every card that ever joined the farm, with what it does now."""
-    software = {row.id: row.model_dump() for row in session.exec(select(tables.Software))}
+    software = {row.id: row.model_dump() for row in session.exec(select(tables.SoftwareRow))}
     return [
         {
             "id": view.card.id,

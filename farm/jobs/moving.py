@@ -29,7 +29,7 @@ from farm.store.tables import OPEN, Item, ItemState, JobState
 def move_items(
     database: Database,
     card_id: str,
-    peers: Sequence[tables.Card],
+    peers: Sequence[tables.CardRow],
     *,
     in_work: bool = True,
     unseen_s: float | None = None,
@@ -62,7 +62,7 @@ def move_items(
         if not in_work:
             its.append(col(Item.lease_until_s) < database_now())
         if unseen_s is not None:
-            card = locked(session, tables.Card, card_id)
+            card = locked(session, tables.CardRow, card_id)
             since_s = read_clock_s(session) - unseen_s
             if card is None or card.last_seen_at_s >= since_s:
                 return []
@@ -86,7 +86,7 @@ def move_items(
 def give_up(
     database: Database,
     away: Collection[str],
-    working: Sequence[tables.Card],
+    working: Sequence[tables.CardRow],
     *,
     for_now: Collection[str] = (),
     farm: str = "",
@@ -135,10 +135,10 @@ def give_up(
 
 
 def _close_absent(
-    session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.Card]
+    session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.CardRow]
 ) -> Sequence[Item]:
     """Close the last open items of a job, all of absent cards; returns the items to publish in their place, if any."""
-    own = {card.id: card for item in items if (card := session.get(tables.Card, item.card_id)) is not None}
+    own = {card.id: card for item in items if (card := session.get(tables.CardRow, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)
     peers = [card for card in working if card.id in takers and (card.model, card.software_id) in kinds]
@@ -159,8 +159,8 @@ def _close_absent(
 def _contributors(session: Session, job_id: str) -> set[str]:
     """The cards whose readings are in the sum of the job."""
     query = (
-        select(tables.Reading.card_id)
-        .join(Item, col(Item.reading_id) == col(tables.Reading.id))
+        select(tables.ReadingRow.card_id)
+        .join(Item, col(Item.reading_id) == col(tables.ReadingRow.id))
         .where(Item.job_id == job_id, Item.role == "tuple")
         .distinct()
     )
@@ -181,7 +181,9 @@ class _Load:
         return self.most > 1 and min(ends_s, default=within_s) < within_s
 
 
-def rebalance(database: Database, cards: Sequence[tables.Card], *, idle_within_s: float, farm: str = "") -> list[int]:
+def rebalance(
+    database: Database, cards: Sequence[tables.CardRow], *, idle_within_s: float, farm: str = ""
+) -> list[int]:
     """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
 
     Args:
@@ -212,7 +214,7 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
     )
 
 
-def _movable(session: Session, cards: Sequence[tables.Card], farm: str) -> list[MovableItem]:
+def _movable(session: Session, cards: Sequence[tables.CardRow], farm: str) -> list[MovableItem]:
     """The tuples that wait for the cards, each with the cards that may take it."""
     rows = session.execute(
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
@@ -262,7 +264,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
         return [item.id for item in wholes if item.id is not None] + moved
 
 
-def _takers(job: tables.Job, cards: Sequence[tables.Card]) -> frozenset[str]:
+def _takers(job: tables.Job, cards: Sequence[tables.CardRow]) -> frozenset[str]:
     """The cards that may measure for a job: all of them, or only those that its person named."""
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids

@@ -41,14 +41,14 @@ class PlannedRound:
     reused: int
 
 
-def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.Card]:
+def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.CardRow]:
     """The cards with these ids, in this order, if one job can measure on all of them.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
         UsageError: the chosen cards are of several models or run different software.
     """
-    found = {card.id: card for card in session.exec(select(tables.Card).where(col(tables.Card.id).in_(card_ids)))}
+    found = {card.id: card for card in session.exec(select(tables.CardRow).where(col(tables.CardRow.id).in_(card_ids)))}
     if missing := [card_id for card_id in card_ids if card_id not in found]:
         raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
     cards = [found[card_id] for card_id in card_ids]
@@ -175,7 +175,7 @@ def _tuples(
     session: Session,
     job: tables.Job,
     request: Request,
-    cards: Sequence[tables.Card],
+    cards: Sequence[tables.CardRow],
     operators: Sequence[tuple[Any, str]],
 ) -> list[Item]:
     """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
@@ -198,7 +198,7 @@ def _wholes(
     session: Session,
     job: tables.Job,
     request: Request,
-    cards: Sequence[tables.Card],
+    cards: Sequence[tables.CardRow],
     tuples: Sequence[Item],
 ) -> list[Item]:
     """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
@@ -212,7 +212,7 @@ def _wholes(
     lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
     wholes = []
     for card_id in sorted(measuring | lenders) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get(tables.Card, card_id)
+        card = by_id.get(card_id) or session.get(tables.CardRow, card_id)
         assert card is not None
         whole = new_item(job, card, *subject)
         _reuse(session, [whole], request, [card])
@@ -235,7 +235,7 @@ def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
     if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
-        card, like = session.get_one(tables.Card, card_id), wholes[0]
+        card, like = session.get_one(tables.CardRow, card_id), wholes[0]
         wanted.append(new_item(job, card, "whole", "variant", job.variant_id, like.protocol_id, like.expected_s))
     session.add_all(wanted)
     session.flush()
@@ -244,7 +244,7 @@ def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
 
 def new_item(
     job: tables.Job,
-    card: tables.Card,
+    card: tables.CardRow,
     role: str,
     subject_kind: str,
     subject_id: str,
@@ -331,7 +331,7 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
     return tuples
 
 
-def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.Card]) -> None:
+def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.CardRow]) -> None:
     """Close the items that a reading serves."""
     software_id = cards[0].software_id
     if software_id is None:
@@ -343,7 +343,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
-def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.Card]) -> list[str]:
+def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.CardRow]) -> list[str]:
     """A card id for each item: longest first, on the card that is free first, behind the items that wait (LPT)."""
     ahead = dict(
         session.execute(

@@ -27,8 +27,8 @@ from farm.types.reading import METHOD
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 # Medians: a reading with slow tensors has no power, so its `time_us` is the median; that of others is the mean.
 _NAMES = ("subject_id", "protocol_id", "card_model", "software_id", "time_median_us", "flags")

@@ -337,7 +337,7 @@ def of_job(session: Session, variant: Variant, word: str) -> StepMemory:
     job = jobs.find(session, word)
     report = reports.build(session, job.id)
     card = report.cards[0] if report.cards else None
-    row = session.get(tables.Card, card.id) if card else None
+    row = session.get(tables.CardRow, card.id) if card else None
     all_us: dict[str, float] = {}
     calls: dict[str, int] = {}
     for one in report.tuples:  # one tuple in several classes of data is several rows
@@ -391,9 +391,11 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
             for part in taken.parts
             if part.reading
         }
-        software = session.get_one(tables.Software, taken.software_id)
+        software = session.get_one(tables.SoftwareRow, taken.software_id)
         fingerprint = session.exec(
-            select(tables.Card.fingerprint).where(tables.Card.model == model, col(tables.Card.fingerprint).is_not(None))
+            select(tables.CardRow.fingerprint).where(
+                tables.CardRow.model == model, col(tables.CardRow.fingerprint).is_not(None)
+            )
         ).first()
         about = f"{model}, torch {software.torch}, {protocol.launch} launch"
         times = CallTimes(model, kind, read_us, about, fingerprint=fingerprint)
@@ -404,13 +406,13 @@ def with_readings(session: Session, found: StepMemory) -> StepMemory:
 
 def _models(session: Session, times: CallTimes) -> list[str]:
     """The card models of a database that match."""
-    models = session.exec(select(tables.Card.model).where(tables.Card.kind == times.kind).distinct())
+    models = session.exec(select(tables.CardRow.model).where(tables.CardRow.kind == times.kind).distinct())
     return [model for model in models if times.kind == "cpu" or times.card in (model, sheet_of(model))]
 
 
 def _read_peak(session: Session, variant: Variant, *card_models: str) -> MeasuredPeak | None:
     """The peak in the newest reading of the whole step."""
-    reading = tables.Reading
+    reading = tables.ReadingRow
     query = (
         select(reading.card_model, reading.details)
         .where(reading.subject_id == variant.id, col(reading.card_model).in_(card_models))

@@ -99,7 +99,7 @@ def _check_folder(folder: Path) -> None:
 def _models(session: Session) -> Iterator[ModelPage]:
     """The models by name, each with the newest job that has a verdict, for each request and card model."""
     job, variant, item = _columns(tables.Job), _columns(tables.ModelVariant), _columns(tables.Item)
-    judged = sqlalchemy.select(_columns(tables.Verdict).job_id)
+    judged = sqlalchemy.select(_columns(tables.VerdictRow).job_id)
     found = session.execute(
         sqlalchemy.select(job.id, variant.model, job.request_id, job.request)
         .join(tables.ModelVariant, variant.id == job.variant_id)
@@ -133,8 +133,8 @@ def file_of(model: str) -> str:
 
 def _operators(session: Session) -> tuple[list[Row], int]:
     """The newest reading of each tuple, card model, software and protocol by falling cost; and the number left out."""
-    reading, operator = _columns(tables.Reading), _columns(tables.Operator)
-    software, protocol = _columns(tables.Software), _columns(tables.Protocol)
+    reading, operator = _columns(tables.ReadingRow), _columns(tables.Operator)
+    software, protocol = _columns(tables.SoftwareRow), _columns(tables.ProtocolRow)
     one = (reading.subject_id, reading.card_model, reading.software_id, reading.protocol_id)
     place = func.row_number().over(partition_by=one, order_by=reading.created_at_s.desc()).label("place")
     ours = (reading.subject_kind == "operator", reading.simulated.is_(False))
@@ -166,11 +166,13 @@ def _columns(table: Any) -> Any:
 
 def _cards(session: Session) -> list[Row]:
     """The card models: their peaks as measured on one card, and the numbers of cards and readings."""
-    reading = _columns(tables.Reading)
+    reading = _columns(tables.ReadingRow)
     counted = sqlalchemy.select(reading.card_model, func.count()).where(reading.simulated.is_(False))
     readings = {model: number for model, number in session.execute(counted.group_by(reading.card_model))}
-    groups: dict[str, list[tables.Card]] = defaultdict(list)
-    for card in session.exec(select(tables.Card).where(tables.Card.kind != "simulated").order_by(col(tables.Card.id))):
+    groups: dict[str, list[tables.CardRow]] = defaultdict(list)
+    for card in session.exec(
+        select(tables.CardRow).where(tables.CardRow.kind != "simulated").order_by(col(tables.CardRow.id))
+    ):
         groups[card.model].append(card)
     rows = []
     for model, cards in sorted(groups.items()):

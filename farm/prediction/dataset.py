@@ -130,11 +130,11 @@ class Dataset:
 
 
 _FIGURES = [field.name for field in dataclasses.fields(TrainingRow) if field.name not in ("call", "flags", "kernels")]
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.Card.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
+_SOFTWARE = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
 _CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
 _CALL = tables.Call.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]

@@ -155,7 +155,7 @@ class PlacementRow:
 
 def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     """The placements of a job's tuples: tuples in the order of their weight, placements as planned."""
-    protocol = tables.Protocol.__table__.columns  # type: ignore[attr-defined]
+    protocol = tables.ProtocolRow.__table__.columns  # type: ignore[attr-defined]
     operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
     ids = dict.fromkeys(item.protocol_id for item in evidence.items)

@@ -23,10 +23,10 @@ from farm.verdict.figures import Figure, figure_json, total_of
 
 Change = Literal["faster", "slower", "same", "unknown"]
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
+_SOFTWARE = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
     protocol = Request.from_json(job.request).protocol
     evidence = Evidence(session, job, shown)
-    of_rounds = select(tables.Verdict).where(tables.Verdict.job_id == job_id)
-    without_details = of_rounds.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
+    of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+    without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
     stored = _stored_verdict(verdicts.get(shown), evidence)
     verdict = stored or evidence.verdict()
@@ -221,7 +221,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         software=tuple(
             software.model_dump()
             for software in fetch(
-                session, tables.Software, (row.software_id for row in evidence.origins_of_readings.values())
+                session, tables.SoftwareRow, (row.software_id for row in evidence.origins_of_readings.values())
             ).values()
         ),
         flops=sum(row.calls * row.flops for row in tuples),
@@ -242,7 +242,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     )
 
 
-def _stored_verdict(row: tables.Verdict | None, evidence: Evidence) -> Verdict | None:
+def _stored_verdict(row: tables.VerdictRow | None, evidence: Evidence) -> Verdict | None:
     """The stored verdict, with what it lacks; None if there is none, or one of another schema."""
     if row is None or row.details.get("schema") != VERDICT_SCHEMA:
         return None
@@ -334,7 +334,7 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
 
 def _cards(session: Session, evidence: Evidence) -> tuple[ReportCard, ...]:
     readings = Counter(row.card_id for row in evidence.origins_of_readings.values())
-    known = fetch(session, tables.Card, dict.fromkeys([*readings, *(item.card_id for item in evidence.items)]))
+    known = fetch(session, tables.CardRow, dict.fromkeys([*readings, *(item.card_id for item in evidence.items)]))
     views = [
         ReportCard(
             id=card.id,
@@ -351,7 +351,7 @@ def _cards(session: Session, evidence: Evidence) -> tuple[ReportCard, ...]:
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _rounds(session: Session, evidence: Evidence, verdicts: Mapping[int, tables.Verdict]) -> tuple[RoundView, ...]:
+def _rounds(session: Session, evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
     added = Counter(item.round for item in evidence.items)
     rounds = session.exec(select(tables.Round).where(tables.Round.job_id == evidence.job.id)).all()
     views = []

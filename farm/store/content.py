@@ -92,7 +92,7 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
 
 
 def store_software(session: Session, software: protocols.Software) -> str:
-    insert_new(session, tables.Software, [{"id": software.id, **software.to_json()}])
+    insert_new(session, tables.SoftwareRow, [{"id": software.id, **software.to_json()}])
     return software.id
 
 
@@ -104,7 +104,7 @@ def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
         "data": protocol.data,
         "spec": protocol.to_json(),
     }
-    insert_new(session, tables.Protocol, [row])
+    insert_new(session, tables.ProtocolRow, [row])
     return protocol.id
 
 
@@ -279,7 +279,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     row["flags"] = list(reading.flags)
     row["details"] = reading.details.to_json()
     row["method"] = reading.details.method
-    columns = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+    columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
     # A required number that is not finite is kept, so that the database refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
@@ -296,10 +296,10 @@ def add_reading(
     software: protocols.Software,
     card_id: str,
     card_model: str,
-) -> tables.Reading:
+) -> tables.ReadingRow:
     """Add the row of a reading without an item, with its trace. Its card must be stored before."""
     values = reading_row(reading)
-    row = tables.Reading(
+    row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
         subject_id=subject.id,
@@ -314,7 +314,7 @@ def add_reading(
     session.add(row)
     session.flush()
     if reading.trace is not None:
-        session.add(tables.Trace(reading_id=row.id, packed=reading.trace.pack()))
+        session.add(tables.TraceRow(reading_id=row.id, packed=reading.trace.pack()))
     session.refresh(row)
     return row
 

@@ -32,8 +32,8 @@ def prunable(database: Database, older_than_s: float) -> Prunable:
         older_than_s: least age of a reading, or least time since a job ended.
     """
     with database.read() as session:
-        series = select(func.count(), func.coalesce(func.sum(func.length(tables.Trace.packed)), 0)).where(
-            col(tables.Trace.reading_id).in_(_old_readings(older_than_s))
+        series = select(func.count(), func.coalesce(func.sum(func.length(tables.TraceRow.packed)), 0)).where(
+            col(tables.TraceRow.reading_id).in_(_old_readings(older_than_s))
         )
         traces, traces_bytes = session.exec(series).one()
         jobs = session.exec(select(tables.Job.id).where(*_without_reading(older_than_s)).order_by(col(tables.Job.id)))
@@ -45,11 +45,11 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     found = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(
-            select(tables.Trace.reading_id).where(col(tables.Trace.reading_id).in_(_old_readings(older_than_s)))
+            select(tables.TraceRow.reading_id).where(col(tables.TraceRow.reading_id).in_(_old_readings(older_than_s)))
         ).all()
     for reading_ids in in_batches(ids):
         with database.write() as session:
-            session.execute(delete(tables.Trace).where(col(tables.Trace.reading_id).in_(reading_ids)))
+            session.execute(delete(tables.TraceRow).where(col(tables.TraceRow.reading_id).in_(reading_ids)))
     gone = [job_id for job_id in found.jobs if _delete_job(database, job_id, older_than_s)]
     return Prunable(len(ids), found.traces_bytes, tuple(gone))
 
@@ -69,7 +69,7 @@ def _still_without(session: Session, job_id: str, older_than_s: float) -> bool:
 
 
 def _old_readings(older_than_s: float) -> Any:
-    return select(tables.Reading.id).where(col(tables.Reading.created_at_s) <= database_now() - older_than_s)
+    return select(tables.ReadingRow.id).where(col(tables.ReadingRow.created_at_s) <= database_now() - older_than_s)
 
 
 def _without_reading(older_than_s: float) -> tuple[Any, ...]:

@@ -82,14 +82,14 @@ def _columns_of(record: type) -> Any:
     return create_model(f"{record.__name__}Columns", __base__=Row, **columns)
 
 
-class Software(_columns_of(protocol.Software), table=True):  # type: ignore[call-arg, misc]
+class SoftwareRow(_columns_of(protocol.Software), table=True):  # type: ignore[call-arg, misc]
     """The software of readings. ``id`` is `farm.types.protocol.Software.id`."""
 
     __tablename__ = "software"
     id: str = Field(primary_key=True, max_length=32)
 
 
-class Card(Row, table=True):
+class CardRow(Row, table=True):
     """One physical GPU (its UUID), the CPU of a host, or a simulated card."""
 
     __tablename__ = "card"
@@ -193,7 +193,7 @@ class Call(Row, table=True):
     )
 
 
-class Protocol(Row, table=True):
+class ProtocolRow(Row, table=True):
     """How readings were taken; ``id`` is `farm.types.protocol.Protocol.id`."""
 
     __tablename__ = "protocol"
@@ -302,7 +302,7 @@ CIRCUMSTANCES = [
 ]
 
 
-class Reading(_columns_of(reading.Reading), table=True):  # type: ignore[call-arg, misc]
+class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call-arg, misc]
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
@@ -359,7 +359,7 @@ class ImportedVerdict(Row, table=True):
     row: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
 
 
-class Trace(Row, table=True):
+class TraceRow(Row, table=True):
     """The compressed time series of a reading (`farm.types.reading.Trace.pack`)."""
 
     __tablename__ = "trace"
@@ -367,7 +367,7 @@ class Trace(Row, table=True):
     packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 
 
-class Verdict(Row, table=True):
+class VerdictRow(Row, table=True):
     """Sum against whole for one (job, round); the unique key is what makes aggregation idempotent."""
 
     __tablename__ = "verdict"

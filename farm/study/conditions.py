@@ -28,7 +28,7 @@ def data(laboratory: Laboratory, options: StudyOptions) -> Findings:
     """
     stopping = laboratory.stopping(quick=options.quick)
     samples = laboratory.samples(options.variant, options.tuples or (10 if options.quick else 24), values=True)
-    everything: list[tables.Reading | None] = []
+    everything: list[tables.ReadingRow | None] = []
     table: list[dict[str, Any]] = []
     wanted = [list(dict.fromkeys(("normal", _commonest(sample), "zeros"))) for sample in samples]
     laboratory.expect(sum(len(classes) for classes in wanted))
@@ -114,7 +114,7 @@ def _alone_and_beside(laboratory: Laboratory, options: StudyOptions) -> Findings
     protocol = laboratory.protocol()
     samples = laboratory.samples(options.variant, options.tuples or (12 if options.quick else None))
     samples = [laboratory.whole(options.variant), *samples]
-    read: dict[tuple[str, bool], list[tables.Reading]] = defaultdict(list)
+    read: dict[tuple[str, bool], list[tables.ReadingRow]] = defaultdict(list)
     taken: Counter[str] = Counter()
     goes = (False, True) if options.quick else (False, True, True, False)
     laboratory.expect(len(goes) * len(samples))
@@ -163,7 +163,7 @@ def _alone_and_beside(laboratory: Laboratory, options: StudyOptions) -> Findings
     return Findings(columns, tuple(table), tuple(notes), (chart,))
 
 
-def _compare(sample: Sample, read: dict[tuple[str, bool], list[tables.Reading]]) -> dict[str, Any] | None:
+def _compare(sample: Sample, read: dict[tuple[str, bool], list[tables.ReadingRow]]) -> dict[str, Any] | None:
     alone, beside = read[sample.subject.id, False], read[sample.subject.id, True]
     if not alone or not beside:
         return None
@@ -186,7 +186,7 @@ def _compare(sample: Sample, read: dict[tuple[str, bool], list[tables.Reading]])
     return row
 
 
-def _mean(rows: Sequence[tables.Reading], name: str) -> float | None:
+def _mean(rows: Sequence[tables.ReadingRow], name: str) -> float | None:
     values = [getattr(row, name) for row in rows]
     return None if any(value is None for value in values) else statistics.mean(values)
 

@@ -158,7 +158,7 @@ class Laboratory:
 
     def read(
         self, sample: Sample, protocol: Protocol, stopping: Stopping, **circumstances: Any
-    ) -> tables.Reading | None:
+    ) -> tables.ReadingRow | None:
         """Measure and store one reading; None and an entry in `failures` if that is not possible.
 
         Raises:
@@ -234,7 +234,7 @@ class Laboratory:
         by_tuple: dict[str, dict[str, int]] = {}
         for (operator_id, name), calls in classes(session, capture_id, data).items():
             by_tuple.setdefault(operator_id, {})[name] = calls
-        card = session.get_one(tables.Card, self.card.id)  # with a fingerprint if a worker ever served it
+        card = session.get_one(tables.CardRow, self.card.id)  # with a fingerprint if a worker ever served it
         roofline = roofline_of(card.kind, card.model, card.fingerprint, dtype=variant.dtype, tf32=False)
         samples = []
         for operator_id, named in by_tuple.items():
@@ -282,7 +282,7 @@ def require_neighbours(laboratory: Laboratory, options: StudyOptions) -> None:
         )
 
 
-def require(readings: Sequence[tables.Reading | None], laboratory: Laboratory) -> None:
+def require(readings: Sequence[tables.ReadingRow | None], laboratory: Laboratory) -> None:
     """Raises:
     FarmError: nothing was measured; with the first reason.
     """

@@ -28,7 +28,7 @@ def residency(laboratory: Laboratory, options: StudyOptions) -> Findings:
     policies = POLICIES[:3] if options.quick else POLICIES
     laboratory.expect(1 + len(policies) * len(samples))
     whole = laboratory.read(laboratory.whole(options.variant), laboratory.protocol(), stopping, of="whole")
-    read: dict[str, list[tables.Reading | None]] = {}
+    read: dict[str, list[tables.ReadingRow | None]] = {}
     for policy in policies:
         read[policy] = [
             laboratory.read(
@@ -100,7 +100,7 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
     stopping = laboratory.stopping(quick=options.quick)
     batches = [1] if options.quick else sorted({1, options.variant.batch})
     table: list[dict[str, object]] = []
-    everything: list[tables.Reading | None] = []
+    everything: list[tables.ReadingRow | None] = []
     notes = []
     variants = [dataclasses.replace(options.variant, batch=batch) for batch in batches]
     parts = [laboratory.parts(variant, options.tuples) for variant in variants]
@@ -162,8 +162,8 @@ def launch(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 
 def against_whole(
-    read: Iterable[tuple[Sample, tables.Reading | None]],
-    whole: tables.Reading | None,
+    read: Iterable[tuple[Sample, tables.ReadingRow | None]],
+    whole: tables.ReadingRow | None,
     launch: str,
     *,
     all_tuples: bool,
@@ -176,7 +176,7 @@ def against_whole(
         looped: use the time of every tuple in its loop, even if it was also timed among other operators.
     """
 
-    def view(row: tables.Reading) -> ReadingView:
+    def view(row: tables.ReadingRow) -> ReadingView:
         found = ReadingView.of(row)
         if not looped:
             return found

@@ -24,8 +24,8 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
     lengths = [(laboratory.scaled(seconds), times) for seconds, times in (QUICK_LENGTHS if options.quick else LENGTHS)]
     samples = laboratory.samples(options.variant, options.tuples or (3 if options.quick else 4))
     protocol = laboratory.protocol()
-    read: dict[float, list[tuple[Sample, tables.Reading]]] = defaultdict(list)
-    longest: dict[str, tables.Reading] = {}
+    read: dict[float, list[tuple[Sample, tables.ReadingRow]]] = defaultdict(list)
+    longest: dict[str, tables.ReadingRow] = {}
     wanted = [window_s for window_s, times in lengths for _ in range(times)]
     laboratory.expect(len(samples) * len(wanted))
     for sample in samples:
@@ -74,8 +74,8 @@ def windows(laboratory: Laboratory, options: StudyOptions) -> Findings:
 
 def _window_charts(
     samples: list[Sample],
-    read: dict[float, list[tuple[Sample, tables.Reading]]],
-    longest: dict[str, tables.Reading],
+    read: dict[float, list[tuple[Sample, tables.ReadingRow]]],
+    longest: dict[str, tables.ReadingRow],
 ) -> tuple[Chart, ...]:
     charts = []
     for quantity, name in (("time_us", "time"), ("energy_mj", "energy")):
@@ -105,7 +105,7 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
     times = 5 if options.quick else 10
     protocol = laboratory.protocol()
     found: list[tuple[Sample, dict[str, tuple[float, float]]]] = []
-    everything: list[tables.Reading | None] = []
+    everything: list[tables.ReadingRow | None] = []
     samples = laboratory.samples(options.variant, options.tuples or (4 if options.quick else 8))
     laboratory.expect(len(samples) * (1 + times))
     for sample in samples:
@@ -167,6 +167,6 @@ def averaging(laboratory: Laboratory, options: StudyOptions) -> Findings:
     return Findings(columns, tuple(table), notes, charts if found else ())
 
 
-def _figures(row: tables.Reading) -> dict[str, float]:
+def _figures(row: tables.ReadingRow) -> dict[str, float]:
     mean_us = Details.from_json(row.details).time_mean_us or row.time_us
     return {"mean": mean_us, "median": row.time_median_us, "trimmed mean": row.time_trimmed_us}

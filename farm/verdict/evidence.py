@@ -31,7 +31,7 @@ from farm.verdict.verdict import TupleRow, Verdict
 
 _ITEM = tables.Item.__table__.columns  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.columns  # type: ignore[attr-defined]
-_READING = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+_READING = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
 # Only the columns that verdicts and reports use: the other columns of tens of thousands of rows take as long as these.
 _OF_ITEM = "id role round subject_id protocol_id card_id state reading_id reused repeated reason message"
 _OF_READING = """
@@ -152,7 +152,7 @@ class Evidence:
         """The newest sound reading of the same whole on the same card and software with the other launch."""
         protocol = self.protocol.of_whole
         other = "eager" if protocol.launch == "graph" else "graph"
-        reading = tables.Reading
+        reading = tables.ReadingRow
         found = self.session.exec(
             select(reading)
             .where(
@@ -200,7 +200,7 @@ class Evidence:
         same = all(protocol.get(name, False) == value for name, value in (found.numerics or {}).items())
         if same and found.card:
             card_models = select(tables.Item.card_model).where(tables.Item.job_id == self.job.id).distinct()
-            card = self.session.get(tables.Card, found.card)
+            card = self.session.get(tables.CardRow, found.card)
             same = card is not None and card.model in set(self.session.exec(card_models))
         return found if same else found.without_the_card()
 
@@ -229,12 +229,12 @@ class Evidence:
         """
         views = [part.reading for part in self.parts] + [whole.reading for whole in self.wholes]
         numbers: Counter[str] = Counter()
-        reading = tables.Reading
+        reading = tables.ReadingRow
         for batch in in_batches(view.reading_id for view in views if view is not None):
             numbers.update(self.session.exec(select(reading.software_id).where(col(reading.id).in_(batch))))
         if len(numbers) < 2:
             return verdict
-        found = fetch(self.session, tables.Software, numbers)
+        found = fetch(self.session, tables.SoftwareRow, numbers)
         rows = [(found[software_id], number) for software_id, number in numbers.most_common()]
         names = [*_SOFTWARE, "python", "platform"]
         differ = [name for name in names if len({getattr(row, name) for row, _ in rows}) > 1]
@@ -257,7 +257,7 @@ def scope_of(job: tables.Job, round_row: tables.Round | None) -> frozenset[str] 
 
 def roofline_for(session: Session, job: tables.Job, cards: Counter[str]) -> Roofline:
     """One roofline for the whole job, so that its weights are comparable: that of the most frequent card."""
-    card = session.get(tables.Card, cards.most_common(1)[0][0]) if cards else None
+    card = session.get(tables.CardRow, cards.most_common(1)[0][0]) if cards else None
     variant = job.request.get("variant") or {}
     dtype = variant.get("amp") or variant.get("dtype", "float32")
     tf32 = bool((job.request.get("protocol") or {}).get("tf32"))

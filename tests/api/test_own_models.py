@@ -111,7 +111,7 @@ def test_a_model_is_a_job_to_its_verdict_without_a_broker(database: farm.Databas
     with database.read() as session:
         from farm.store import tables
 
-        assert session.get_one(tables.Card, report.report.cards[0].id).state != "idle", "nobody waits on it any more"
+        assert session.get_one(tables.CardRow, report.report.cards[0].id).state != "idle", "nobody waits on it any more"
 
 
 def test_on_the_cpu_the_whole_is_read_in_this_process_and_the_model_left_as_it_was(database: farm.Database) -> None:

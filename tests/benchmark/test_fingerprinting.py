@@ -95,8 +95,8 @@ def test_a_fingerprint_stands_until_the_driver_changes(tmp_path) -> None:  # typ
     database = Database(f"sqlite:///{tmp_path}/farm.db")
     database.upgrade()
     with database.write() as session:
-        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
-        session.add(tables.Card(id="SIM-1", kind="simulated", model="simulated card"))
+        session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+        session.add(tables.CardRow(id="SIM-1", kind="simulated", model="simulated card"))
     assert needs_fingerprint(database, "GPU-1", "580")
     keep_fingerprint(database, "GPU-1", {"version": FINGERPRINT_VERSION, "driver": "580"})
     assert not needs_fingerprint(database, "GPU-1", "580")

@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_is_no_worker_to_look_after(examined, any_database
     cards.register(any_database, card, Software(torch="2.11.0", driver="580"), holder=holder, queue="q")
     if host == "another":  # its end shows only when it is seen no more
         with any_database.write() as session:
-            session.get_one(tables.Card, "GPU-1").last_seen_at_s -= 3600
+            session.get_one(tables.CardRow, "GPU-1").last_seen_at_s -= 3600
     checks = examined()
     (found,) = [check for check in checks if check["name"] == f"card {host}:0"]
     assert (found["level"], found["next_step"]) == ("warning", "The same command continues where it stopped.")

@@ -165,7 +165,7 @@ def test_what_no_operator_sees_is_a_row_of_its_own_where_the_whole_was_read(data
     assert (unread["unseen_bytes"], unread["read"]) == (None, None)
     assert "not known: no whole step was read on an H200" in farm(*SMALL).stdout
     with database.write() as session:
-        whole = session.exec(select(tables.Reading).where(tables.Reading.subject_id == STEP.id)).one()
+        whole = session.exec(select(tables.ReadingRow).where(tables.ReadingRow.subject_id == STEP.id)).one()
         known = {"allocated_peak_bytes": unread["allocated_bytes"] + 40_000_000, "workspace_bytes": 33_554_432}
         whole.details = {**whole.details, **known, "reserved_peak_bytes": 300_000_000}
         session.add(whole)

@@ -56,7 +56,7 @@ def test_what_the_neighbours_of_operators_add_is_said(database):
     context = {"alone_us": 9.0, "effect_us": 2.0, "effect_half_width_us": 0.1, "passes": 138}
     of_tuple = {"context": context, "copies": 9}
     with database.write() as session:
-        for reading in session.exec(select(tables.Reading)).all():
+        for reading in session.exec(select(tables.ReadingRow)).all():
             extra = of_tuple if reading.subject_kind == "operator" else {"found_again": 0.25}
             reading.details = {**reading.details, **extra}
             session.add(reading)
@@ -219,7 +219,7 @@ def test_a_pipe_gets_full_lines_unless_it_is_told_its_width(farm, database, monk
     title = "a title " * 40
     with database.write() as session:
         session.get_one(tables.Job, job_id).title = title
-        session.exec(select(tables.Card)).first().model = "A very long name of a card with 24 cores and more"
+        session.exec(select(tables.CardRow)).first().model = "A very long name of a card with 24 cores and more"
     monkeypatch.delenv("COLUMNS", raising=False)
     assert title.strip() in farm("report", job_id).stdout
     assert title.strip() in farm("jobs").stdout
@@ -312,11 +312,11 @@ def test_what_others_wrote_is_shown_without_control_characters(database, farm, m
         for table, columns in (
             (tables.Job, ("title",)),
             (tables.Operator, ("label", "short_name")),
-            (tables.Card, ("host", "model", "driver", "state_reason")),
+            (tables.CardRow, ("host", "model", "driver", "state_reason")),
             (tables.Item, ("reason", "message")),
         ):
             session.execute(update(table).values({name: hostile for name in columns}))
-        session.execute(update(tables.Card).values(state="quarantined"))
+        session.execute(update(tables.CardRow).values(state="quarantined"))
     monkeypatch.setenv("FARM_DATABASE_URL", url)
     settings.cache_clear()
     for words in (
@@ -339,4 +339,4 @@ def test_what_others_wrote_is_shown_without_control_characters(database, farm, m
 
 def rows_card(database):
     with database.read() as session:
-        return session.exec(select(tables.Card.id)).first()
+        return session.exec(select(tables.CardRow.id)).first()

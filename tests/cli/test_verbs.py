@@ -65,7 +65,7 @@ def test_operators_takes_the_batch_that_a_job_would_get(farm, database, monkeypa
     settings.cache_clear()
     assert json.loads(farm("operators", "resnet18", "--json").stdout)["variant"]["batch"] == 4
     with database.write() as session:
-        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+        session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200"))
     assert "resnet18 32x224 float32 (the default batch on a GPU)" in farm("operators", "resnet18").stdout
 
 
@@ -100,7 +100,7 @@ def test_the_database_is_made_and_checked(farm):
 def test_a_dry_run_of_submit_plans_for_the_farms_cards_and_makes_no_job(farm, database, broker, monkeypatch):
     (card,) = register(database, 0)
     with database.write() as session:
-        session.get_one(tables.Card, card).state = "idle"
+        session.get_one(tables.CardRow, card).state = "idle"
     monkeypatch.setenv("FARM_BROKER_URL", broker.url)
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
@@ -118,7 +118,7 @@ def test_what_is_pruned_is_said_first_and_asked_for(farm, database, monkeypatch)
         job = session.get_one(tables.Job, job_id)
         more = {"id": "empty", "state": "cancelled", "created_at_s": 1.0, "ended_at_s": 1.0}
         session.add(tables.Job(**{**job.model_dump(), **more}))
-        session.add(tables.Trace(reading_id=session.exec(select(tables.Reading.id)).first(), packed=b"12345678"))
+        session.add(tables.TraceRow(reading_id=session.exec(select(tables.ReadingRow.id)).first(), packed=b"12345678"))
     monkeypatch.setenv("FARM_DATABASE_URL", str(database.url))
     settings.cache_clear()
     what = "1 time series of readings (8 B) and 1 job without a reading"
@@ -225,12 +225,12 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
     times = [0.1 * step for step in range(11)]
     trace = Trace((0.3, 1.0), {"power_w": (times, [100.0 + step for step in range(11)])})
     with database.write() as session:
-        session.add(tables.Card(id="GPU-1", kind="cuda", model="NVIDIA H200"))
-        session.add(tables.Software(id="s", torch="2"))
-        session.add(tables.Protocol(id="p", launch="graph", residency="resident", data="normal"))
+        session.add(tables.CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200"))
+        session.add(tables.SoftwareRow(id="s", torch="2"))
+        session.add(tables.ProtocolRow(id="p", launch="graph", residency="resident", data="normal"))
         session.flush()
         session.add(
-            tables.Reading(
+            tables.ReadingRow(
                 id="abc1",
                 subject_kind="operator",
                 subject_id="x",
@@ -248,7 +248,7 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
             )
         )
         session.flush()
-        session.add(tables.Trace(reading_id="abc1", packed=trace.pack()))
+        session.add(tables.TraceRow(reading_id="abc1", packed=trace.pack()))
     said = farm("trace", "abc")
     assert said.code == 0, said.stderr
     assert "window 0.300 to 1.000 s" in said.stdout
@@ -256,7 +256,7 @@ def test_a_trace_is_drawn_with_its_window(farm, database, monkeypatch):
     assert json.loads(farm("trace", "abc", "--json").stdout)["series"]["power_w"]["values"][0] == 100.0
     assert farm("trace", "zzz").code == 2
     with database.write() as session:
-        session.delete(session.get_one(tables.Trace, "abc1"))
+        session.delete(session.get_one(tables.TraceRow, "abc1"))
     said = farm("trace", "abc", "--png", "no such folder/a.png")
     assert said.code == 2
     assert "no time series" in said.stderr, "there is nothing to draw, wherever to"

@@ -485,11 +485,11 @@ def test_the_dashboards_metrics_are_ones_that_flower_has():
 def test_the_dashboards_other_metrics_are_ones_that_the_farm_has(tmp_path):
     from farm.jobs.cards import CardStatus
     from farm.jobs.listing import CardCounts
-    from farm.store.tables import Card
+    from farm.store.tables import CardRow
     from tasks.metrics import _items
 
     dashboard = (DEPLOY / "grafana/dashboards/farm.json").read_text()
-    card = Card(id="GPU-1", kind="cuda", model="NVIDIA H200", host="gpu1")
+    card = CardRow(id="GPU-1", kind="cuda", model="NVIDIA H200", host="gpu1")
     entry = CardCounts(CardStatus(card, "idle", "", 0, 0, 0.0), failed={"hung": 1})
     known = {sample.name for family in _items([entry]) for sample in family.samples}
     known |= {"farm_card_power_watts"}  # of the live card

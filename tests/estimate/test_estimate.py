@@ -30,7 +30,7 @@ def asked(database, variant=filled.VARIANT, card="H200", **options):
 def test_the_sum_is_of_all_calls(any_database):
     taken = filled.fill(any_database)
     with any_database.read() as session:
-        times = dict(session.exec(select(tables.Reading.subject_id, tables.Reading.time_us)).all())
+        times = dict(session.exec(select(tables.ReadingRow.subject_id, tables.ReadingRow.time_us)).all())
     found = asked(any_database)
     looped_us = sum(number * times[id_] for id_, number in taken.capture.counts.items())
     assert found.time.value == pytest.approx(looped_us, rel=0.06)  # power-limited tuples are taken in bursts
@@ -82,10 +82,10 @@ def test_what_is_missing_is_listed_and_left_out_unless_a_predictor_is_named(data
     filled.fill(database, whole=False)
     everything = asked(database)
     with database.write() as session:
-        for row in session.exec(select(tables.Reading)).all():
+        for row in session.exec(select(tables.ReadingRow)).all():
             if session.get_one(tables.Operator, row.subject_id).short_name == "Linear":
-                session.exec(select(tables.Trace)).all()
-                for trace in session.exec(select(tables.Trace).where(tables.Trace.reading_id == row.id)):
+                session.exec(select(tables.TraceRow)).all()
+                for trace in session.exec(select(tables.TraceRow).where(tables.TraceRow.reading_id == row.id)):
                     session.delete(trace)
                 session.flush()
                 session.delete(row)
@@ -154,7 +154,7 @@ def test_what_one_s_own_database_says_is_not_put_aside_for_the_package(database,
     settings.cache_clear()
     filled.fill(database, card="GPU-1", model="NVIDIA H100")
     with database.write() as session:
-        session.add(tables.Card(id="SIM-0", kind="simulated", model="simulated card"))
+        session.add(tables.CardRow(id="SIM-0", kind="simulated", model="simulated card"))
     packaged = farm("estimate", "resnet18", "-b", "32", "--card", "H200")
     assert (packaged.code, "come with the package" in packaged.stderr) == (0, True)
     with database.engine.begin() as connection:
@@ -201,7 +201,7 @@ def test_readings_of_every_data_class_count_for_flags_origins_and_age(database, 
     filled.fill(database, protocol=older, whole=False, created_at_s=1.7e9, prefix="zeros")
     filled.fill(database, whole=False)
     with database.write() as session:
-        for reading in session.exec(select(tables.Reading).where(tables.Reading.protocol_id == older.id)).all():
+        for reading in session.exec(select(tables.ReadingRow).where(tables.ReadingRow.protocol_id == older.id)).all():
             reading.flags, reading.origin = ["unstable_clock"], "elsewhere"
             session.add(reading)
 

@@ -65,7 +65,7 @@ def test_calls_captures_and_verdicts_are_further_tables(database, tmp_path):
     rows.model_job(database)
     with database.write() as session:
         details = {"sum_time_us": 700.0, "parts": 5}
-        session.add(tables.Verdict(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
+        session.add(tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
     exported(database, tmp_path)
     calls = pq.read_table(tmp_path / "calls.parquet").to_pylist()
     assert len(calls) == 11

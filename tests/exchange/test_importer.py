@@ -46,7 +46,7 @@ def test_exported_imported_and_exported_again_is_the_same(any_database, other_da
         session.add(tables.Job(id="job1", kind="model", title="<b>resnet18</b>", protocol_id=filled.PROTOCOL.id))
         session.flush()
         details = {"sum_time_us": 7.0}
-        session.add(tables.Verdict(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
+        session.add(tables.VerdictRow(job_id="job1", round=1, outcome="pass", target=0.95, details=details))
     exported(other_database, tmp_path / "h200", traces=True)
     found = {one.table: one for one in import_export(any_database, tmp_path / "h200")}
     assert found["readings"].new == len(taken.capture.tuples) + 1
@@ -77,7 +77,7 @@ def test_one_s_own_readings_stay_one_s_own(database, tmp_path):
     exported(database, tmp_path / "mine")
     assert {one.new for one in import_export(database, tmp_path / "mine")} == {0}
     with database.read() as session:
-        assert set(session.exec(select(tables.Reading.origin))) == {""}
+        assert set(session.exec(select(tables.ReadingRow.origin))) == {""}
 
 
 def test_a_file_of_readings_alone_will_do(database, other_database, tmp_path):
@@ -101,7 +101,7 @@ def test_a_farm_needs_a_name_of_which_the_folder_s_will_do(database, other_datab
     monkeypatch.chdir(tmp_path / "berlin")
     import_export(database, Path("."))
     with database.read() as session:
-        assert set(session.exec(select(tables.Reading.origin))) == {"berlin"}
+        assert set(session.exec(select(tables.ReadingRow.origin))) == {"berlin"}
 
 
 def test_all_files_of_a_folder_are_taken_in(database, other_database, tmp_path):
@@ -170,7 +170,7 @@ def test_what_no_farm_writes_is_refused_and_nothing_imported(
     row_rule = column in ("subject_id", "launch") or value == 0.0
     assert row_rule or f"row 1, column {column}: " in refused.value.message
     with database.read() as session:
-        assert session.exec(select(tables.Reading)).all() == []
+        assert session.exec(select(tables.ReadingRow)).all() == []
 
 
 def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_imported(database, other_database, tmp_path):
@@ -183,7 +183,7 @@ def test_the_row_and_the_column_of_a_later_file_are_named_and_no_file_is_importe
     with pytest.raises(ImportRefused, match=r"row 8, column reads: 0: .* greater than or equal to 0, not '-1'"):
         import_export(database, tmp_path / "h200")
     with database.read() as session:
-        assert session.exec(select(tables.Reading)).all() == session.exec(select(tables.Origin)).all() == []
+        assert session.exec(select(tables.ReadingRow)).all() == session.exec(select(tables.Origin)).all() == []
 
 
 def test_the_time_of_an_import_is_the_database_s(database, other_database, tmp_path, monkeypatch):

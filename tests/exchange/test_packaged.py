@@ -49,7 +49,7 @@ def test_what_a_farm_measured_is_added_once(tmp_path, monkeypatch):
     def add_job(variant, job_id):
         measured(database, variant, job_id)
         with database.write() as session:
-            session.execute(update(tables.Reading).values(method=METHOD))
+            session.execute(update(tables.ReadingRow).values(method=METHOD))
 
     add_job(Variant("resnet18", 32, 224), "job1")
     target = tmp_path / "data" / "h200"

@@ -103,9 +103,9 @@ class Hurt:
         items = self.farm.items(job_id)
         with self.farm.database.read() as session:
             subjects = {item.subject_id for item in items}
-            read = Counter(r.subject_id for r in session.exec(select(tables.Reading)) if r.subject_id in subjects)
+            read = Counter(r.subject_id for r in session.exec(select(tables.ReadingRow)) if r.subject_id in subjects)
             verdicts = Counter(
-                v.round for v in session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id))
+                v.round for v in session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id))
             )
             job = session.get_one(tables.Job, job_id)
         assert all(ItemState(item.state).closed for item in items)

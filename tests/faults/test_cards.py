@@ -14,7 +14,7 @@ from tasks.control import lost_after_s
 
 def card_of(hurt, number):
     with hurt.farm.database.read() as session:
-        return next(card for card in session.exec(tables.Card.__table__.select()) if card.id.endswith(f"-{number}"))
+        return next(card for card in session.exec(tables.CardRow.__table__.select()) if card.id.endswith(f"-{number}"))
 
 
 def measured_on(hurt, job_id, since=0.0):
@@ -89,4 +89,4 @@ def test_a_card_that_is_unfit_from_its_first_start_is_shown_and_tried_again_when
 
 def _row(hurt, card_id):
     with hurt.farm.database.read() as session:
-        return session.get(tables.Card, card_id)
+        return session.get(tables.CardRow, card_id)

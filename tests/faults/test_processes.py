@@ -123,7 +123,7 @@ def test_a_worker_that_is_told_to_stop_twice_hands_its_item_back(hurt):
 
 def card_states(hurt):
     with hurt.farm.database.read() as session:
-        return {card.state for card in session.exec(select(tables.Card))}
+        return {card.state for card in session.exec(select(tables.CardRow))}
 
 
 def test_a_second_worker_for_a_card_is_refused(hurt):

@@ -35,7 +35,7 @@ def view(database):
 def unseen(database):
     """As if nobody had seen the card for an hour."""
     with database.write() as session:
-        row = session.get_one(tables.Card, CARD.id)
+        row = session.get_one(tables.CardRow, CARD.id)
         row.last_seen_at_s -= 3600
         session.add(row)
 

@@ -26,7 +26,7 @@ def measure(database, job_id):
 
 def verdicts(database, job_id):
     with database.read() as session:
-        return list(session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)))
+        return list(session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)))
 
 
 def test_a_round_is_closed_once_and_only_when_nothing_is_open(any_database):

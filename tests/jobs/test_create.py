@@ -13,7 +13,7 @@ from farm.jobs.create import continue_planning, open_job, tuples_of
 from farm.models import catalog
 from farm.operators import sweep as sweeps
 from farm.store.content import counts
-from farm.store.tables import Card, Item, Job, Round
+from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
 from tasks import control
@@ -55,8 +55,8 @@ def test_a_step_that_a_card_cannot_hold_is_refused_before_there_is_a_job(databas
     step = catalog.variant("squeezenet1_1", 4, input_size=64, step="training")
     request = Request(variant=step, protocol=Protocol(launch="eager"))
     with database.write() as session:
-        session.get_one(Card, cards[0]).memory_bytes = 10_000_000
-        session.get_one(Card, cards[1]).memory_bytes = 10**9
+        session.get_one(CardRow, cards[0]).memory_bytes = 10_000_000
+        session.get_one(CardRow, cards[1]).memory_bytes = 10**9
     with pytest.raises(UsageError, match=r"does not fit on a card with its 0.0 GB: the step holds at least") as caught:
         open_job(database, request, cards)
     assert "farm memory squeezenet1_1 --fit" in caught.value.next_step

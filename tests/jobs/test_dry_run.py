@@ -62,7 +62,7 @@ def test_readings_of_another_software_than_is_installed_do_not_serve(database):
     for item in items_of(database, opened.job_id, "tuple"):
         complete(database, claim(database, item), item.card_id)
     with database.read() as session:
-        row = session.exec(select(tables.Card)).one()
+        row = session.exec(select(tables.CardRow)).one()
     own = Card(id=row.id, kind="simulated", model=row.model, memory_bytes=0, host="here")
     with dry_running(database, [own]) as rehearsal:
         assert rehearsal.preview(SWEEP, cards).new == 2

@@ -216,7 +216,7 @@ class Farm:
 
     def card_rows(self, ids):
         with self.database.read() as session:
-            return [session.get_one(tables.Card, card_id) for card_id in ids]
+            return [session.get_one(tables.CardRow, card_id) for card_id in ids]
 
     def claim(self):
         if found := [item for item in self.rows() if not ItemState(item.state).closed]:

@@ -335,6 +335,6 @@ def test_a_reading_with_figures_that_are_none_is_kept_without_them(any_database)
     held = claim(any_database, item)
     assert items.complete(any_database, held, read, card_id=card, software_id=SOFTWARE.id).accepted
     with any_database.read() as session:
-        (row,) = session.exec(select(tables.Reading))
+        (row,) = session.exec(select(tables.ReadingRow))
     assert row.power_w is None
     assert row.details == {"nan": None, "deep": [{"inf": None, "text": "\ufffd?"}], "one": 1.0}

@@ -98,7 +98,7 @@ def test_a_runs_job_is_taken_over_when_its_workers_are_long_unseen_or_the_run_is
     def taken_from(farm, unseen_s=0.0):
         with any_database.write() as session:
             session.get_one(tables.Job, job_id).farm = farm
-            card = session.get_one(tables.Card, card_id)
+            card = session.get_one(tables.CardRow, card_id)
             card.worker = cards.holder_name(card_id, here, 1, "tag", farm)
             card.last_seen_at_s = read_clock_s(session) - unseen_s
         taken = jobs.take_over(any_database, job_id, "another", heartbeat_s=5.0)
@@ -135,7 +135,7 @@ def test_a_job_whose_card_died_in_the_middle_of_an_item_says_what_it_waits_for(a
     (item,) = items_of(any_database, job_id)
     claim(any_database, item, lease_s=60)
     with any_database.write() as session:
-        row = session.get_one(tables.Card, card)
+        row = session.get_one(tables.CardRow, card)
         row.last_seen_at_s -= 3600
         session.add(row)
     with any_database.read() as session:

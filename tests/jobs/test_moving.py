@@ -24,7 +24,7 @@ from tests.statements import meanwhile
 
 def cards_of(database, ids):
     with database.read() as session:
-        return [session.get_one(tables.Card, card_id) for card_id in ids]
+        return [session.get_one(tables.CardRow, card_id) for card_id in ids]
 
 
 def test_a_lost_cards_items_move_and_its_late_write_is_fenced_out(any_database):
@@ -76,7 +76,7 @@ def states(database, job_id, role="whole"):
 
 def verdict_of(database, job_id):
     with database.read() as session:
-        return session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).one()
+        return session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).one()
 
 
 def test_a_whole_does_not_move_but_waits_and_the_card_that_steps_in_measures_its_own(any_database):
@@ -289,7 +289,7 @@ def test_a_job_says_what_it_waits_for(any_database):
     assert "2 items wait for SIM-0 (quarantined)" in message
     assert "farm cards release SIM-0" in message
     with any_database.write() as session:
-        row = session.get_one(tables.Card, card)
+        row = session.get_one(tables.CardRow, card)
         row.state, row.last_seen_at_s = "idle", row.last_seen_at_s - 1000
         session.add(row)
     with any_database.read() as session:
@@ -310,7 +310,7 @@ def test_retrying_failures_makes_the_newest_verdict_anew(any_database):
     complete(any_database, claim(any_database, again), card)
     assert close_round(any_database, job_id, 1).closing is Closing.DONE
     with any_database.read() as session:
-        assert len(session.exec(tables.Verdict.__table__.select()).all()) == 1  # type: ignore[attr-defined]
+        assert len(session.exec(tables.VerdictRow.__table__.select()).all()) == 1  # type: ignore[attr-defined]
 
 
 def done(database, job_id):

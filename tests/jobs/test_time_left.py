@@ -71,7 +71,7 @@ def test_balancing_and_the_time_left_go_by_the_same_slowness(any_database, monke
     do(any_database, job_id, slow, 4, 4.0)
     with any_database.read() as session:
         known = balance.slowness(session, [fast, slow])
-        rows = session.exec(select(tables.Card).order_by(tables.Card.id)).all()
+        rows = session.exec(select(tables.CardRow).order_by(tables.CardRow.id)).all()
     assert known == {fast: pytest.approx(1.0, rel=0.15), slow: pytest.approx(4.0, rel=0.15)}
     used = []
     balanced = moving.balance_groups

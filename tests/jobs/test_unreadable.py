@@ -57,7 +57,7 @@ def test_work_moves_although_a_jobs_request_cannot_be_read(on_sqlite):
     job_id, other = plan(on_sqlite, cards[:1]), plan(on_sqlite, cards[:1])
     write_raw(on_sqlite, "job", "request", job_id, "no json")
     with on_sqlite.read() as session:
-        peer = session.get_one(tables.Card, cards[1])
+        peer = session.get_one(tables.CardRow, cards[1])
     moved = move_items(on_sqlite, cards[0], [peer])
     assert {item.id for item in items_of(on_sqlite, other)} <= set(moved)
 

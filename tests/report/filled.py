@@ -54,7 +54,7 @@ def fill(
         fingerprint = {"matmul_flops_per_s": peaks, "copy_bytes_per_s": 4.2e12}
         content.insert_new(
             session,
-            tables.Card,
+            tables.CardRow,
             [
                 {
                     "id": card,
@@ -114,7 +114,7 @@ def _reading(
     if number % 5 == 0:
         details["burst"] = {"time_us": time_us * 0.95, "time_half_width_us": 0.01, "energy_mj": time_us * 0.4}
     session.add(
-        tables.Reading(
+        tables.ReadingRow(
             id=reading_id,
             card_id=card,
             card_model=model,
@@ -144,4 +144,4 @@ def _reading(
     session.flush()
     if number % 7 == 0:
         samples = ([0.0, 0.1], [math.pi, 500.0])
-        session.add(tables.Trace(reading_id=reading_id, packed=Trace((0.0, 0.5), {"power_w": samples}).pack()))
+        session.add(tables.TraceRow(reading_id=reading_id, packed=Trace((0.0, 0.5), {"power_w": samples}).pack()))

@@ -24,7 +24,7 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
     roofline = roofline_of("cuda", "NVIDIA H200", dtype=variant.dtype)
     unlike = random.Random(variant.id)
     with database.write() as session:
-        if session.get(tables.Card, rows.CARD) is None:
+        if session.get(tables.CardRow, rows.CARD) is None:
             rows.ground(session)
         content.store_variant(session, variant)
         content.store_operators(session, {apart.capture.tuples[id_]: cost for id_, cost in apart.costs.items()})
@@ -63,5 +63,5 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
     with database.write() as session:
         job = session.get_one(tables.Job, job_id)
         verdict = Evidence(session, job, 1).verdict()
-        session.add(tables.Verdict(job_id=job_id, round=1, **verdict.columns()))
+        session.add(tables.VerdictRow(job_id=job_id, round=1, **verdict.columns()))
     return job_id

@@ -51,7 +51,7 @@ def reading(session: Any, subject: str, time_us: float, energy_mj: float | None,
         "cost_s": {"rebuild": 0.1, "window": 0.5},
         "details": {"method": METHOD},
     }
-    row = tables.Reading(id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more)
+    row = tables.ReadingRow(id=uuid.uuid4().hex, subject_id=subject, card_id=card, time_us=time_us, **values | more)
     session.add(row)
     session.flush()
     return row.id
@@ -74,11 +74,11 @@ def item(session: Any, job: str, role: str, subject: str, state: str = "done", *
 
 def ground(session: Any) -> None:
     """Cards, software, protocols and the variant."""
-    session.add(tables.Software(id="software", torch="2.11.0", cuda="13.0", cudnn="9.1", driver="580.65"))
+    session.add(tables.SoftwareRow(id="software", torch="2.11.0", cuda="13.0", cudnn="9.1", driver="580.65"))
     session.flush()
     for number, card in enumerate((CARD, OTHER_CARD)):
         session.add(
-            tables.Card(
+            tables.CardRow(
                 id=card,
                 kind="cuda",
                 model="NVIDIA H200",
@@ -92,7 +92,9 @@ def ground(session: Any) -> None:
     for launch in ("graph", "eager"):
         protocol = Protocol(launch=launch)
         session.add(
-            tables.Protocol(id=protocol.id, launch=launch, residency="resident", data="normal", spec=protocol.to_json())
+            tables.ProtocolRow(
+                id=protocol.id, launch=launch, residency="resident", data="normal", spec=protocol.to_json()
+            )
         )
     session.add(tables.ModelVariant(id=VARIANT.id, **VARIANT.to_json()))
     session.flush()

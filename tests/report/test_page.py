@@ -109,10 +109,10 @@ def test_what_others_wrote_is_text(database, tmp_path):
         for table, columns in (
             (tables.Job, ("title",)),
             (tables.Operator, ("label", "short_name")),
-            (tables.Card, ("host", "model", "driver")),
+            (tables.CardRow, ("host", "model", "driver")),
             (tables.Item, ("reason", "message")),
             (tables.Call, ("module_path",)),
-            (tables.Software, ("torch",)),
+            (tables.SoftwareRow, ("torch",)),
         ):
             session.execute(update(table).values({name: HOSTILE for name in columns}))
     with database.read() as session:

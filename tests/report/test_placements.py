@@ -14,8 +14,8 @@ from farm.exchange.filters import parse
 from farm.jobs.create import open_job
 from farm.pages.page import job_page, write_page
 from farm.report.lookup import lookup
-from farm.store.tables import Protocol
-from farm.types.protocol import Protocol as Method
+from farm.store.tables import ProtocolRow
+from farm.types.protocol import ProtocolRow as Method
 from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
 
@@ -31,7 +31,7 @@ def job(database):
     cards = register(database, 0)
     opened = open_job(database, PLACED, cards)
     with database.read() as session:
-        words = {row.id: row.spec.get("placement", "") for row in session.exec(select(Protocol))}
+        words = {row.id: row.spec.get("placement", "") for row in session.exec(select(ProtocolRow))}
     for item in items_of(database, opened.job_id, "tuple"):
         if (word := words[item.protocol_id]) in TIMES_US:
             details = dataclasses.replace(

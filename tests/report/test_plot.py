@@ -98,7 +98,7 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
         subject = rows.operator(session, "Conv2d", "64->64 k3")
         session.flush()
         one, other = (rows.reading(session, subject, 10.0, 3.0) for _ in range(2))
-        session.add(tables.Trace(reading_id=one, packed=sampled().pack()))
+        session.add(tables.TraceRow(reading_id=one, packed=sampled().pack()))
     with database.read() as session:
         found = find_traced(session, one[:10])
         assert found.trace == sampled()
@@ -113,8 +113,8 @@ def test_a_reading_is_found_by_the_beginning_of_its_id(database):
             ("cuda", "", "none is stored", "farm db prune"),
             ("cuda", "berlin", "the export of berlin has none", "--traces"),
         ):
-            session.get_one(tables.Card, rows.CARD).kind = kind
-            session.get_one(tables.Reading, other).origin = origin
+            session.get_one(tables.CardRow, rows.CARD).kind = kind
+            session.get_one(tables.ReadingRow, other).origin = origin
             with pytest.raises(UsageError, match=f"no time series: {message}") as caught:
                 find_traced(session, other)
             assert step in caught.value.next_step

@@ -82,7 +82,7 @@ def test_a_stored_verdict_is_shown_as_it_was_given(database):
     verdict = judged(database)
     assert built(database, "job1").preliminary
     with database.write() as session:
-        session.add(tables.Verdict(job_id="job1", round=1, **{**verdict.columns(), "outcome": "fail"}))
+        session.add(tables.VerdictRow(job_id="job1", round=1, **{**verdict.columns(), "outcome": "fail"}))
     found = built(database, "job1")
     assert not found.preliminary
     assert found.verdict.to_json() == verdict.to_json()
@@ -93,8 +93,8 @@ def test_the_tuples_of_a_stored_verdict_are_shown_and_not_computed_again(databas
     rows.model_job(database)
     verdict = judged(database)
     with database.write() as session:
-        session.add(tables.Verdict(job_id="job1", round=1, **verdict.columns()))
-        for reading in session.exec(select(tables.Reading)).all():
+        session.add(tables.VerdictRow(job_id="job1", round=1, **verdict.columns()))
+        for reading in session.exec(select(tables.ReadingRow)).all():
             reading.time_us *= 2
     found = built(database, "job1")
     assert found.tuples == verdict.tuples
@@ -106,10 +106,10 @@ def test_a_verdict_stored_without_its_tuples_gets_them_from_the_readings(databas
     rows.model_job(database)
     columns = judged(database).columns()
     with database.write() as session:
-        session.add(tables.Verdict(job_id="job1", round=1, **columns))
+        session.add(tables.VerdictRow(job_id="job1", round=1, **columns))
     now = built(database, "job1")
     with database.write() as session:
-        row = session.exec(select(tables.Verdict)).one()
+        row = session.exec(select(tables.VerdictRow)).one()
         row.details = {name: value for name, value in row.details.items() if name != "tuples"}
     assert built(database, "job1").to_json() == now.to_json()
 
@@ -118,7 +118,7 @@ def test_a_verdict_of_another_version_is_worked_out_anew(database):
     rows.model_job(database)
     verdict = judged(database)
     with database.write() as session:
-        session.add(tables.Verdict(job_id="job1", round=1, **verdict.columns() | {"details": {"schema": 99}}))
+        session.add(tables.VerdictRow(job_id="job1", round=1, **verdict.columns() | {"details": {"schema": 99}}))
     assert built(database, "job1").verdict.to_json() == verdict.to_json()
 
 
@@ -153,7 +153,7 @@ def test_what_was_read_just_before_the_canary_was_found_changed_is_flagged_too(d
     rows.model_job(database)
     with database.write() as session:
         items = session.exec(select(tables.Item).where(tables.Item.role == "tuple", tables.Item.state == "done")).all()
-        readings = [session.get_one(tables.Reading, item.reading_id) for item in items]
+        readings = [session.get_one(tables.ReadingRow, item.reading_id) for item in items]
         *before, after = (row for row in readings if row.card_id == rows.CARD)
         for (
             row
@@ -178,7 +178,7 @@ def test_the_launch_gap_comes_from_the_other_launch_of_the_same_whole(database):
 def test_a_launch_gap_read_after_the_verdict_is_told_too(database):
     rows.model_job(database)
     with database.write() as session:
-        session.add(tables.Verdict(job_id="job1", round=1, **judged(database).columns()))
+        session.add(tables.VerdictRow(job_id="job1", round=1, **judged(database).columns()))
     assert built(database, "job1").verdict.launch_gap_us is None
     with database.write() as session:
         eager = Protocol(launch="eager").id

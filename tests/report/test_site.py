@@ -121,7 +121,7 @@ def test_a_card_has_one_colour_in_both_figures_and_a_simulated_one_no_row(databa
     job_id = measured(database)
     with database.write() as session:
         report = build(session, job_id)
-        session.get_one(tables.Card, rows.CARD).kind = "simulated"
+        session.get_one(tables.CardRow, rows.CARD).kind = "simulated"
     cpu = dataclasses.replace(
         report,
         cards=(dataclasses.replace(report.cards[0], model="AMD EPYC"),),

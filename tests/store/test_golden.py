@@ -113,7 +113,7 @@ def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_i
     with stored.read() as session:
         for row in session.exec(select(tables.Operator)):
             assert parse(row.spec).id == row.id
-        for row in session.exec(select(tables.Protocol)):
+        for row in session.exec(select(tables.ProtocolRow)):
             assert Protocol.from_json(row.spec).id == row.id
         for golden in IDS["tokens"]:
             assert find_tokens(session, golden["id"]).id == golden["id"]
@@ -130,7 +130,7 @@ def test_a_database_of_the_first_schema_is_reported_and_exported_with_the_same_i
 def test_an_export_of_the_first_schema_is_imported(database, tmp_path):
     import_export(database, GOLDEN / "export", origin="golden")
     with database.read() as session:
-        assert len(session.exec(select(tables.Reading)).all()) == 58
+        assert len(session.exec(select(tables.ReadingRow)).all()) == 58
     with database.read() as session:
         export(session, tmp_path / "export")
     assert ids_of(tmp_path / "export") == ids_of(GOLDEN / "export")

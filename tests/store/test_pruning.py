@@ -25,7 +25,7 @@ def grown(any_database):
     jobs.cancel(any_database, read)
     jobs.cancel(any_database, cancelled)
     with any_database.write() as session:
-        session.add(tables.Trace(reading_id=session.exec(select(tables.Reading.id)).one(), packed=TRACE))
+        session.add(tables.TraceRow(reading_id=session.exec(select(tables.ReadingRow.id)).one(), packed=TRACE))
     return any_database, (read, cancelled, waiting)
 
 
@@ -33,7 +33,7 @@ def counted(database):
     with database.read() as session:
         return {
             table.__tablename__: session.exec(select(func.count()).select_from(table)).one()
-            for table in (tables.Job, tables.Item, tables.Round, tables.Trace, tables.Reading)
+            for table in (tables.Job, tables.Item, tables.Round, tables.TraceRow, tables.ReadingRow)
         }
 
 

@@ -16,8 +16,8 @@ QUICK, USUAL, PATIENT = (Stopping(maximum_s=seconds) for seconds in (0.5, 3.0, 6
 
 def row(
     time_half_width_us: float = 1.0, *, flags: tuple[str, ...] = (), window_s: float = 0.5, **details
-) -> tables.Reading:
-    return tables.Reading(
+) -> tables.ReadingRow:
+    return tables.ReadingRow(
         id="r",
         time_us=1000.0,
         time_half_width_us=time_half_width_us,
@@ -61,9 +61,9 @@ def test_a_reading_of_another_farm_serves_only_who_asked_for_those(database):
     values = content.reading_row(READING)
     about = {"subject_kind": "operator", "subject_id": item.subject_id, "card_id": card, "card_model": item.card_model}
     with database.write() as session:
-        software_id = session.exec(select(tables.Software.id)).one()
+        software_id = session.exec(select(tables.SoftwareRow.id)).one()
         known = {"software_id": software_id, "protocol_id": item.protocol_id, "simulated": False}
-        session.add(tables.Reading(id="r", **about, **known, **values, origin="elsewhere"))
+        session.add(tables.ReadingRow(id="r", **about, **known, **values, origin="elsewhere"))
     with database.read() as session:
         for reuse, serves in (("model", False), ("card", False), ("imported", True), ("none", False)):
             (found,) = find_readings(session, [item], sweep(reuse=reuse), software_id, [card])

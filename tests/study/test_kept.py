@@ -35,7 +35,7 @@ def made(name="windows", *options):
 
 def readings():
     with Database(settings().database).read() as session:
-        return session.exec(select(func.count()).select_from(tables.Reading)).one()
+        return session.exec(select(func.count()).select_from(tables.ReadingRow)).one()
 
 
 def test_a_study_is_shown_again_as_it_was_printed(tmp_path):

@@ -39,7 +39,7 @@ def test_each_configuration_is_read_in_both_memories_while_both_cards_are_held(d
 
     made = results.perform(find("peer"), database, cards[0], plan(cards, 2), say)
     with database.read() as session:
-        rows = list(session.exec(select(tables.Reading)))
+        rows = list(session.exec(select(tables.ReadingRow)))
     told = [(row.details["study"]["memory"], row.subject_id, row.details["study"]["placement"]) for row in rows]
     slow = [one for one in told if one[2] != "none"]
     assert len(made.findings.rows) == len(slow) / 2 >= 2
@@ -69,7 +69,7 @@ class Scripted(Laboratory):
             return None
         fast_us = 10.1 if self.there else 10.0
         time_us = fast_us * ((2 if self.there else 10) if protocol.placement else 1)
-        return tables.Reading(id="r", card_id=self.card.id, time_median_us=time_us, details={}, cost_s={})
+        return tables.ReadingRow(id="r", card_id=self.card.id, time_median_us=time_us, details={}, cost_s={})
 
 
 def test_one_memory_is_held_against_the_other(database, cards):
@@ -145,7 +145,7 @@ def test_what_a_neighbours_memory_took_is_never_taken_for_the_hosts(database):
     assert read() != before
     with database.write() as session:
         session.execute(
-            update(tables.Reading).where(col(tables.Reading.created_at_s) >= since_s).values(flags=["study"])
+            update(tables.ReadingRow).where(col(tables.ReadingRow.created_at_s) >= since_s).values(flags=["study"])
         )
     assert read() == before
     assert before.added_us

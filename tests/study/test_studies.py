@@ -35,7 +35,7 @@ def perform(database, cards):
 
 def rows_of(database):
     with database.read() as session:
-        return list(session.exec(select(tables.Reading)))
+        return list(session.exec(select(tables.ReadingRow)))
 
 
 def test_readings_of_a_study_are_kept_with_their_circumstances_and_never_reused(database, perform):
@@ -75,7 +75,7 @@ class Scripted(Laboratory):
         energy_mj = self.energy_mj(sample, circumstances)
         figures = {"energy_mj": energy_mj, "energy_half_width_mj": 3.0, "power_w": 300.0}
         figures |= {"time_us": self.time_us(sample, circumstances), "time_half_width_us": 0.3}
-        return tables.Reading(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
+        return tables.ReadingRow(id=str(len(self.asked)), card_id=self.card.id, details={}, cost_s={}, **figures)
 
 
 def test_a_sum_takes_each_class_of_data_that_a_tuple_meets_by_itself(cards):
@@ -182,7 +182,7 @@ def test_residency_holds_the_sum_of_each_policy_against_the_same_whole(database,
 
 def test_a_sum_can_be_taken_as_its_tuples_ran_in_their_loops():
     context = {"alone_us": 10.0, "effect_us": 2.0, "effect_half_width_us": 0.1, "passes": 138}
-    row = tables.Reading(
+    row = tables.ReadingRow(
         id="a",
         card_id="c",
         time_us=10.0,
@@ -191,7 +191,7 @@ def test_a_sum_can_be_taken_as_its_tuples_ran_in_their_loops():
         flags=[],
         details={"context": context},
     )
-    whole = tables.Reading(
+    whole = tables.ReadingRow(
         id="w", card_id="c", time_us=36.0, time_half_width_us=0.1, throttle_reasons=[], flags=[], details={}
     )
     sample = Sample(Subject("operator", "a", {}), "ReLU", "ReLU", 3, 1.0)
@@ -240,7 +240,7 @@ def test_launch_never_mixes_the_two(database, perform):
     assert [row["launch"] for row in made.findings.rows] == ["graph", "eager"]
     assert any("Launch gap" in note for note in made.findings.notes)
     with database.read() as session:
-        protocols = {row.id: row.launch for row in session.exec(select(tables.Protocol))}
+        protocols = {row.id: row.launch for row in session.exec(select(tables.ProtocolRow))}
     assert {(protocols[row.protocol_id], row.details["study"]["launch"]) for row in rows_of(database)} == {
         ("graph", "graph"),
         ("eager", "eager"),
@@ -321,7 +321,7 @@ def test_the_heaviest_tuples_are_those_at_the_peaks_that_the_card_has_shown(data
 
     by_table = weights()
     with database.write() as session:
-        card = session.get_one(tables.Card, cards[0].id)
+        card = session.get_one(tables.CardRow, cards[0].id)
         card.fingerprint = {"copy_bytes_per_s": 1e6, "launch_floor_us": 500.0}  # traffic is all that counts
         session.add(card)
     measured = weights()
@@ -379,7 +379,7 @@ def test_the_command_prints_draws_and_offers_no_card_to_jobs(cards, tmp_path):
     assert (found["study"], found["quick"], len(found["readings"])) == ("windows", True, 7)
     assert path.stat().st_size > 5_000
     with Database(settings().database).read() as session:
-        assert [card.state for card in session.exec(select(tables.Card))] == ["stopped"]
+        assert [card.state for card in session.exec(select(tables.CardRow))] == ["stopped"]
 
 
 @pytest.mark.parametrize("name", ["found.xyz", ""])

@@ -22,7 +22,7 @@ from tests.planned import claim, complete, items_of, plan, plan_model, register
 
 def unseen_for(database, card_id, seconds):
     with database.write() as session:
-        card = session.get_one(tables.Card, card_id)
+        card = session.get_one(tables.CardRow, card_id)
         card.last_seen_at_s -= seconds
         session.add(card)
 
@@ -127,7 +127,7 @@ def test_a_round_whose_aggregation_always_raises_ends_with_the_reason(any_databa
             control.aggregate(f"{job_id}/1")
     assert control.aggregate(f"{job_id}/1")["closing"] == "done"
     with any_database.read() as session:
-        verdict = session.exec(select(tables.Verdict)).one()
+        verdict = session.exec(select(tables.VerdictRow)).one()
         assert session.get_one(tables.Job, job_id).state == "done"
     assert verdict.details["reasons"] == ["The sum could not be made: KeyError: 'what nobody thought of'"]
 

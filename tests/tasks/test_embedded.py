@@ -12,7 +12,7 @@ from farm.jobs import cards, closing, jobs
 from farm.jobs.create import open_job
 from farm.jobs.items import Claim
 from farm.settings import settings
-from farm.store.tables import Verdict
+from farm.store.tables import VerdictRow
 from farm.types.protocol import Protocol, Software
 from farm.types.request import Request, Sweep
 from tasks.embedded import EmbeddedFarm
@@ -58,7 +58,7 @@ def test_what_the_database_knows_is_answered_without_a_worker(embedded, any_data
     assert (made.new, made.reused) == (0, 1)
     with any_database.read() as session:
         assert jobs.find(session, made.job_id).state == "done"
-        assert session.exec(select(Verdict).where(Verdict.job_id == made.job_id)).one()
+        assert session.exec(select(VerdictRow).where(VerdictRow.job_id == made.job_id)).one()
 
 
 def test_after_an_upgrade_of_torch_no_card_is_as_it_was(embedded, any_database):

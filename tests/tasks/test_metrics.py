@@ -88,7 +88,7 @@ def test_the_busy_share_is_of_the_last_minutes_only(any_database):
     register(any_database, card, Software(torch="2"), holder="h", queue="q")
     with any_database.write() as session:
         now_s = session.scalar(sqlalchemy.select(database_now()))
-        session.add(tables.Protocol(id="p", launch="graph", residency="resident", data="normal"))
+        session.add(tables.ProtocolRow(id="p", launch="graph", residency="resident", data="normal"))
         session.flush()
         session.add(tables.Job(id="j", kind="sweep", title="t", protocol_id="p"))
         session.flush()
@@ -167,9 +167,9 @@ def test_every_host_tells_of_the_lost_cards_of_all(any_database, no_broker):
         register(any_database, card, Software(torch="2"), holder=holder, queue="q")
     cards.drain(any_database, "GPU-2")
     with any_database.write() as session:
-        unseen = sqlmodel.col(tables.Card.id).in_(["GPU-1", "GPU-2", "GPU-3"])
+        unseen = sqlmodel.col(tables.CardRow.id).in_(["GPU-1", "GPU-2", "GPU-3"])
         session.execute(
-            sqlalchemy.update(tables.Card).where(unseen).values(last_seen_at_s=tables.Card.last_seen_at_s - 600)
+            sqlalchemy.update(tables.CardRow).where(unseen).values(last_seen_at_s=tables.CardRow.last_seen_at_s - 600)
         )
     url = any_database.url.render_as_string(hide_password=False)
     for host in ("gpu1", "gpu2"):

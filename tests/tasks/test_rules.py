@@ -84,7 +84,7 @@ class Desk:
         """That the job is done: each item in its end, one reading each, one verdict."""
         with self.database.read() as session:
             job = session.get_one(tables.Job, job_id)
-            verdicts = session.exec(select(tables.Verdict).where(tables.Verdict.job_id == job_id)).all()
+            verdicts = session.exec(select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)).all()
         of_it = self.items(job_id)
         assert len({item.reading_id for item in of_it if item.reading_id}) == sum(i.state == "done" for i in of_it)
         return job.state == "done" and len(verdicts) == 1

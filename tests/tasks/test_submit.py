@@ -11,7 +11,7 @@ from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.operators import sweep as sweeps
 from farm.settings import settings
-from farm.store.tables import Card, Item, Job, Round
+from farm.store.tables import CardRow, Item, Job, Round
 from farm.types.protocol import Protocol, Stopping
 from farm.types.request import Request, Sweep
 from tasks import submit
@@ -140,13 +140,13 @@ def test_who_resumes_a_job_whose_own_farm_is_gone_looks_after_it(any_database, a
     job_id = plan(any_database, [card])
     own(any_database, job_id, "embedded:here:1:abc")
     with any_database.write() as session:
-        row = session.get_one(Card, card)
+        row = session.get_one(CardRow, card)
         row.worker = cards.holder_name(card, "here", 7, "ab", "embedded:here:1:abc")
         session.add(row)
     assert submit.resume(any_database, job_id) == 0
     with any_database.write() as session:
         assert session.get_one(Job, job_id).farm == "embedded:here:1:abc", "its farm is there"
-        row = session.get_one(Card, card)
+        row = session.get_one(CardRow, card)
         row.last_seen_at_s -= 1000
         session.add(row)
     assert submit.resume(any_database, job_id) == 1
