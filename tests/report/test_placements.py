@@ -15,12 +15,12 @@ from farm.jobs.create import open_job
 from farm.pages.page import job_page, write_page
 from farm.report.lookup import lookup
 from farm.store.tables import ProtocolRow
-from farm.types.protocol import ProtocolRow as Method
+from farm.types.protocol import Protocol
 from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
 
 PLACED = Request(
-    sweep=Sweep("ReLU", {"channels": (3,), "batch": (2,)}, "a test"), protocol=Method(launch="eager"), placements="all"
+    sweep=Sweep("ReLU", {"channels": (3,), "batch": (2,)}, "a test"), protocol=Protocol(launch="eager"), placements="all"
 )
 TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
 
