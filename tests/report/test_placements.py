@@ -20,7 +20,9 @@ from farm.types.request import Request, Sweep
 from tests.planned import READING, claim, complete, items_of, register
 
 PLACED = Request(
-    sweep=Sweep("ReLU", {"channels": (3,), "batch": (2,)}, "a test"), protocol=Protocol(launch="eager"), placements="all"
+    sweep=Sweep("ReLU", {"channels": (3,), "batch": (2,)}, "a test"),
+    protocol=Protocol(launch="eager"),
+    placements="all",
 )
 TIMES_US = {"": 10.0, "in0": 25.0, "out0": 20.0}
 
