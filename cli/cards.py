@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 
 
 def cards(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[drain|resume|release] [CARD]",
-            help="A card to show in full: its id, index or part of its model name. "
-            "drain, resume or release before it: stop giving it work, give it work again, end its quarantine.",
-            show_default=False,
-        ),
-    ] = None,
+    words: list[str] | None = typer.Argument(
+        None,
+        metavar="[drain|resume|release] [CARD]",
+        help="A card to show in full: its id, index or part of its model name. "
+        "drain, resume or release before it: stop giving it work, give it work again, end its quarantine.",
+        show_default=False,
+    ),
     as_json: AsJson = False,
-    local: Annotated[bool, typer.Option("--local", help="Only this host's cards; needs no database.")] = False,
+    local: bool = typer.Option(False, "--local", help="Only this host's cards; needs no database."),
 ) -> None:
     """List the cards of this host and those that joined the farm; drain a card, or give it work again."""
     from farm.errors import UsageError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
@@ -36,14 +35,11 @@ def check() -> None:
 
 @app.command()
 def prune(
-    older_than: Annotated[
-        float,
-        typer.Option(
-            "--older-than", metavar="DAYS", min=0, max=36500, help="Delete only what is at least this many days old."
-        ),
-    ] = 30.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    older_than: float = typer.Option(
+        30.0, "--older-than", metavar="DAYS", min=0, max=36500, help="Delete only what is at least this many days old."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be deleted; delete nothing."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
 ) -> None:
     """Delete old time series, and ended jobs that have no reading. Readings are never deleted."""
     from cli import opening

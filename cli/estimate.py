@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from cli import opening
-from cli.options import AsJson, Model, variant_options
+from cli.options import Model, VariantFields, option
 from cli.output import emit_json, say, show
 
 if TYPE_CHECKING:
@@ -17,106 +16,92 @@ if TYPE_CHECKING:
     from farm.types.protocol import Variant
 
 
-@variant_options(without=["batch", "length"])
-def estimate(
-    model: Model,
-    batch: Annotated[
-        str,
-        typer.Option(
-            "-b", "--batch", metavar="N|N..M|N,M", help="Batch size; several make a curve: 1..256, or 1,8,32."
-        ),
-    ] = "32",
-    length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|N..M|N,M", help="Tokens in each sequence; several make a curve. Default: the model's own."
-        ),
-    ] = None,
-    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
-    card: Annotated[str, typer.Option(help="Part of the card's model. Default: the only one with readings.")] = "",
-    launch: Annotated[str | None, typer.Option(help="graph or eager. Default: graph on a GPU, eager on a CPU.")] = None,
-    tf32: Annotated[bool, typer.Option("--tf32", help="Use readings that allowed TF32.")] = False,
-    torch: Annotated[
-        str, typer.Option(help="Use readings of this version, e.g. 2.11. Default: the one that covers most.")
-    ] = "",
-    fill: Annotated[
-        str,
-        typer.Option(
-            help="Predict tuples without a reading: auto (the stored predictor), roofline (a lower bound), or none."
-        ),
-    ] = "auto",
-    measure: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="K", help="First measure the K tuples that narrow the estimate most, on a card of this host."
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=1, metavar="S", help="Like --measure, with as many tuples as fit in S seconds of card time."),
-    ] = None,
-    generate: Annotated[
-        int | None,
-        typer.Option(help="Generate so many tokens after a prompt of --length: the prompt, and a decode for each."),
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw the curve (.png, .svg or .pdf).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class EstimateOptions:
+    """The options of `farm estimate` beside the variant."""
+
+    batch: str = option(
+        "32", "-b", "--batch", metavar="N|N..M|N,M", help="Batch size; several make a curve: 1..256, or 1,8,32."
+    )
+    length: str | None = option(
+        None, metavar="N|N..M|N,M", help="Tokens in each sequence; several make a curve. Default: the model's own."
+    )
+    given: VariantFields = field(default_factory=dict)
+    card: str = option("", help="Part of the card's model. Default: the only one with readings.")
+    launch: str | None = option(None, help="graph or eager. Default: graph on a GPU, eager on a CPU.")
+    tf32: bool = option(False, "--tf32", help="Use readings that allowed TF32.")
+    torch: str = option("", help="Use readings of this version, e.g. 2.11. Default: the one that covers most.")
+    fill: str = option(
+        "auto", help="Predict tuples without a reading: auto (the stored predictor), roofline (a lower bound), or none."
+    )
+    measure: int | None = option(
+        None,
+        min=1,
+        metavar="K",
+        help="First measure the K tuples that narrow the estimate most, on a card of this host.",
+    )
+    seconds: float | None = option(
+        None, min=1, metavar="S", help="Like --measure, with as many tuples as fit in S seconds of card time."
+    )
+    generate: int | None = option(
+        None, help="Generate so many tokens after a prompt of --length: the prompt, and a decode for each."
+    )
+    png: Path | None = option(None, "--png", metavar="FILE", help="Draw the curve (.png, .svg or .pdf).")
+    as_json: bool = option(False, "--json", help="Print only JSON on stdout.")
+
+    def check(self, *, is_curve: bool, training: bool) -> None:
+        """
+        Raises:
+            UsageError: two options do not go together.
+        """
+        from farm.errors import UsageError
+        from farm.pages.plots import check_path
+
+        measures = bool(self.measure or self.seconds)
+        if self.png is not None:
+            if not is_curve:
+                raise UsageError("There is no curve to draw.", "Give several sizes: --batch 1..256")
+            check_path(self.png)
+        if self.generate is not None and (self.fill not in ("auto", "none") or is_curve or measures):
+            raise UsageError("--generate adds up readings alone, of one size.", "Omit --fill or --generate.")
+        if training and self.generate is not None:
+            raise UsageError("A training step generates no text.", "Omit --step or --generate.")
+        if measures and is_curve:
+            raise UsageError("--measure needs one size.", "Give one --batch and one --length, or omit --measure.")
+
+
+def estimate(model: Model, options: EstimateOptions) -> None:
     """Estimate the cost of a model on a card from readings, and from predictions where there are none. Runs nothing."""
     from cli import prediction_tables
-    from farm.errors import UsageError
     from farm.estimate.query import EstimateQuery, check_fill, parse_sizes
     from farm.models import catalog
-    from farm.pages.plots import check_path
     from farm.requests.partial_request import default_dtype
 
-    check_fill(fill)
-    batches = parse_sizes(batch, "--batch")
-    lengths = parse_sizes(length, "--length") if length is not None else [None]
-    is_curve, measures = len(batches) * len(lengths) > 1, bool(measure or seconds)
-    if png is not None:
-        if not is_curve:
-            raise UsageError("There is no curve to draw.", "Give several sizes: --batch 1..256")
-        check_path(png)
-    if generate is not None and (fill not in ("auto", "none") or is_curve or measures):
-        raise UsageError("--generate adds up readings alone, of one size.", "Omit --fill or --generate.")
-    if given.get("step") and generate is not None:
-        raise UsageError("A training step generates no text.", "Omit --step or --generate.")
-    if measures and is_curve:
-        raise UsageError("--measure needs one size.", "Give one --batch and one --length, or omit --measure.")
-    options = {"dtype": default_dtype(model, "cuda"), **given}
-    variants = [catalog.variant(model, size, **{**options, "length": tokens}) for size in batches for tokens in lengths]
-    query = EstimateQuery(card, launch, tf32, torch, fill)
-    if generate is not None:
-        generation = opening.first_that_knows(
-            lambda session: query.generation(session, variants[0], generate), lambda _: True
-        )
-        emit_json(generation.to_json()) if as_json else show(prediction_tables.generation(generation))
-        return
-    found = [estimated(variant, query) for variant in variants]
-    if is_curve:
-        emit_json({"curve": [one.to_json() for one in found]}) if as_json else show(prediction_tables.curve(found))
-        if png is not None:
-            from farm.pages.plots import draw_estimates
-
-            draw_estimates(found, png, over="batch" if len(batches) > 1 else "length")
-            say(f"Drawn to {png}")
-        return
-    (one,) = found
-    before = None
-    if measures:
-        before = one
-        _measure(before, query, measure, seconds)
-        with opening.open_database().read() as session:
-            one = query.estimate(session, variants[0])
-    if as_json:
-        emit_json({**one.to_json(), "before": before.to_json()} if before else one.to_json())
-        return
-    if before:
-        show(prediction_tables.narrowed(before, one))
-    show(prediction_tables.estimate(one))
+    check_fill(options.fill)
+    batches = parse_sizes(options.batch, "--batch")
+    lengths = parse_sizes(options.length, "--length") if options.length is not None else [None]
+    options.check(is_curve=len(batches) * len(lengths) > 1, training=bool(options.given.get("step")))
+    fields: dict[str, Any] = {"dtype": default_dtype(model, "cuda"), **options.given}
+    variants = [catalog.variant(model, size, **fields, length=tokens) for size in batches for tokens in lengths]
+    query = EstimateQuery(options.card, options.launch, options.tf32, options.torch, options.fill)
+    if (tokens := options.generate) is not None:
+        found = opening.first_that_knows(lambda session: query.generation(session, variants[0], tokens), lambda _: True)
+        emit_json(found.to_json()) if options.as_json else show(prediction_tables.generation(found))
+    elif len(variants) > 1:
+        _curve(variants, query, options, over="batch" if len(batches) > 1 else "length")
+    else:
+        one, before = estimated(variants[0], query), None
+        if options.measure or options.seconds:
+            before = one
+            _measure(before, query, options)
+            with opening.open_database().read() as session:
+                one = query.estimate(session, variants[0])
+        if options.as_json:
+            emit_json({**one.to_json(), **({"before": before.to_json()} if before else {})})
+        else:
+            if before:
+                show(prediction_tables.narrowed(before, one))
+            show(prediction_tables.estimate(one))
 
 
 def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
@@ -126,7 +111,22 @@ def estimated(variant: Variant, query: EstimateQuery) -> Estimate:
     )
 
 
-def _measure(found: Estimate, query: EstimateQuery, measure: int | None, seconds: float | None) -> None:
+def _curve(variants: list[Variant], query: EstimateQuery, options: EstimateOptions, *, over: str) -> None:
+    from cli import prediction_tables
+
+    found = [estimated(variant, query) for variant in variants]
+    if options.as_json:
+        emit_json({"curve": [one.to_json() for one in found]})
+    else:
+        show(prediction_tables.curve(found))
+    if options.png is not None:
+        from farm.pages.plots import draw_estimates
+
+        draw_estimates(found, options.png, over=over)
+        say(f"Drawn to {options.png}")
+
+
+def _measure(found: Estimate, query: EstimateQuery, options: EstimateOptions) -> None:
     """Measure the tuples that narrow an estimate most on a card of this host.
 
     The next estimate reads one database, so the readings of the package are imported if this estimate used them.
@@ -134,8 +134,6 @@ def _measure(found: Estimate, query: EstimateQuery, measure: int | None, seconds
     from farm.api.measure import measure_tuples
     from farm.errors import NoSuchCard
     from farm.estimate.query import import_packaged
-    from farm.settings import settings
-    from farm.store.database import Database
 
     own = [card for card in opening.own_cards() if card.model == found.card_model]
     if not own:
@@ -143,19 +141,11 @@ def _measure(found: Estimate, query: EstimateQuery, measure: int | None, seconds
             f"No card of this host is a {found.card_model}.",
             "Measure on a host with one: `farm predict plan` writes a measurement file of what helps most.",
         )
-    chosen = found.to_measure(measure, seconds)
+    chosen = found.to_measure(options.measure, options.seconds)
     labels = {one.operator_id: one.label for one in found.missing}
-    database = Database(settings().database)
-    try:
-        database.upgrade()
+    with opening.upgraded_database() as database:
         say(f"Measuring {len(chosen)} tuples on {own[0]}: {', '.join(labels[id_] for id_ in chosen[:3])} ...")
-        measure_tuples(
-            [found.specs[id_] for id_ in chosen],
-            database=database,
-            card=own[0].id,
-            protocol=query.protocol(own[0].kind),
-        )
+        specs, protocol = [found.specs[id_] for id_ in chosen], query.protocol(own[0].kind)
+        measure_tuples(specs, database=database, card=own[0].id, protocol=protocol)
         if import_packaged(database, found, query):
             say("Imported the readings of the package into your database, as `farm import` does.")
-    finally:
-        database.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,21 +12,17 @@ from cli.output import emit, emit_json, say
 
 
 def export(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="[FILE|FOLDER]", help="A file (.parquet, .csv, .jsonl) for readings alone, or a folder."
-        ),
-    ] = Path("farm-export"),
-    filters: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FILTER]...", help="Conv2d, in_channels=64, flops>=1e9, dtype=bfloat16, torch=2.11 ..."
-        ),
-    ] = None,
-    form: Annotated[str | None, typer.Option("--format", help="parquet (default), csv or jsonl.")] = None,
+    target: Path = typer.Argument(
+        Path("farm-export"),
+        metavar="[FILE|FOLDER]",
+        help="A file (.parquet, .csv, .jsonl) for readings alone, or a folder.",
+    ),
+    filters: list[str] | None = typer.Argument(
+        None, metavar="[FILTER]...", help="Conv2d, in_channels=64, flops>=1e9, dtype=bfloat16, torch=2.11 ..."
+    ),
+    form: str | None = typer.Option(None, "--format", help="parquet (default), csv or jsonl."),
     card: Cards = None,
-    traces: Annotated[bool, typer.Option("--traces", help="Also the sampled time series: large.")] = False,
+    traces: bool = typer.Option(False, "--traces", help="Also the sampled time series: large."),
     as_json: AsJson = False,
 ) -> None:
     """Write readings, calls and verdicts as tidy tables, with a data dictionary beside them."""
@@ -50,14 +45,12 @@ def export(
 
 
 def import_(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            help="Parquet files of `farm export`, folders of them, or h100 or h200: the packaged readings.",
-        ),
-    ],
-    origin: Annotated[str, typer.Option(help="Name of the exporting farm. Default: the name of the file.")] = "",
+    paths: list[Path] = typer.Argument(
+        ...,
+        metavar="FILE...",
+        help="Parquet files of `farm export`, folders of them, or h100 or h200: the packaged readings.",
+    ),
+    origin: str = typer.Option("", help="Name of the exporting farm. Default: the name of the file."),
     as_json: AsJson = False,
 ) -> None:
     """Import the export of another farm: duplicates are skipped, and each reading keeps its origin."""

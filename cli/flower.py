@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from cli.output import say
@@ -12,13 +10,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def flower(
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: the setting flower_port.")] = None,
-    address: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback needs a password.")
-    ] = "127.0.0.1",
-    writable: Annotated[
-        bool, typer.Option("--writable", help="Let it revoke tasks and stop workers. Default: it only looks.")
-    ] = False,
+    port: int | None = typer.Option(None, min=0, max=65535, help="Default: the setting flower_port."),
+    address: str = typer.Option("127.0.0.1", help="Address to listen on. Other than loopback needs a password."),
+    writable: bool = typer.Option(
+        False, "--writable", help="Let it revoke tasks and stop workers. Default: it only looks."
+    ),
 ) -> None:
     """Show queues, workers and tasks in the browser."""
     from farm.errors import UsageError

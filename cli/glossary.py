@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,11 +15,11 @@ Entry = tuple[str, str]  # names, and what they mean
 GLOSSARY = Path(__file__).with_name("glossary.md")
 
 
-def glossary(
+def help_(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORD]...", help="A word of a report, or a flag. Default: list all.")
-    ] = None,
+    words: list[str] | None = typer.Argument(
+        None, metavar="[WORD]...", help="A word of a report, or a flag. Default: list all."
+    ),
 ) -> None:
     """Explain a word of a report: accuracy, coverage, a flag, a state."""
     from rich.console import Group

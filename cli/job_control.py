@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from cli import follow, opening
@@ -13,7 +11,7 @@ from farm.types.format import plural
 
 
 def cancel(
-    job: Annotated[list[str], typer.Argument(metavar="JOB", help="The job's id, or its beginning.")],
+    job: list[str] = typer.Argument(..., metavar="JOB", help="The job's id, or its beginning."),
 ) -> None:
     """End jobs early: running measurements are finished and kept, the other items are not begun."""
     from farm.jobs import jobs
@@ -31,9 +29,9 @@ def cancel(
 
 def resume(
     job: Job,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Also measure again what failed or was cancelled, with all its attempts.")
-    ] = False,
+    failed: bool = typer.Option(
+        False, "--failed", help="Also measure again what failed or was cancelled, with all its attempts."
+    ),
     wait: Follow = False,
 ) -> None:
     """Continue a job whose messages were lost, for instance with the broker's memory. Nothing is measured twice."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from cli import opening
@@ -13,15 +11,14 @@ from farm.errors import BelowTarget, UsageError
 
 
 def lookup(
-    words: Annotated[
-        list[str],
-        typer.Argument(metavar="OPERATOR|FILTER...", help="Conv2d in_channels=64 kernel_size=3 dtype=bfloat16 ..."),
-    ],
+    words: list[str] = typer.Argument(
+        ..., metavar="OPERATOR|FILTER...", help="Conv2d in_channels=64 kernel_size=3 dtype=bfloat16 ..."
+    ),
     card: Cards = None,
-    sort: Annotated[
-        str, typer.Option(help="time (default), energy or power: the most expensive first; age: the newest first.")
-    ] = "time",
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="The maximum number of readings to show.")] = 20,
+    sort: str = typer.Option(
+        "time", help="time (default), energy or power: the most expensive first; age: the newest first."
+    ),
+    limit: int = typer.Option(20, "-n", "--limit", min=1, help="The maximum number of readings to show."),
     as_json: AsJson = False,
 ) -> None:
     """Show the cost of an operator: time, energy and power from readings, with their card, software and age."""
@@ -47,21 +44,16 @@ def lookup(
 
 
 def compare(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A", help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
-        ),
-    ],
-    second: Annotated[str, typer.Argument(metavar="B", help="The other side, in the same form.")],
-    fail_above: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X%",
-            help="Exit with code 5 if B is slower than A by more than this and the intervals do not overlap.",
-        ),
-    ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="The maximum number of tuples to show.")] = 20,
+    first: str = typer.Argument(
+        ..., metavar="A", help="The id of a job, or filters such as 'card=H200 torch=2.11 until=2026-11-21'."
+    ),
+    second: str = typer.Argument(..., metavar="B", help="The other side, in the same form."),
+    fail_above: str | None = typer.Option(
+        None,
+        metavar="X%",
+        help="Exit with code 5 if B is slower than A by more than this and the intervals do not overlap.",
+    ),
+    limit: int = typer.Option(20, "-n", "--limit", min=0, help="The maximum number of tuples to show."),
     as_json: AsJson = False,
 ) -> None:
     """Compare two jobs or two sets of readings: by operator type and by tuple."""

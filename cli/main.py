@@ -1,55 +1,96 @@
-"""The program ``farm``: its verbs, and the one place that turns an error into a message and an exit code.
+"""The program ``farm``: its commands, and the one place that turns an error into a message and an exit code.
 
-Heavy modules (pydantic, SQLAlchemy, Celery, torch) are imported inside the verbs: ``farm --help`` takes about the
-time that Typer needs to load.
+A command is imported and built when it is used, and heavy modules (pydantic, SQLAlchemy, Celery, torch) inside the
+commands: ``farm --help`` takes about the time that Typer needs to load.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import importlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from cli import (
-    cards,
-    db,
-    doctor,
-    estimate,
-    exchange,
-    flower,
-    glossary,
-    job_control,
-    lookup,
-    memory,
-    models,
-    operators,
-    predict,
-    report,
-    run,
-    settings,
-    significant,
-    status,
-    study,
-    submit,
-    worker,
-)
+from cli.options import flat
 from cli.output import Left, complain, set_quiet
 from farm import __version__
 from farm.errors import FarmError, Unwritable, UsageError, did_you_mean
 
 INTERRUPTED = 130
 HELP_OPTIONS = ("-h", "--help")
+_NAMES = (  # in the order in which a new user needs them
+    "run submit worker status report publish jobs resume retry cancel cards models operators memory trace compare "
+    "lookup estimate export import flower doctor settings help significant study predict db"
+)
+COMMANDS = _NAMES.split()
+#: Command -> its module in `cli`, if that has another name.
+_MODULES = {
+    **dict.fromkeys(("jobs", "publish", "trace"), "report"),
+    **dict.fromkeys(("cancel", "resume", "retry"), "job_control"),
+    **dict.fromkeys(("export", "import"), "exchange"),
+    "compare": "lookup",
+    "help": "glossary",
+}
+
+
+def _imported(name: str) -> Any:
+    """The function or the `typer.Typer` of a command."""
+    module = vars(importlib.import_module(f"cli.{_MODULES.get(name, name)}"))
+    return module.get("app") or module.get(name) or module[f"{name}_"]
+
+
+@functools.cache
+def _built(name: str) -> Any:
+    """The command of Typer."""
+    command, parent = _imported(name), typer.Typer()
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name)
+    else:
+        parent.command(name)(command)
+    for one in (command if isinstance(command, typer.Typer) else parent).registered_commands:
+        one.callback = flat(one.callback)  # type: ignore[arg-type]
+    return typer.main.get_group(parent).commands[name]
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each built when it is used."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return _built(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class FarmGroup(TyperGroup):
-    """Turns an exception of a verb or of the parser into one message and the exit code of the error."""
+    """Turns an exception of a command or of the parser into one message and the exit code of the error."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": _Commands()})
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without building them."""
+        listed, functions = copy.copy(self), {name: _imported(name) for name in COMMANDS}
+        listed.commands = {
+            name: TyperCommand(name, help=one.info.help if isinstance(one, typer.Typer) else inspect.getdoc(one))
+            for name, one in functions.items()
+        }
+        super(FarmGroup, listed).format_help(ctx, formatter)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> Any:
         if not args or not set(HELP_OPTIONS).isdisjoint(args):
@@ -197,50 +238,15 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def farm(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only results and errors: no notes, no progress.")
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print only results and errors: no notes, no progress."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
 ) -> None:
     """Measures the time and energy of PyTorch operators on real GPUs.
 
     Start with `farm run resnet18`.
     """
     set_quiet(quiet)
-
-
-# In the order in which a new user needs them.
-app.command("run")(run.run)
-app.command("submit")(submit.submit)
-app.command("worker")(worker.worker)
-app.command("status")(status.status)
-app.command("report")(report.report)
-app.command("publish")(report.publish)
-app.command("jobs")(report.jobs)
-app.command("resume")(job_control.resume)
-app.command("retry")(job_control.retry)
-app.command("cancel")(job_control.cancel)
-app.command("cards")(cards.cards)
-app.command("models")(models.models)
-app.command("operators")(operators.operators)
-app.command("memory")(memory.memory)
-app.command("trace")(report.trace)
-app.command("compare")(lookup.compare)
-app.command("lookup")(lookup.lookup)
-app.command("estimate")(estimate.estimate)
-app.command("export")(exchange.export)
-app.command("import")(exchange.import_)
-app.command("flower")(flower.flower)
-app.command("doctor")(doctor.doctor)
-app.command("settings")(settings.settings)
-app.command("help")(glossary.glossary)
-app.add_typer(significant.app, name="significant")
-app.add_typer(study.app, name="study")
-app.add_typer(predict.app, name="predict")
-app.add_typer(db.app, name="db")
 
 
 def _leave_interrupted() -> NoReturn:

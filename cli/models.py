@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,16 +17,14 @@ _FIELDS = "name task input_size smallest_size fixed_size origin parameters flops
 
 
 def models(
-    pattern: Annotated[
-        str | None, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'. Default: all models.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="Source of the models: torchvision, transformers, timm or user. Default: all but timm, "
-            "which has more than a thousand."
-        ),
-    ] = None,
+    pattern: str | None = typer.Argument(
+        None, help="Part of a name, or a pattern such as 'resnet*'. Default: all models."
+    ),
+    source: str | None = typer.Option(
+        None,
+        help="Source of the models: torchvision, transformers, timm or user. Default: all but timm, "
+        "which has more than a thousand.",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """List the models of the catalog, with parameters and FLOPs of one pass at batch 1."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from cli.output import say
@@ -23,6 +24,20 @@ def open_database() -> Database:
     return open_database()
 
 
+@contextlib.contextmanager
+def upgraded_database() -> Iterator[Database]:
+    """The database of the settings, with this program's schema; created if it does not exist."""
+    from farm.settings import settings
+    from farm.store.database import Database
+
+    database = Database(settings().database)
+    try:
+        database.upgrade()
+        yield database
+    finally:
+        database.close()
+
+
 def own_cards() -> list[Card]:
     """See `farm.jobs.card_choice.own_cards`."""
     from farm.jobs.card_choice import own_cards
@@ -37,7 +52,7 @@ def chosen_own_cards(wanted: Sequence[str]) -> list[Card]:
     return chosen_own_cards(wanted, say)
 
 
-def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer], bool]) -> Answer:
+def first_that_knows(ask: Callable[[Session], Answer], knows: Callable[[Answer], bool] = lambda _: True) -> Answer:
     """See `farm.exchange.packaged.first_answer`."""
     from farm.exchange.packaged import first_answer
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 import typer
 
-from cli.options import AsJson, Model, variant_options
+from cli.options import AsJson, Model, VariantFields
 from cli.output import emit_json, show
 
 _KINDS = {"cuda": "a GPU", "cpu": "a CPU", "simulated": "a simulated card"}
 
 
-@variant_options(without=["batch"])
 def operators(
     model: Model,
-    batch: Annotated[
-        int | None, typer.Option("-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`.")
-    ] = None,
-    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
+    *,
+    batch: int | None = typer.Option(
+        None, "-b", "--batch", help="Batch size. Default: what suits the card, as in `farm run`."
+    ),
+    given: VariantFields,
     as_json: AsJson = False,
 ) -> None:
     """Show a model's operator tuples with counts, FLOPs and bytes."""
@@ -29,12 +27,8 @@ def operators(
 
     catalog.find(model)  # before looking for cards
     kind = kind_of_cards() if batch is None else ""
-    variant = catalog.variant(
-        model,
-        defaults_for(kind).batch if batch is None else batch,
-        **{"dtype": default_dtype(model, kind or "cuda"), **given},
-    )
-    listed = list_operators(variant)
+    options = {"dtype": default_dtype(model, kind or "cuda"), **given}
+    listed = list_operators(catalog.variant(model, defaults_for(kind).batch if batch is None else batch, **options))
     if listed.refusal is not None and not listed.gaps:
         raise listed.refusal
     if as_json:

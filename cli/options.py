@@ -1,29 +1,27 @@
-"""Command-line options that several commands share.
+"""Command-line options that several commands share, and groups of options.
 
-The options of a model variant, a protocol and a job are derived from the declarations of their fields
-(`farm.types.fields`): `variant_options` adds those of a variant to a command, `request_options` adds all options of
-`run` and `submit`.
+A command takes a group of options as one parameter: a dataclass with fields by `option` and `argument`, or a dict of
+the given fields of a model variant or a request, whose options are derived from the declarations of the fields
+(`farm.types.fields`). `flat` gives Typer a function with one parameter for each option.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from farm.errors import UsageError
-from farm.requests.partial_request import GIVEN, VARIANT
-from farm.types.fields import Field
 
 if TYPE_CHECKING:
     from farm.requests.partial_request import PartialRequest
+    from farm.types.fields import Field
 
 Model = Annotated[str, typer.Argument(help="The model's name; `farm models` lists them.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
@@ -32,97 +30,158 @@ Job = Annotated[str, typer.Argument(help="The job's id, or its beginning.")]
 Cards = Annotated[
     list[str] | None, typer.Option("--card", help="Part of a card's model, or of its id. May be repeated.")
 ]
-_PANELS = {"What to measure": (*VARIANT, "operators"), "Where, and the verdict": ("reuse", "target")}
-_PANEL_OF = {name: panel for panel, names in _PANELS.items() for name in names}
-_how, _what, _where = (functools.partial(typer.Option, rich_help_panel=panel) for panel in ("How to measure", *_PANELS))
+_WHAT, _HOW, _WHERE = "What to measure", "How to measure", "Where, and the verdict"
 
 
-def _parameter(field: Field, *, of_a_job: bool) -> inspect.Parameter:
-    """The parameter of a command for a declared field; None if it is not given.
+def option(default: Any, *flags: str, **more: Any) -> Any:
+    """A field of a dataclass of options; `more` as of `typer.Option`."""
+    return dataclasses.field(default=default, metadata={"typer": typer.Option(*flags, **more)})
 
-    Args:
-        of_a_job: for `run` and `submit`, where some fields take several values.
-    """
-    several = of_a_job and field.several
-    shown = (
-        field
-        if several
-        else dataclasses.replace(field, several=False, metavar=field.metavar if not field.several else None)
+
+def argument(default: Any, **more: Any) -> Any:
+    """A positional argument in a dataclass of options; `more` as of `typer.Argument`."""
+    return dataclasses.field(default=default, metadata={"typer": typer.Argument(**more)})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Annotates a dict of given fields: those of a request, or of a variant except `without`."""
+
+    of_a_request: bool = False
+    without: Collection[str] = ()
+
+    def fields(self) -> dict[str, Field]:
+        from farm.requests.partial_request import GIVEN, VARIANT
+
+        declared = GIVEN if self.of_a_request else VARIANT
+        return {name: one for name, one in declared.items() if one.option and name not in self.without}
+
+
+VariantFields = Annotated[dict[str, Any], Declared()]
+
+
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a parameter for each option, in place of its groups of options."""
+    own = inspect.signature(command, eval_str=True).parameters
+    if not any(_group(one.annotation) for one in own.values()):
+        return command
+    # A declared field may have an own option, in any group.
+    names = {one.name for one in _flat(own) if isinstance(one, inspect.Parameter)}
+    options = [
+        parameter
+        for one in _flat(own)
+        for parameter in (
+            [_parameter(field, one) for field in one.fields().values() if field.name not in names]
+            if isinstance(one, Declared)
+            else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
+    ]
+
+    def flattened(**values: Any) -> None:
+        command(**_grouped(own, values))
+
+    flattened.__name__, flattened.__doc__ = command.__name__, command.__doc__
+    flattened.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {one.name: one.annotation for one in options}
+    return flattened
+
+
+def _group(annotation: Any) -> Any:
+    """The dataclass or `Declared` of a group of options; None for a single option."""
+    if dataclasses.is_dataclass(annotation):
+        return annotation
+    return next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Declared)), None)
+
+
+def _members(group: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a dataclass of options."""
+    hints = get_type_hints(group, include_extras=True)
+    return {
+        one.name: inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default,
+            annotation=Annotated[hints[one.name], one.metadata["typer"]] if one.metadata else hints[one.name],
+        )
+        for one in dataclasses.fields(group)
+    }
+
+
+def _flat(parameters: Mapping[str, inspect.Parameter]) -> Iterator[inspect.Parameter | Declared]:
+    for one in parameters.values():
+        group = _group(one.annotation)
+        if group is None or isinstance(group, Declared):
+            yield group or one
+        else:
+            yield from _flat(_members(group))
+
+
+def _grouped(parameters: Mapping[str, inspect.Parameter], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of parameters. Declared fields come last: one that has an own option is not in their dict."""
+    found: dict[str, Any] = {}
+    groups = {name: _group(one.annotation) for name, one in parameters.items()}
+    for name, group in sorted(groups.items(), key=lambda item: (isinstance(item[1], Declared), item[1] is not None)):
+        if group is None:
+            found[name] = values.pop(name)
+        elif isinstance(group, Declared):
+            pairs = ((field, values.pop(field, None)) for field in group.fields())
+            found[name] = {field: value for field, value in pairs if value is not None}
+        else:
+            found[name] = group(**_grouped(_members(group), values))
+    return found
+
+
+def _parameter(field: Field, group: Declared) -> inspect.Parameter:
+    """The parameter for a declared field; None if it is not given. Some fields of a request take several values."""
+    from farm.requests.partial_request import VARIANT
+
+    several, panel = group.of_a_request and field.several, None
+    if group.of_a_request:
+        what = field.name in VARIANT or field.name == "operators"
+        panel = _WHAT if what else _WHERE if field.name in ("reuse", "target") else _HOW
+    one = typer.Option(
+        *field.option,
+        metavar=field.metavar if several or not field.several else None,
+        help=dataclasses.replace(field, several=several).help,
+        show_default=False,
+        rich_help_panel=panel,
     )
     kind = str if several or field.type is tuple else field.type
-    panel = _PANEL_OF.get(field.name, "How to measure") if of_a_job else None
-    option = typer.Option(
-        *field.option, metavar=shown.metavar, help=shown.help, show_default=False, rich_help_panel=panel
-    )
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, one]
     )
-
-
-def _with_parameters(
-    command: Callable[..., None], verb: Callable[..., None], parameters: Iterable[inspect.Parameter]
-) -> Callable[..., None]:
-    """Give a function the name and the text of a verb, and other parameters, which Typer reads."""
-    found = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in found}
-    return command
-
-
-def variant_options(*, without: Iterable[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of a model variant to a command, in place of its parameter ``given``: a dict of the given fields.
-
-    Args:
-        without: fields that have no option here, or an own one.
-    """
-    fields = {name: one for name, one in VARIANT.items() if one.option and name not in without}
-
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        def command(**values: Any) -> None:
-            given = {name: value for name in fields if (value := values.pop(name)) is not None}
-            verb(given=given, **values)
-
-        parameters: list[inspect.Parameter] = []
-        for one in inspect.signature(verb, eval_str=True).parameters.values():
-            shared = [_parameter(field, of_a_job=False) for field in fields.values()]
-            parameters += shared if one.name == "given" else [one]
-        return _with_parameters(command, verb, parameters)
-
-    return decorate
 
 
 @dataclass(frozen=True)
 class CliOptions:
     """The options of `run` and `submit`. `given` has the fields of a request that were given, by name."""
 
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists them."
-        ),
-    ] = None
-    files: Annotated[
-        list[Path] | None,
-        _what("-f", "--file", help="A measurement file (YAML), - for standard input. May be repeated."),
-    ] = None
-    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    quick: Annotated[bool, _how("--quick", help="Short windows, wide intervals: a first look.")] = False
-    card: Annotated[
-        list[str] | None,
-        _where(
-            help="A card: its id, index, host:index, 'cpu', 'gpu', or part of its model name. May be repeated."
-            " Default: all cards of one model."
-        ),
-    ] = None
-    dry_run: Annotated[
-        bool,
-        _where(
-            "--dry-run", help="Print what would be measured, how much is known and how long it takes; start nothing."
-        ),
-    ] = False
-    check: Annotated[bool, _where("--check", help="Exit with code 5 unless every verdict passes.")] = False
-    as_json: Annotated[bool, _where("--json", help="Print only JSON on stdout.")] = False
+    models: list[str] | None = argument(
+        None, metavar="MODEL", help="Models by name, or patterns such as 'resnet*'; `farm models` lists them."
+    )
+    files: list[Path] | None = option(
+        None,
+        "-f",
+        "--file",
+        help="A measurement file (YAML), - for standard input. May be repeated.",
+        rich_help_panel=_WHAT,
+    )
+    given: Annotated[Mapping[str, Any], Declared(of_a_request=True)] = dataclasses.field(default_factory=dict)
+    quick: bool = option(False, "--quick", help="Short windows, wide intervals: a first look.", rich_help_panel=_HOW)
+    card: list[str] | None = option(
+        None,
+        help="A card: its id, index, host:index, 'cpu', 'gpu', or part of its model name. May be repeated."
+        " Default: all cards of one model.",
+        rich_help_panel=_WHERE,
+    )
+    dry_run: bool = option(
+        False,
+        "--dry-run",
+        help="Print what would be measured, how much is known and how long it takes; start nothing.",
+        rich_help_panel=_WHERE,
+    )
+    check: bool = option(False, "--check", help="Exit with code 5 unless every verdict passes.", rich_help_panel=_WHERE)
+    as_json: bool = option(False, "--json", help="Print only JSON on stdout.", rich_help_panel=_WHERE)
 
     def requests(self) -> list[PartialRequest]:
         """One request per model and per entry of the files, for each combination of the options with several values.
@@ -136,19 +195,17 @@ class CliOptions:
         """
         from farm.models.catalog import find, matching
         from farm.requests import measurement_file
-        from farm.requests.partial_request import QUICK, PartialRequest, operator_names
+        from farm.requests.partial_request import GIVEN, QUICK, PartialRequest, operator_names
 
-        given = {**(QUICK if self.quick else {}), **self.given}
-        if "operators" in given:
-            given["operators"] = operator_names(given["operators"])
-        several = [name for name, one in GIVEN.items() if one.several]
-        grid = [
-            [(name, number) for number in _numbers(f"--{name}", given.pop(name))] for name in several if name in given
-        ]
         if not self.models and not self.files:
             raise UsageError(
                 "Nothing to measure was named.", "Name a model, e.g. `farm run resnet18`, or a file with -f."
             )
+        given = {**(QUICK if self.quick else {}), **self.given}
+        if "operators" in given:
+            given["operators"] = operator_names(given["operators"])
+        several = [name for name, one in GIVEN.items() if one.several and name in given]
+        grid = [[(name, number) for number in _numbers(f"--{name}", given.pop(name))] for name in several]
         models = list(dict.fromkeys(found for name in self.models or () for found in matching(name)))
         for name in models:
             find(name)
@@ -159,28 +216,9 @@ class CliOptions:
         return found
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def _numbers(flag: str, text: str) -> list[int]:
     """Split "1,8,64" into numbers, without repetitions."""
     for part in text.split(","):
         if not part.strip().lstrip("-").isdecimal():
-            raise UsageError(
-                f"{option} needs a whole number, not '{part}'.", f"Separate several by commas: {option} 1,8."
-            )
+            raise UsageError(f"{flag} needs a whole number, not '{part}'.", f"Separate several by commas: {flag} 1,8.")
     return list(dict.fromkeys(map(int, text.split(","))))
-
-
-def request_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `run` and `submit` to a command, which receives them as its first argument, a `CliOptions`."""
-    fields = {name: one for name, one in GIVEN.items() if one.option}
-    shared = inspect.signature(CliOptions, eval_str=True).parameters
-    own = list(inspect.signature(verb, eval_str=True).parameters.values())[1:]
-
-    def command(**values: Any) -> None:
-        given = {name: value for name in fields if (value := values.pop(name)) is not None}
-        options = CliOptions(given=given, **{name: values.pop(name) for name in shared if name != "given"})
-        verb(options, **values)
-
-    parameters: list[inspect.Parameter] = []
-    for name, one in shared.items():
-        parameters += [_parameter(field, of_a_job=True) for field in fields.values()] if name == "given" else [one]
-    return _with_parameters(command, verb, [*parameters, *own])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli import opening
-from cli.options import AsJson, variant_options
+from cli.options import AsJson, VariantFields
 from cli.output import emit, emit_json, say, show
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def training_set(card: str, torch: str) -> tuple[Dataset, list[MeasuredModel]]:
 
 @app.command()
 def dataset(
-    target: Annotated[Path, typer.Argument(metavar="FILE", help="A .parquet or .csv file.")],
+    target: Path = typer.Argument(..., metavar="FILE", help="A .parquet or .csv file."),
     card: Card = "",
     torch: Torch = "",
     as_json: AsJson = False,
@@ -48,12 +48,12 @@ def dataset(
 
 @app.command()
 def fit(
-    predictor: Annotated[str, typer.Argument(metavar="[PREDICTOR]", help="The predictor's name.")] = "best",
+    predictor: str = typer.Argument("best", metavar="[PREDICTOR]", help="The predictor's name."),
     card: Card = "",
     torch: Torch = "",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .npz file. Default: the folder where `farm estimate` looks.")
-    ] = None,
+    out: Path | None = typer.Option(
+        None, metavar="FILE", help="A .npz file. Default: the folder where `farm estimate` looks."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Fit a predictor to the readings and store it as arrays, for `farm estimate`."""
@@ -78,27 +78,25 @@ def fit(
 
 @app.command()
 def evaluate(
-    predictors: Annotated[
-        list[str] | None, typer.Argument(metavar="[PREDICTOR]...", help="Names of predictors. Default: all.")
-    ] = None,
+    predictors: list[str] | None = typer.Argument(
+        None, metavar="[PREDICTOR]...", help="Names of predictors. Default: all."
+    ),
     card: Card = "",
     torch: Torch = "",
-    on: Annotated[
-        str,
-        typer.Option(
-            metavar="DATABASE",
-            help="Compare the card's stored predictor with the readings of this database (a URL, or the folder of an "
-            "export) that it has not learned. Fits nothing.",
-        ),
-    ] = "",
-    across: Annotated[
-        str, typer.Option(metavar="CARD", help="Learn from --card and predict this card from portable features.")
-    ] = "",
-    folds: Annotated[bool, typer.Option("--folds/--no-folds", help="Also evaluate with ten random folds.")] = True,
-    curve: Annotated[bool, typer.Option("--curve", help="Also compute learning curves.")] = False,
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw predicted against measured (.png, .svg or .pdf).")
-    ] = None,
+    on: str = typer.Option(
+        "",
+        metavar="DATABASE",
+        help="Compare the card's stored predictor with the readings of this database (a URL, or the folder of an "
+        "export) that it has not learned. Fits nothing.",
+    ),
+    across: str = typer.Option(
+        "", metavar="CARD", help="Learn from --card and predict this card from portable features."
+    ),
+    folds: bool = typer.Option(True, "--folds/--no-folds", help="Also evaluate with ten random folds."),
+    curve: bool = typer.Option(False, "--curve", help="Also compute learning curves."),
+    png: Path | None = typer.Option(
+        None, "--png", metavar="FILE", help="Draw predicted against measured (.png, .svg or .pdf)."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Evaluate predictors with random tuples left out, and with a whole family of models left out."""
@@ -125,17 +123,17 @@ def evaluate(
 
 
 @app.command()
-@variant_options(without=["batch"])
 def plan(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models to predict better.")],
-    batch: Annotated[
-        list[int] | None, typer.Option("-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32.")
-    ] = None,
-    given: dict[str, Any] = {},  # noqa: B006 - replaced by options
-    tuples: Annotated[int, typer.Option("-n", "--tuples", min=1, help="Number of tuples to measure.")] = 60,
+    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Models to predict better."),
+    *,
+    batch: list[int] | None = typer.Option(
+        None, "-b", "--batch", min=1, help="Batch size. May be repeated. Default: 32."
+    ),
+    given: VariantFields,
+    tuples: int = typer.Option(60, "-n", "--tuples", min=1, help="Number of tuples to measure."),
     card: Card = "",
     torch: Torch = "",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the measurement file there.")] = None,
+    out: Path | None = typer.Option(None, metavar="FILE", help="Write the measurement file there."),
     as_json: AsJson = False,
 ) -> None:
     """List the measurements that would reduce the error of some models most, as a file for `farm run -f`."""

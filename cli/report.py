@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -14,9 +14,7 @@ from farm.errors import UsageError
 
 
 def jobs(
-    limit: Annotated[
-        int, typer.Option("-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show.")
-    ] = 50,
+    limit: int = typer.Option(50, "-n", "--limit", min=1, max=2**31 - 1, help="The maximum number of jobs to show."),
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -34,29 +32,20 @@ def jobs(
 
 
 def report(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, or their beginnings.")],
-    by: Annotated[
-        str | None,
-        typer.Option(
-            "--by", metavar="NAME", help="Show the cost by type, tuple, call or module, with sizes and parameters."
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        typer.Option("--depth", min=0, max=100, metavar="N", help="With --by module: the number of levels to show."),
-    ] = None,
-    readings: Annotated[
-        bool, typer.Option("--readings", help="List the readings with their ids, for `farm trace`.")
-    ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."),
-    ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print only CSV on stdout: the rows of --by, by default by type.")
-    ] = False,
+    jobs: list[str] = typer.Argument(..., metavar="JOB...", help="Ids of jobs, or their beginnings."),
+    by: str | None = typer.Option(
+        None, "--by", metavar="NAME", help="Show the cost by type, tuple, call or module, with sizes and parameters."
+    ),
+    depth: int | None = typer.Option(
+        None, "--depth", min=0, max=100, metavar="N", help="With --by module: the number of levels to show."
+    ),
+    readings: bool = typer.Option(False, "--readings", help="List the readings with their ids, for `farm trace`."),
+    html: Path | None = typer.Option(
+        None, "--html", metavar="FILE", help="Write a self-contained page with charts; it needs no network."
+    ),
+    as_csv: bool = typer.Option(False, "--csv", help="Print only CSV on stdout: the rows of --by, by default by type."),
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with code 5 unless the verdicts pass.")] = False,
+    check: bool = typer.Option(False, "--check", help="Exit with code 5 unless the verdicts pass."),
 ) -> None:
     """Show the results of jobs: cost by operator type, sum against whole, coverage and verdict; or cost by layer."""
     from farm.jobs import jobs as rows_of
@@ -108,12 +97,10 @@ def _check_options(by: str | None, depth: int | None, *, readings: bool, as_csv:
 
 
 def trace(
-    reading: Annotated[
-        str, typer.Argument(help="The id of a reading, or its beginning; `farm report JOB --readings` lists them.")
-    ],
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf).")
-    ] = None,
+    reading: str = typer.Argument(
+        ..., help="The id of a reading, or its beginning; `farm report JOB --readings` lists them."
+    ),
+    png: Path | None = typer.Option(None, "--png", metavar="FILE", help="Draw it to a file (.png, .svg or .pdf)."),
     as_json: AsJson = False,
 ) -> None:
     """Show power, clocks and temperature during one reading, with its window marked."""
@@ -141,9 +128,9 @@ def trace(
 
 
 def publish(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder to write to; an earlier site in it is updated.")
-    ],
+    folder: Path = typer.Argument(
+        ..., metavar="FOLDER", help="The folder to write to; an earlier site in it is updated."
+    ),
 ) -> None:
     """Write the database as pages that need no server and no network: models, operators, cards."""
     from farm.pages import site

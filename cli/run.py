@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cli import follow, opening
-from cli.options import CliOptions, request_options
+from cli.options import CliOptions
 from cli.output import Interrupted, say
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ PATIENCE_S = 5.0  # an interruption without effect for this long was lost, and i
 INTERRUPTED_HINT = "Every reading taken so far is kept: the same command continues where it stopped."
 
 
-@request_options
 def run(options: CliOptions) -> None:
     """Measure models on this host's cards: starts its own broker and workers, shows the report, leaves nothing
     behind.

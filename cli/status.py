@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,11 +18,10 @@ WATCH_S = 1.0
 
 
 def status(
-    job: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing until the jobs have ended.")] = False,
+    job: list[str] | None = typer.Argument(
+        None, metavar="JOB", help="A job's id or its beginning. Default: open jobs, or the newest."
+    ),
+    watch: bool = typer.Option(False, "--watch", "-w", help="Keep showing until the jobs have ended."),
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of jobs."""

@@ -30,18 +30,12 @@ Picture = Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Dra
 
 def _verb(study: Study) -> Callable[..., None]:
     def verb(
-        model: Annotated[
-            str, typer.Argument(metavar="[MODEL]", help="The model whose tuples are measured.")
-        ] = "resnet18",
-        batch: Annotated[int | None, typer.Option("-b", "--batch", help="Batch size. Default: as in a job.")] = None,
-        dtype: Annotated[str | None, typer.Option(help="float32, float16 or bfloat16. Default: float32.")] = None,
-        card: Annotated[
-            str | None, typer.Option(help="A card of this host, as in `farm run`. Default: the first.")
-        ] = None,
-        tuples: Annotated[
-            int | None, typer.Option(min=1, help="Only this many of the model's heaviest tuples.")
-        ] = None,
-        quick: Annotated[bool, typer.Option("--quick", help="About a minute of card time.")] = False,
+        model: str = typer.Argument("resnet18", metavar="[MODEL]", help="The model whose tuples are measured."),
+        batch: int | None = typer.Option(None, "-b", "--batch", help="Batch size. Default: as in a job."),
+        dtype: str | None = typer.Option(None, help="float32, float16 or bfloat16. Default: float32."),
+        card: str | None = typer.Option(None, help="A card of this host, as in `farm run`. Default: the first."),
+        tuples: int | None = typer.Option(None, min=1, help="Only this many of the model's heaviest tuples."),
+        quick: bool = typer.Option(False, "--quick", help="About a minute of card time."),
         png: Picture = None,
         as_json: AsJson = False,
     ) -> None:
@@ -84,9 +78,9 @@ for _study in STUDIES:
 
 @app.command("show")
 def show_stored(
-    study: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The study's id, or its beginning. Default: list all.")
-    ] = None,
+    study: str | None = typer.Argument(
+        None, metavar="[ID]", help="The study's id, or its beginning. Default: list all."
+    ),
     png: Picture = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from cli import follow, opening
-from cli.options import CliOptions, request_options
+from cli.options import CliOptions
 from cli.output import Interrupted, emit_json, say
 
 
-@request_options
 def submit(
     options: CliOptions,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the jobs and show their reports.")] = False,
+    wait: bool = typer.Option(False, "--wait", help="Follow the jobs and show their reports."),
 ) -> None:
     """Hand models to a running farm; its workers measure what the database does not know yet."""
     from farm.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,13 +20,10 @@ GPUS = ("gpu", "cuda")
 
 
 def worker(
-    card: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A card of this host: id, index, 'gpu', 'cpu', or part of its model name. Default: all its GPUs."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", "--json-logs", help="Log one JSON object per line.")] = False,
+    card: list[str] | None = typer.Option(
+        None, help="A card of this host: id, index, 'gpu', 'cpu', or part of its model name. Default: all its GPUs."
+    ),
+    as_json: bool = typer.Option(False, "--json", "--json-logs", help="Log one JSON object per line."),
 ) -> None:
     """Serve this host's cards: one worker process and one queue per card. Ends with Ctrl-C."""
     from farm.settings import settings
