@@ -39,12 +39,7 @@ class Exported:
 
 
 def export(
-    session: Session,
-    target: Path,
-    *,
-    form: str | None = None,
-    filters: Filters | None = None,
-    traces: bool = False,
+    session: Session, target: Path, *, form: str | None = None, filters: Filters | None = None, traces: bool = False
 ) -> Exported:
     """Write readings; into a folder also the calls, captures and verdicts that belong to them.
 

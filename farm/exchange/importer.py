@@ -1,13 +1,18 @@
 """Imports the export of another farm: every row is checked before anything is written; duplicates are skipped.
 
-`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. A file
-is read once; its checked rows stay in memory until they are written.
+`farm.exchange.columns` declares what each column accepts. Ids are computed again from what they are hashes of. Each
+file is read once, batch by batch. Checked batches go to a temporary file until all files are checked.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +23,19 @@ from sqlmodel import Session
 
 from farm.errors import FarmError, Unreadable, UsageError
 from farm.exchange import column_types as accept
-from farm.exchange.columns import ADDED, FIGURES, FORMAT, SOFTWARE, TABLES, VARIANT_FIELDS, Column
+from farm.exchange.columns import ADDED, FIGURES, FORMAT, PROTOCOL, TABLES, VARIANT_FIELDS, Column
 from farm.exchange.export import METADATA, schema_of
 from farm.exchange.tidy import ORIGIN, capture_key
 from farm.jobs import item_state
 from farm.store import content, tables
 from farm.store.database import Database, read_clock_s
-from farm.store.rows import in_batches
+from farm.store.rows import fetch_values, in_batches
+from farm.types.fields import names_of
 from farm.types.format import printable
 from farm.types.protocol import Protocol, Software, Variant, content_id
 from farm.types.reading import Trace
 from farm.types.request import Request
-from farm.types.tuple import OperatorTuple
+from farm.types.tuple import Cost, OperatorTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000  # rows in one transaction: other writers wait for it
 BATCH = 20_000  # rows that are checked together: equal values of a column are checked once
-MOST_ROWS = 5_000_000  # of one file
+MOST_IN_MEMORY = 64 << 20  # bytes of checked rows, compressed; more go to the disk
+MOST_ROWS = 50_000_000  # of one file
 MOST_BYTES = 4 << 30  # of a row group, unpacked
 NEXT_STEP = "Name a Parquet file that `farm export` wrote."
 
@@ -100,9 +107,27 @@ def import_export(database: Database, path: Path, *, origin: str = "") -> list[I
     about = files[0].about
     if not any(file.table == "captures" for file in files):  # calls alone belong to nothing
         files = [file for file in files if file.table != "calls"]
-    checked = [(file, list(_checked(file, origin))) for file in files]
-    _store_origin(database, origin, path, about)
-    return [_write(database, file, rows) for file, rows in checked]
+    with contextlib.ExitStack() as stack:
+        checked = [(file, stack.enter_context(_spooled(_checked(file, origin)))) for file in files]
+        _store_origin(database, origin, path, about)
+        return [_write(database, file, batches) for file, batches in checked]
+
+
+@contextlib.contextmanager
+def _spooled(batches: Iterable[list[Any]]) -> Iterator[Iterator[list[Any]]]:
+    """Keep checked batches in a temporary file, and yield an iterator over them."""
+    with tempfile.SpooledTemporaryFile(MOST_IN_MEMORY) as spool:
+        try:
+            for records in batches:
+                pickle.dump(zlib.compress(pickle.dumps(records), 1), spool)
+        except OSError as error:
+            raise UsageError(
+                f"The checked rows cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
+                "Make room there, or name another folder in the environment variable TMPDIR.",
+            ) from error
+        end = spool.tell()
+        spool.seek(0)
+        yield (pickle.loads(zlib.decompress(pickle.load(spool))) for _ in iter(lambda: spool.tell() < end, False))
 
 
 # ------------------------------------------------------------------------------------------- reading a file
@@ -147,24 +172,25 @@ def _opened(path: Path) -> ExportFile:
     return ExportFile(path, table, about, found)
 
 
-def _checked(file: ExportFile, origin: str) -> Iterator[Any]:
-    """Each row of the file as its writer takes it."""
+def _checked(file: ExportFile, origin: str) -> Iterator[list[Any]]:
+    """The rows of the file as their writer takes them, batch by batch."""
     import pyarrow as pa
 
     columns = [column for column in TABLES[file.table] if not column.derived]
     added = ADDED.get(file.table, {})
-    make, number = _IMPORTS[file.table][0], 0
+    make, before = _IMPORTS[file.table][0], 0
     try:
         for batch in file.parquet.iter_batches(batch_size=BATCH, columns=[column.name for column in columns]):
-            there = [column for column in columns if column.name in batch.schema.names]
-            values = [_checked_column(file, column, batch.column(column.name), number) for column in there]
-            names = [column.name for column in there]
-            for row in zip(*values, strict=True):
-                number += 1
-                try:
-                    yield make({**added, **dict(zip(names, row, strict=True))}, origin)
-                except (FarmError, ValueError, TypeError) as error:
-                    raise _refused(file, number, error) from error
+            there = {column.name: column for column in columns if column.name in batch.schema.names}
+            values = [_checked_column(file, column, batch.column(name), before) for name, column in there.items()]
+            records: list[Any] = []
+            try:
+                for row in zip(*values, strict=True):
+                    records.append(make({**added, **dict(zip(there, row, strict=True))}, origin))
+            except (FarmError, ValueError, TypeError) as error:
+                raise _refused(file, before + len(records) + 1, error) from error
+            before += len(records)
+            yield records
     except (pa.ArrowException, OSError) as error:
         raise ImportRefused(
             f"{file.path} is damaged: {str(error).splitlines()[0][:200]}.", "Nothing was imported. Export it again."
@@ -216,92 +242,72 @@ def _problem(error: BaseException) -> str:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of one call of an operator tuple (`farm.store.content.CostLike`)."""
+class Checked:
+    """A checked row, and the operator tuple or variant that it describes.
 
-    flops: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ReadingRecord:
-    """A reading and the rows that it refers to; `subject` is an operator tuple or a variant."""
+    Attributes:
+        model_flops: of a variant.
+        refers_to: the other rows that it refers to, as its writer takes them.
+    """
 
     row: dict[str, Any]
-    software: Software
-    protocol: Protocol
-    card: dict[str, Any]
-    subject: OperatorTuple | Variant
+    subject: Any
     cost: Cost
-    variant_costs: Mapping[str, int]
+    model_flops: int | None = None
+    refers_to: Any = None
 
-
-@dataclass(frozen=True)
-class CaptureRecord:
-    """A capture and the variant that it is of."""
-
-    row: dict[str, Any]
-    variant: Variant
-    costs: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class CallRecord:
-    """A call and its operator tuple; `capture` is the `capture_key` of its capture."""
-
-    row: dict[str, Any]
-    capture: str
-    spec: OperatorTuple
-    cost: Cost
+    def store_variant(self, session: Session) -> None:
+        flops, bytes_moved = self.cost.flops, self.cost.bytes
+        content.store_variant(
+            session, self.subject, flops=flops, model_flops=self.model_flops or 0, bytes_moved=bytes_moved
+        )
 
 
 def _variant(row: Row) -> Variant:
-    values = {name: row[name] for name in VARIANT_FIELDS}
-    if None in values.values():
-        raise ValueError(f"{next(name for name, value in values.items() if value is None)} is empty")
-    return Variant(**values)
+    for name in (*VARIANT_FIELDS, "model_flops"):
+        if row[name] is None:
+            raise ValueError(f"{name} is empty")
+    return _record(Variant, tuple(row[name] for name in VARIANT_FIELDS))
 
 
-def _costs(row: Row) -> dict[str, int]:
-    if row["model_flops"] is None:
-        raise ValueError("model_flops is empty")
-    return {name: row[name] for name in ("flops", "model_flops", "bytes_moved")}
+@functools.lru_cache(maxsize=10_000)
+def _record(kind: type, values: tuple[Any, ...]) -> Any:
+    return kind(*values)
 
 
-def _reading(row: Row, origin: str) -> ReadingRecord:
+def _columns(row: Row, names: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def _reading(row: Row, origin: str) -> Checked:
     if row["subject_kind"] not in ("operator", "variant"):
         raise ValueError("subject_kind is neither operator nor variant")
-    subject = row["operator_spec"] if row["subject_kind"] == "operator" else _variant(row)
+    of_model = row["subject_kind"] == "variant"
+    subject = _variant(row) if of_model else row["operator_spec"]
     if subject is None or subject.id != row["subject_id"]:
         raise ValueError(f"subject_id {row['subject_id'][:40]!r} is not that of its description")
     if not row["time_us"]:
         raise ValueError("time_us is zero")
-    software = Software(**{column.name: row[column.name] for column in SOFTWARE})
-    flags = {name: row[name] for name in ("grad", "tf32", "cudnn_benchmark", "cudnn_deterministic", "placement")}
-    protocol = Protocol(row["launch"], row["residency"], row["data_class"], **flags)
+    software = _record(Software, tuple(row[name] for name in names_of(Software)))
+    protocol = _record(Protocol, tuple(row[column.name] for column in PROTOCOL))
     card = {name: row[f"card_{name}"] for name in ("id", "model", "kind", "memory_bytes", "fingerprint")}
-    same = ("subject_kind", "subject_id", "card_id", "card_model", "flags", "throttle_reasons", "details", "cost_s")
-    return ReadingRecord(
-        {
-            "id": row["reading_id"],
-            **{name: row[name] for name in (*same, "kernels", *(column.name for column in FIGURES))},
-            "software_id": software.id,
-            "protocol_id": protocol.id,
-            "method": row["details"].get("method"),
-            "origin": row["origin"] or origin,
-        },
-        software,
-        protocol,
-        {**card, "driver": software.driver, "software_id": software.id, "origin": origin, "capabilities": []},
-        subject,
-        Cost(row["flops"], row["bytes_moved"]),
-        _costs(row) if isinstance(subject, Variant) else {},
-    )
+    card |= {"driver": software.driver, "software_id": software.id, "origin": origin, "capabilities": []}
+    same = "subject_kind subject_id card_id card_model flags throttle_reasons details cost_s kernels"
+    found = {
+        "id": row["reading_id"],
+        **_columns(row, (*same.split(), *(column.name for column in FIGURES))),
+        "software_id": software.id,
+        "protocol_id": protocol.id,
+        "method": row["details"].get("method"),
+        "origin": row["origin"] or origin,
+    }
+    model_flops = row["model_flops"] if of_model else None
+    return Checked(found, subject, Cost(row["flops"], row["bytes_moved"]), model_flops, (software, protocol, card))
 
 
-def _capture(row: Row, origin: str) -> CaptureRecord:
+def _capture(row: Row, origin: str) -> Checked:
     variant = _variant(row)
-    same = {name: row[name] for name in ("device_type", "grad", "torch", "launch")}
+    same = _columns(row, ("device_type", "grad", "torch", "launch"))
     if row["capture_id"] != content_id([variant.id, *same.values(), row["captured"]]):
         raise ValueError("capture_id is not that of its description")
     found = {
@@ -312,16 +318,16 @@ def _capture(row: Row, origin: str) -> CaptureRecord:
         "verification": {**row["verification"], ORIGIN: row["origin"] or origin},
         "created_at_s": row["created_at_s"],
     }
-    return CaptureRecord(found, variant, _costs(row))
+    return Checked(found, variant, Cost(row["flops"], row["bytes_moved"]), row["model_flops"])
 
 
-def _call(row: Row, origin: str) -> CallRecord:
+def _call(row: Row, origin: str) -> Checked:
     spec = row["operator_spec"]
     if spec.id != row["operator_id"]:
         raise ValueError("operator_id is not that of its description")
     same = ("call_index", "module_path", "operator_id", "part", "owner", "reads", "writes")
-    found = {**{name: row[name] for name in same}, "data": row["seen"]}
-    return CallRecord(found, row["capture_id"], spec, Cost(row["flops"], row["bytes_moved"]))
+    found = {**_columns(row, same), "data": row["seen"]}
+    return Checked(found, spec, Cost(row["flops"], row["bytes_moved"]), refers_to=row["capture_id"])
 
 
 def _verdict(row: Row, origin: str) -> dict[str, Any]:
@@ -345,24 +351,25 @@ def _series(row: Row, origin: str) -> tuple[str, Trace]:
 
 def _store_origin(database: Database, origin: str, path: Path, about: Mapping[str, Any]) -> None:
     exported_at_s = about.get("exported_at_s")
-    is_number = isinstance(exported_at_s, int | float) and not isinstance(exported_at_s, bool)
     with database.write() as session:
         row = tables.Origin(
             name=origin,
             file=content.storable_text(printable(path.name)),
             farm_version=printable(str(about.get("farm_version", "")))[:300],
-            exported_at_s=float(exported_at_s or 0.0) if is_number else 0.0,
+            exported_at_s=float(exported_at_s) if type(exported_at_s) in (int, float) else 0.0,
             imported_at_s=read_clock_s(session),
         )
         session.merge(row)
 
 
-def _write(database: Database, file: ExportFile, rows: list[Any]) -> Imported:
-    new = 0
-    for begin in range(0, len(rows), AT_ONCE):
-        with database.write() as session:
-            new += _IMPORTS[file.table][1](session, rows[begin : begin + AT_ONCE])
-    return Imported(file.path, file.table, len(rows), new)
+def _write(database: Database, file: ExportFile, batches: Iterable[list[Any]]) -> Imported:
+    rows = new = 0
+    for records in batches:
+        rows += len(records)
+        for begin in range(0, len(records), AT_ONCE):
+            with database.write() as session:
+                new += _IMPORTS[file.table][1](session, records[begin : begin + AT_ONCE])
+    return Imported(file.path, file.table, rows, new)
 
 
 def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
@@ -370,30 +377,29 @@ def _missing(session: Session, column: Any, ids: Sequence[str]) -> set[str]:
     return set(ids).difference(*there)
 
 
-def _write_readings(session: Session, records: Sequence[ReadingRecord]) -> int:
+def _write_readings(session: Session, records: Sequence[Checked]) -> int:
     missing = _missing(session, _READING.id, [record.row["id"] for record in records])
     new = {record.row["id"]: record for record in records if record.row["id"] in missing}.values()
-    for software in {record.software.id: record.software for record in new}.values():
+    for software in dict.fromkeys(record.refers_to[0] for record in new):
         content.store_software(session, software)
-    for protocol in {record.protocol.id: record.protocol for record in new}.values():
+    for protocol in dict.fromkeys(record.refers_to[1] for record in new):
         content.store_protocol(session, protocol)
-    content.insert_new(session, tables.CardRow, list({record.card["id"]: record.card for record in new}.values()))
+    content.insert_new(session, tables.CardRow, list({one.row["card_id"]: one.refers_to[2] for one in new}.values()))
     content.store_operators(session, {one.subject: one.cost for one in new if isinstance(one.subject, OperatorTuple)})
-    costs = {record.subject: record.variant_costs for record in new if isinstance(record.subject, Variant)}
-    for variant, cost in costs.items():
-        content.store_variant(session, variant, **cost)
+    for record in {one.subject: one for one in new if isinstance(one.subject, Variant)}.values():
+        record.store_variant(session)
     content.insert_new(session, tables.ReadingRow, [record.row for record in new])
     return len(new)
 
 
-def _write_captures(session: Session, records: Sequence[CaptureRecord]) -> int:
+def _write_captures(session: Session, records: Sequence[Checked]) -> int:
     """Captures that the database does not have, neither imported nor of its own. A card without a reading is not
     named."""
     new = 0
     unknown = _missing(session, _CARD.id, [record.row["card_id"] for record in records if record.row["card_id"]])
     for record in records:
         row = record.row
-        content.store_variant(session, record.variant, **record.costs)
+        record.store_variant(session)
         same = [_CAPTURE[name] == row[name] for name in ("variant_id", "device_type", "grad", "torch", "launch")]
         origins = (row["origin"], row["origin"].removeprefix(tables.IMPORTED))
         if session.scalar(sqlalchemy.select(_CAPTURE.id).where(*same, _CAPTURE.origin.in_(origins))) is None:
@@ -403,19 +409,19 @@ def _write_captures(session: Session, records: Sequence[CaptureRecord]) -> int:
     return new
 
 
-def _write_calls(session: Session, records: Sequence[CallRecord]) -> int:
-    content.store_operators(session, {record.spec: record.cost for record in records})
+def _write_calls(session: Session, records: Sequence[Checked]) -> int:
+    content.store_operators(session, {one.subject: one.cost for one in records})
     columns = (_CAPTURE[name] for name in ("id", "variant_id", "device_type", "grad", "torch", "launch", "origin"))
     imported = session.execute(sqlalchemy.select(*columns).where(_CAPTURE.origin.startswith(tables.IMPORTED)))
     ids = {capture_key(row): row.id for row in imported}
-    own = [(ids[record.capture], record) for record in records if record.capture in ids]
+    own = [{"capture_id": ids[one.refers_to], **one.row} for one in records if one.refers_to in ids]
     keys = sqlalchemy.select(_CALL.capture_id, _CALL.call_index)
     there = {
         tuple(key)
-        for batch in in_batches(capture_id for capture_id, _ in own)
+        for batch in in_batches(row["capture_id"] for row in own)
         for key in session.execute(keys.where(_CALL.capture_id.in_(batch)))
     }
-    rows = [{"capture_id": id_, **one.row} for id_, one in own if (id_, one.row["call_index"]) not in there]
+    rows = [row for row in own if (row["capture_id"], row["call_index"]) not in there]
     if rows:
         session.execute(sqlalchemy.insert(tables.Call), rows)
     return len(rows)
@@ -465,21 +471,18 @@ def _write_job(session: Session, row: Row) -> None:
         request = Request.from_json(json.loads(row["request"]))
     except Unreadable:
         return
-    if (request.variant.id if request.variant else None) != row["variant_id"]:
+    variant = request.variant
+    if (variant.id if variant else None) != row["variant_id"]:
         return
-    if request.variant and session.get(tables.ModelVariant, request.variant.id) is None:
+    if variant and session.get(tables.ModelVariant, variant.id) is None:
         return
     made_of = json.loads(row["made_of"])
-    job_id, at_s = row["job_id"], row["created_at_s"]
-    wanted = {reading_id for reading_id, *_ in made_of}
-    readings = {
-        found.id: found
-        for batch in in_batches(wanted)
-        for found in session.execute(sqlalchemy.select(*_OF_ITEM).where(_READING.id.in_(batch)))
-    }
-    captured = _known_capture(session, row) if row["capture_id"] else None
-    if len(readings) < len(wanted) or (row["capture_id"] and captured is None):
+    of_item = ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
+    readings = fetch_values(session, [_READING[name] for name in of_item], [reading_id for reading_id, *_ in made_of])
+    captured = _known_capture(session, row)
+    if any(entry[0] not in readings for entry in made_of) or (row["capture_id"] and captured is None):
         return
+    job_id, at_s = row["job_id"], row["created_at_s"]
     if (job := session.get(tables.Job, job_id)) is None:
         job = tables.Job(
             id=job_id,
@@ -495,41 +498,29 @@ def _write_job(session: Session, row: Row) -> None:
         session.flush()
     job.round = max(job.round, row["round"])
     job.ended_at_s = max(job.ended_at_s or 0.0, at_s)
-    session.add(
-        tables.Round(
-            job_id=job_id,
-            number=row["round"],
-            operators=row["operators"] or ["all"],
-            capture_id=captured,
-            created_at_s=at_s,
-            planned_at_s=at_s,
-            published_at_s=at_s,
-        )
-    )
+    times_s = dict.fromkeys(("created_at_s", "planned_at_s", "published_at_s"), at_s)
+    about = {"operators": row["operators"] or ["all"], "capture_id": captured}
+    session.add(tables.Round(job_id=job_id, number=row["round"], **about, **times_s))
     figures = {name: row[name] for name in tables.VerdictRow.model_fields if name in row and name != "details"}
     session.add(tables.VerdictRow(**figures, details=json.loads(row["details"])))
     session.flush()
+    _write_items(session, job_id, made_of, readings)
+
+
+def _write_items(session: Session, job_id: str, made_of: Iterable[tuple[str, str, int, bool]], readings: Row) -> None:
+    """Write the items of an imported job that an earlier round did not bring."""
     before = sqlalchemy.select(_ITEM.reading_id, _ITEM.role).where(_ITEM.job_id == job_id)
     there = set(map(tuple, session.execute(before)))
     items = {}
     for reading_id, role, of_round, reused in made_of:
         found = readings[reading_id]
         if (reading_id, role) not in there:
-            items[found.subject_id, found.protocol_id, found.card_id, role] = {
-                "job_id": job_id,
-                "round": of_round,
-                "role": role,
-                **{name: value for name, value in found._mapping.items() if name != "id"},
-                **item_state.IMPORT.values(reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s),
-            }
+            ended = item_state.IMPORT.values(reading_id=reading_id, reused=reused, ended_at_s=found.created_at_s)
+            copied = {name: value for name, value in found._asdict().items() if name != "id"}
+            key = found.subject_id, found.protocol_id, found.card_id, role
+            items[key] = {"job_id": job_id, "round": of_round, "role": role, **copied, **ended}
     if items:
         session.execute(sqlalchemy.insert(tables.Item), list(items.values()))
-
-
-_OF_ITEM = [
-    _READING[name]
-    for name in ("id", "subject_kind", "subject_id", "card_id", "card_model", "protocol_id", "created_at_s")
-]
 
 
 def _known_capture(session: Session, row: Row) -> int | None:

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,21 +23,7 @@ from farm.operators.allow_list import RETURNS_TO_HOST, returns_nothing_new, tens
 from farm.operators.encoding import decode, storage_key, tensors_in
 from farm.operators.fake_pass import fake_pass, holds_other_tensors
 from farm.operators.rebuild import rebuild, written_inputs
-from farm.types.tuple import OperatorTuple, TensorSpec, plain, tensor_references, words
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one call.
-
-    ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
-    ``bytes`` must be read or written at least: inputs, parameters and outputs, each distinct element once (an expanded
-    tensor by its memory), tensors that are written in place twice; if an operator touches only a part of a tensor (a
-    row of a cache, some rows of a table), that part.
-    """
-
-    flops: int
-    bytes: int
+from farm.types.tuple import Cost, OperatorTuple, TensorSpec, plain, tensor_references, words
 
 
 @functools.lru_cache(maxsize=65536)

@@ -25,20 +25,11 @@ from farm.types import protocol as protocols
 from farm.types.label import label_of
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens, TokensRejected
-from farm.types.tuple import parse
+from farm.types.tuple import Cost, parse
 from farm.types.value_profiles import class_of
 
 if TYPE_CHECKING:
     from farm.types.tuple import OperatorTuple
-
-
-class CostLike(Protocol):
-    """What a tuple costs; `farm.operators.cost.Cost` is one."""
-
-    @property
-    def flops(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
 
 
 class CallLike(Protocol):
@@ -108,7 +99,7 @@ def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
     return protocol.id
 
 
-def store_operators(session: Session, operators: Mapping[OperatorTuple, CostLike]) -> None:
+def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
     known = {
         operator_id
         for batch in in_batches(spec.id for spec in operators)
@@ -459,7 +450,7 @@ def store_observed(
         if _same_calls(session, capture_id, seen):
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
-        costs = {specs[tuple_id]: _Cost(**cost) for tuple_id, cost in observed["costs"].items()}
+        costs = {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
         store_operators(session, costs)
         observed_id = store_capture(
             session,
@@ -489,12 +480,6 @@ def _labelled(session: Session, found: Verification) -> Verification:
         return f"{words} {labels[last]}" if last in labels else difference
 
     return dataclasses.replace(found, differences=tuple(named(text) for text in found.differences or ()))
-
-
-@dataclass(frozen=True)
-class _Cost:
-    flops: int
-    bytes: int
 
 
 def _same_calls(session: Session, capture_id: int, seen: list[StoredCall]) -> bool:

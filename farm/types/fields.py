@@ -106,12 +106,7 @@ def fields_of(kind: type) -> tuple[Field, ...]:
 def _fields_of(kind: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(kind)
     return tuple(
-        Field(
-            one.name,
-            _plain_type(hints[one.name]),
-            one.default,
-            **{"always": one.default is MISSING, **one.metadata},
-        )
+        Field(one.name, _plain_type(hints[one.name]), one.default, **{"always": one.default is MISSING, **one.metadata})
         for one in dataclasses.fields(kind)
     )
 
@@ -187,7 +182,7 @@ class Record:
 class ContentAddressed(Record):
     """A record whose id is the hash of its JSON."""
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """32 hex digits, see `content_id`."""
         return content_id(self.to_json())

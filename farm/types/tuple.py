@@ -265,6 +265,20 @@ class OperatorTuple:
         return flat
 
 
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one call of an operator tuple.
+
+    ``flops`` counts 2 per multiply-add and, like PyTorch's counter, only matrix products, convolutions and attention.
+    ``bytes`` must be read or written at least: inputs, parameters and outputs, each distinct element once (an expanded
+    tensor by its memory), tensors that are written in place twice; if an operator touches only a part of a tensor (a
+    row of a cache, some rows of a table), that part.
+    """
+
+    flops: int
+    bytes: int
+
+
 def short_name_of(operator: str) -> str:
     """See `OperatorTuple.short_name`."""
     parts = operator.split(".")
@@ -325,17 +339,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _OVERLOAD = re.compile(r"aten\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+\Z")
 
 _NEXT_STEP = "Capture the model again with this version; a tuple is never edited by hand."
-_KEYS = {
-    "schema",
-    "operator",
-    "kind",
-    "parameters",
-    "arguments",
-    "keywords",
-    "tensors",
-    "training",
-    "direction",
-}
+_KEYS = {"schema", "operator", "kind", "parameters", "arguments", "keywords", "tensors", "training", "direction"}
 _TENSOR_KEYS = {"role", "name", "shape", "dtype", "stride", "storage", "offset", "zeros"}
 
 

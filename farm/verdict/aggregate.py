@@ -89,8 +89,7 @@ def aggregate(
         energy = compared(energies, [reading.energy for reading in readings], systematic_energy, common_mj)
         assert energy is not None
         power = Comparison(
-            _power(energy.total, time.total),
-            _power(energy.whole, time.whole) if energy.whole and time.whole else None,
+            _power(energy.total, time.total), _power(energy.whole, time.whole) if energy.whole and time.whole else None
         )
         above_idle = compared(
             [_above_idle(chosen.energy, chosen.time, reading) for _, reading, chosen in measured],

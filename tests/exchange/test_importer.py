@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from sqlmodel import select
 
 from farm.errors import UsageError
+from farm.exchange import importer
 from farm.exchange.columns import ADDED, FORMAT, TABLES
-from farm.exchange.export import METADATA, export
+from farm.exchange.export import METADATA, export, schema_of
 from farm.exchange.filters import parse
 from farm.exchange.importer import ImportRefused, import_export
 from farm.jobs import listing
@@ -299,3 +301,25 @@ def test_what_the_buffers_of_a_model_held_comes_along(database, other_database, 
         mangled(tmp_path / "h200", tmp_path / "h200" / "calls.parquet", "calls", seen=json.dumps(seen))
         with pytest.raises(ImportRefused, match="seen"):
             import_export(database, tmp_path / "h200")
+
+
+def test_a_check_keeps_one_batch_in_memory_and_a_bad_last_row_imports_nothing(database, tmp_path, monkeypatch):
+    def peak_bytes(rows):
+        """The most memory of Python objects in the check of a file of so many rows, of which the last is bad."""
+        ids = [f"{number:032x}" for number in range(1, rows)]
+        columns = [[*ids, "bad"], ["power_w"] * rows, [0.0] * rows, [1.0] * rows, [[0.5]] * rows, [[300.0]] * rows]
+        many = pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema_of("traces"))
+        pq.write_table(many, tmp_path / "traces.parquet", row_group_size=importer.BATCH)
+        del ids, columns, many
+        tracemalloc.start()
+        with pytest.raises(ImportRefused, match=f"row {rows}, column reading_id"):
+            import_export(database, tmp_path / "traces.parquet")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    monkeypatch.setattr(importer, "BATCH", 2000)
+    monkeypatch.setattr(importer, "MOST_IN_MEMORY", 1 << 18)
+    assert peak_bytes(200_000) < 1.5 * peak_bytes(20_000)
+    with database.read() as session:
+        assert session.exec(select(tables.Origin)).all() == []
