@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +23,8 @@ from farm.types.protocol import Variant
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate
 from farm.verdict.evidence import Evidence
-from farm.verdict.figures import Figure, Part, figure_json
-from farm.verdict.verdict import TupleRow
+from farm.verdict.figures import Figure, Part, figure_json, share_of
+from farm.verdict.verdict import TupleRow, Unmeasured
 
 OF_OWNERS = ("forward", "backward", "recomputation")  # the parts of a training step that have an owner
 
@@ -74,31 +75,24 @@ def owners(session: Session, capture_id: int, tuples: Iterable[TupleRow], data: 
         .where(call.capture_id == capture_id, call.part != "")
         .group_by(col(call.owner), col(call.part), col(call.operator_id))
     )
-    groups: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    groups: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for owner, part, operator_id, count in session.exec(query):
-        groups[owner, part][operator_id] += count
+        groups[owner, part][operator_id] = count
     cost = {row.operator_id: row for row in tuples if row.data == data}
 
-    def total(ids: Counter[str], name: str) -> float | None:
-        of_one = {id_: getattr(cost.get(id_), name, None) for id_ in ids}
-        return _sum(None if value is None else ids[id_] * value for id_, value in of_one.items())
+    def total(counts: Mapping[str, int], name: str) -> float | None:
+        values = [(getattr(cost.get(id_), name, None), count) for id_, count in counts.items()]
+        return _sum(None if value is None else value * count for value, count in values)
 
-    times = {key: total(ids, "time_us") for key, ids in groups.items()}
+    times = {key: total(counts, "time_us") for key, counts in groups.items()}
     total_us = sum(time_us or 0.0 for time_us in times.values())
     of_owner: dict[str, float] = defaultdict(float)
     for (owner, part), time_us in times.items():
         of_owner[owner or part] += time_us or 0.0
-    found = [
-        OwnerRow(
-            *key,
-            ids.total(),
-            len(ids),
-            times[key],
-            total(ids, "energy_mj"),
-            None if times[key] is None or not total_us else (times[key] or 0.0) / total_us,
-        )
-        for key, ids in groups.items()
-    ]
+    found = []
+    for key, counts in groups.items():
+        cost_of_all = times[key], total(counts, "energy_mj"), share_of(times[key], total_us)
+        found.append(OwnerRow(*key, sum(counts.values()), len(counts), *cost_of_all))
     return tuple(sorted(found, key=lambda row: (-of_owner[row.owner or row.part], row.owner, row.part)))
 
 
@@ -158,62 +152,57 @@ def placements(evidence: Evidence) -> tuple[PlacementRow, ...]:
     protocol = tables.ProtocolRow.__table__.columns  # type: ignore[attr-defined]
     operator = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     session, readings = evidence.session, evidence.readings
-    ids = dict.fromkeys(item.protocol_id for item in evidence.items)
-    specs = {row.id: row.spec or {} for row in fetch_values(session, (protocol.id, protocol.spec), ids).values()}
+    labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
     calls: Counter[str] = Counter()
     for part in evidence.parts:
         calls[part.operator_id] += part.count
-    labels = {part.operator_id: part.label for part in reversed(evidence.parts)}
-    stored = fetch_values(session, (operator.id, operator.spec), labels)
-    # Each item of a tuple with its placement ("": all tensors in fast memory) and its data class.
-    of_tuples = [
-        (item, specs[item.protocol_id].get("placement") or "", specs[item.protocol_id].get("data"))
-        for item in evidence.items
-        if item.role == "tuple" and item.subject_id in labels
-    ]
-    fast = {
-        (item.subject_id, data): readings[item.reading_id]
-        for item, word, data in of_tuples
-        if not word and item.reading_id in readings
-    }
-    most: dict[str, int] = defaultdict(int)  # tensors of a tuple that are slow at once
-    for item, word, _ in of_tuples:
-        most[item.subject_id] = max(most[item.subject_id], len(Placement.parse(word)))
-    rows = []
-    for item, word, data in of_tuples:
-        if not word:
-            continue
-        row, beside = readings.get(item.reading_id or ""), fast.get((item.subject_id, data))
-        details = row.details if row else {}
-        tensors = stored[item.subject_id].spec.get("tensors", ()) if item.subject_id in stored else ()
-        rows.append(
-            PlacementRow(
-                operator_id=item.subject_id,
-                label=labels[item.subject_id],
-                calls=calls[item.subject_id],
-                placement=word,
-                tensors=_names(word, tensors, most[item.subject_id]),
-                time_us=row.time_us if row else None,
-                time_half_width_us=row.time_half_width_us if row else None,
-                fast_time_us=beside.time_us if beside else None,
-                energy_mj=row.energy_mj if row else None,
-                slow_memory=details.get("slow_memory") or "",
-                workspaces=details.get("workspaces") or "",
-                reading_id=item.reading_id if row else None,
-                reason="" if row else item.reason,
-                message="" if row else item.message,
+    protocols = fetch_values(session, (protocol.id, protocol.spec), (item.protocol_id for item in evidence.items))
+    operators = fetch_values(session, (operator.id, operator.spec), labels)
+    groups: dict[str, list[tuple[Any, str, Any]]] = defaultdict(list)  # tuple -> items with placement and data class
+    for item in evidence.items:
+        if item.role == "tuple" and item.subject_id in labels:
+            spec = protocols[item.protocol_id].spec or {}
+            groups[item.subject_id].append((item, spec.get("placement") or "", spec.get("data")))
+    weighted = []
+    for id_, group in groups.items():
+        fast = {
+            data: readings[item.reading_id] for item, word, data in group if not word and item.reading_id in readings
+        }
+        most = max(len(Placement.parse(word)) for _, word, _ in group)
+        tensors = operators[id_].spec.get("tensors", ()) if id_ in operators else ()
+        rows = []
+        for item, word, data in group:
+            if not word:
+                continue
+            row, beside = readings.get(item.reading_id or ""), fast.get(data)
+            details = row.details if row else {}
+            rows.append(
+                PlacementRow(
+                    operator_id=id_,
+                    label=labels[id_],
+                    calls=calls[id_],
+                    placement=word,
+                    tensors=_names(word, tensors, most),
+                    time_us=row.time_us if row else None,
+                    time_half_width_us=row.time_half_width_us if row else None,
+                    fast_time_us=beside.time_us if beside else None,
+                    energy_mj=row.energy_mj if row else None,
+                    slow_memory=details.get("slow_memory") or "",
+                    workspaces=details.get("workspaces") or "",
+                    reading_id=item.reading_id if row else None,
+                    reason="" if row else item.reason,
+                    message="" if row else item.message,
+                )
             )
-        )
-    weight = {row.operator_id: row.calls * (row.fast_time_us or 0.0) for row in rows}
-    return tuple(sorted(rows, key=lambda row: (-weight[row.operator_id], row.operator_id)))
+        if rows:
+            weighted.append((-calls[id_] * (rows[-1].fast_time_us or 0.0), id_, rows))
+    return tuple(row for *_, rows in sorted(weighted) for row in rows)
 
 
 def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
     """The names of a placement's tensors: parameters by name, other inputs and outputs by their order.
 
-    Args:
-        most: the largest number of slow tensors among the placements of the tuple. A placement with that many, and
-            with all inputs, is "all".
+    A placement with all inputs, and with `most` tensors, the largest number of the tuple's placements, is "all".
     """
     placement = Placement.parse(word)
     named: dict[int, str] = {}
@@ -232,16 +221,6 @@ def _names(word: str, tensors: Sequence[Mapping[str, Any]], most: int) -> str:
 
 
 @dataclass(frozen=True)
-class LackingTuple:
-    """A tuple of the complete model without a reading of the job. `share` is of the model's estimated cost."""
-
-    operator_id: str
-    label: str
-    calls: int
-    share: float
-
-
-@dataclass(frozen=True)
 class AllLayers:
     """One pass of the complete model, in µs and mJ with half-widths of the 95 % interval, if it has readings."""
 
@@ -252,7 +231,7 @@ class AllLayers:
     coverage: float  # share of the estimated cost
     time: Figure | None  # None: there are no readings
     energy: Figure | None
-    lacking: tuple[LackingTuple, ...]
+    lacking: tuple[Unmeasured, ...]
 
     @property
     def per_token(self) -> PerToken:
@@ -269,7 +248,10 @@ class AllLayers:
             "tuples": self.tuples,
             "covered_tuples": self.covered_tuples,
             "covered": self.coverage,
-            "lacking": [asdict(entry) for entry in self.lacking],
+            "lacking": [
+                {"operator_id": one.operator_id, "label": one.label, "calls": one.count, "share": one.share}
+                for one in self.lacking
+            ],
             **asdict(self.per_token),
         }
 
@@ -277,8 +259,8 @@ class AllLayers:
 def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers | None:
     """Estimate all layers of a model from the readings of some of them (`--layers`): a sum without a whole.
 
-    The calls are those of the complete model, captured when the job was planned. The cost of each is what the job's
-    own sum takes from its readings: the gap of the measured layers shows how good this sum is.
+    The calls are those of the complete model, captured when the job was planned. The cost of each call is its cost in
+    the job's own sum. The gap of the measured layers shows how good this sum is.
 
     Returns:
         None if the job measures all layers, or if there is no capture of the complete model.
@@ -300,31 +282,26 @@ def all_layers(evidence: Evidence, capture: tables.Capture | None) -> AllLayers 
     parts = [part for one in wanted for part in _extrapolated(one, read[one.operator_id], evidence.roofline)]
     # The wholes of the measured layers show in which state the card runs the model.
     summed = aggregate(parts, evidence.wholes, evidence.canaries, target=0.95, launch=request.protocol.launch)
-    lacking = tuple(LackingTuple(one.operator_id, one.label, one.count, one.share) for one in summed.unmeasured)
     return AllLayers(
         variant=whole,
         layers=layers,
         tuples=len(wanted),
-        covered_tuples=len(wanted) - len({one.operator_id for one in lacking}),
+        covered_tuples=len(wanted) - len({one.operator_id for one in summed.unmeasured}),
         coverage=summed.coverage or 0.0,
         time=summed.time.total if summed.measured else None,
         energy=summed.energy.total if summed.energy else None,
-        lacking=lacking,
+        lacking=summed.unmeasured,
     )
 
 
 def _extrapolated(one: NeededTuple, parts: Sequence[Part], roofline: Roofline) -> Iterator[Part]:
     """A tuple with the calls of the complete model, divided among data classes as in the measured layers."""
-    calls = sum(one.calls.values())
     if not parts:
         estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
-        yield Part(
-            one.operator_id, one.short_name, one.label, calls, one.flops, one.bytes_moved, estimated_us=estimated_us
-        )
-    passed, given, total = 0, 0, sum(part.count for part in parts)
-    for part in parts:
-        passed += part.count
-        upto = calls * passed // total
-        if upto > given:
-            yield replace(part, count=upto - given)
-        given = upto
+        about = one.operator_id, one.short_name, one.label, one.all_calls, one.flops, one.bytes_moved
+        yield Part(*about, estimated_us)
+    ends = [0, *itertools.accumulate(part.count for part in parts)]
+    upto = [one.all_calls * end // (ends[-1] or 1) for end in ends]
+    for part, begin, end in zip(parts, upto, upto[1:], strict=False):
+        if end > begin:
+            yield replace(part, count=end - begin)

@@ -18,7 +18,7 @@ from sqlmodel import Session
 from farm.errors import NoSuchJob, UnknownOperator, UsageError
 from farm.exchange.filters import Filters, parse, select_readings
 from farm.store import tables
-from farm.store.rows import fetch_values
+from farm.store.rows import fetch, fetch_values
 from farm.verdict.figures import Figure, figure_json, total_of
 
 Change = Literal["faster", "slower", "same", "unknown"]
@@ -147,13 +147,15 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
         NoSuchJob, UsageError: nothing matches a side, or its readings cannot be summed.
     """
     a, b = _side(session, first), _side(session, second)
-    key: Callable[[SideTuple, Side], str] = lambda row, side: row.operator_id  # noqa: E731
+    texts: dict[str, str] = {}
     if len(a[0].dtypes) == len(b[0].dtypes) == 1 and a[0].dtypes != b[0].dtypes:
-        specs = fetch_values(
-            session, (_OPERATOR.id, _OPERATOR.spec), {row.operator_id for _, rows in (a, b) for row in rows}
-        )
-        texts = {row.id: json.dumps(row.spec, sort_keys=True) for row in specs.values()}
-        key = lambda row, side: texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"')  # noqa: E731
+        ids = [row.operator_id for _, rows in (a, b) for row in rows]
+        specs = fetch_values(session, (_OPERATOR.id, _OPERATOR.spec), ids)
+        texts = {id_: json.dumps(row.spec, sort_keys=True) for id_, row in specs.items()}
+
+    def key(row: SideTuple, side: Side) -> str:
+        return texts[row.operator_id].replace(f'"{side.dtypes[0]}"', '"*"') if texts else row.operator_id
+
     pairs, only_a, only_b = _matched(a, b, key)
     groups: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -178,21 +180,18 @@ def compare(session: Session, first: str, second: str) -> SideComparison:
 def _matched(
     a: Tuples, b: Tuples, key: Callable[[SideTuple, Side], str]
 ) -> tuple[list[Pair], list[SideTuple], list[SideTuple]]:
-    """Pairs of the same tuple, of the same data class if both sides have it; and the rest of either side."""
+    """Pairs of the same tuple, with the same data class if both sides have it; and the other tuples of both sides."""
     of_b: dict[str, dict[str, SideTuple]] = defaultdict(dict)
     for row in b[1]:
         of_b[key(row, b[0])][row.data] = row
-    pairs, left, only_a = list[Pair](), list[SideTuple](), list[SideTuple]()
-    for row in a[1]:
-        same = of_b[key(row, a[0])]
-        if row.data in same:
-            pairs.append((row, same.pop(row.data)))
-        else:
-            left.append(row)
-    for row in left:
-        if others := of_b[key(row, a[0])]:
+    of_a = [(row, of_b[key(row, a[0])]) for row in a[1]]
+    same = [(row, others.pop(row.data, None)) for row, others in of_a]
+    pairs = [(row, other) for row, other in same if other is not None]
+    only_a = []
+    for (row, others), (_, matched) in zip(of_a, same, strict=True):
+        if matched is None and others:
             pairs.append((row, others.popitem()[1]))
-        else:
+        elif matched is None:
             only_a.append(row)
     return pairs, only_a, [row for rows in of_b.values() for row in rows.values()]
 
@@ -282,11 +281,7 @@ def _of_filters(session: Session, filters: Filters) -> Tuples:
     ]
     if not found:
         raise UsageError(f"No readings of operators match '{filters}'.", "`farm lookup` shows the readings.")
-    data = _one_protocol(session, filters, {row.protocol_id for row in found})
-    card_models, methods = {row.card_model for row in found}, {str(row.method) for row in found}
-    torches = _one_software(session, filters, {row.software_id for row in found})
-    _only_one(filters, "card models", card_models, "card=H200")
-    _only_one(filters, "methods", methods, "method=4")
+    data, torches = _compatible(session, filters, found)
     wanted = (_OPERATOR.id, _OPERATOR.short_name, _OPERATOR.label, _OPERATOR.spec)
     operators = fetch_values(session, wanted, (row.subject_id for row in found))
     rows = []
@@ -298,7 +293,8 @@ def _of_filters(session: Session, filters: Filters) -> Tuples:
         time = Figure(row.time_us, row.time_half_width_us + row.time_spread_us / 2)
         rows.append(SideTuple(operator.id, operator.short_name, operator.label, data[row.protocol_id], 1, time, energy))
     dtypes = {dtype for operator in operators.values() if (dtype := _dtype(operator.spec))}
-    return Side(str(filters), "", tuple(card_models), tuple(torches), tuple(sorted(dtypes)), len(rows)), rows
+    about = Side(str(filters), "", (found[0].card_model,), tuple(torches), tuple(sorted(dtypes)), len(rows))
+    return about, rows
 
 
 def _dtype(spec: Mapping[str, Any]) -> str | None:
@@ -307,38 +303,32 @@ def _dtype(spec: Mapping[str, Any]) -> str | None:
     return next((dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))), None)
 
 
-def _one_protocol(session: Session, filters: Filters, ids: set[str]) -> dict[str, str]:
-    """Protocol id -> data class.
+def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tuple[dict[str, str], set[str]]:
+    """The data class of each protocol by id, and the version of torch, of readings that can be mixed.
 
     Raises:
-        UsageError: the protocols differ in another field.
+        UsageError: the readings are of several card models, methods or software, or their protocols differ in a field
+            other than the data class.
     """
-    rows = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec).where(_PROTOCOL.id.in_(ids)))
-    specs = {row.id: dict(row.spec) for row in rows}
+    protocols = fetch_values(session, (_PROTOCOL.id, _PROTOCOL.spec), (row.protocol_id for row in found))
+    software = fetch(session, tables.Software, (row.software_id for row in found)).values()
+    specs = {id_: dict(row.spec) for id_, row in protocols.items()}
     data = {id_: str(spec.pop("data", "normal")) for id_, spec in specs.items()}
+    fields: list[tuple[str, set[str], str]] = []  # a name in the plural, its values, and a filter for one of them
     for name in sorted({name for spec in specs.values() for name in spec}):
         values = {str(spec.get(name)) for spec in specs.values()}
-        _only_one(filters, f"kinds of {name}", values, f"{name}={min(values).lower()}")
-    return data
-
-
-def _one_software(session: Session, filters: Filters, ids: set[str]) -> set[str]:
-    """The version of torch.
-
-    Raises:
-        UsageError: the readings are of different software.
-    """
-    rows = session.execute(sqlalchemy.select(*_SOFTWARE).where(_SOFTWARE.id.in_(ids))).mappings().all()
+        fields.append((f"kinds of {name}", values, f"{name}={min(values).lower()}"))
     for name in (column.name for column in _SOFTWARE if column.name != "id"):
-        versions = {str(row[name]) for row in rows}
-        example = f"{name}={max(versions)}" if name != "platform" else "the id of a card, card=GPU-..."
-        _only_one(filters, f"versions of {name}", versions, example)
-    return {str(row["torch"]) for row in rows}
-
-
-def _only_one(filters: Filters, what: str, values: set[str], example: str) -> None:
-    if len(values) > 1:
-        raise UsageError(
-            f"'{filters}' matches readings of several {what} ({', '.join(sorted(values)[:6])}), which cannot be mixed.",
-            f"Choose one, for instance with {example}.",
-        )
+        values = {str(getattr(row, name)) for row in software}
+        example = f"{name}={max(values)}" if name != "platform" else "the id of a card, card=GPU-..."
+        fields.append((f"versions of {name}", values, example))
+    fields.append(("card models", {row.card_model for row in found}, "card=H200"))
+    fields.append(("methods", {str(row.method) for row in found}, "method=4"))
+    for what, values, example in fields:
+        if len(values) > 1:
+            listed = ", ".join(sorted(values)[:6])
+            raise UsageError(
+                f"'{filters}' matches readings of several {what} ({listed}), which cannot be mixed.",
+                f"Choose one, for instance with {example}.",
+            )
+    return data, {row.torch for row in software}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import io
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from sqlmodel import Session
@@ -30,6 +30,7 @@ from farm.store.rows import fetch_values
 from farm.types.format import printable
 from farm.types.label import call_of
 from farm.types.tuple import OperatorTuple, parse
+from farm.verdict.figures import share_of
 from farm.verdict.verdict import TupleRow
 
 By = Literal["type", "tuple", "call", "module"]
@@ -105,20 +106,18 @@ class _LayerCall:
     outputs: tuple[Size, ...] | None
 
     @property
-    def time_us(self) -> float | None:
-        return self.row.time_us if self.row else None
-
-    @property
-    def energy_mj(self) -> float | None:
-        return self.row.energy_mj if self.row else None
-
-    @property
     def name(self) -> str:
         return call_of(self.spec) if self.spec is not None else self.short_name
 
     @property
     def is_module(self) -> bool:
         return self.spec is not None and self.spec.kind == "module"
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Its place in the tree of modules: the steps of the path, and for a function its type."""
+        steps = tuple(self.place.module_path.split(".")) if self.place.module_path else ()
+        return steps if self.is_module else (*steps, f":{self.short_name}")
 
     @property
     def holder(self) -> str | int:
@@ -130,8 +129,7 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     """The rows of a job: calls in their order, tuples and types by falling cost, modules as a tree.
 
     Args:
-        by: `type`, `tuple`, `call` or `module`.
-        depth: of modules, the number of levels below the model to keep; deeper modules are included in those above.
+        depth: the number of levels of modules to keep below the model; deeper modules are included in those above.
         outputs: whether to find the sizes of outputs. This imports torch and runs each new tuple on empty tensors.
 
     Raises:
@@ -140,10 +138,18 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
     if by == "module" and report.kind == "sweep":
         raise UsageError(f"{report.title} has no modules: it is a sweep.", "Use `--by tuple`.")
     calls = _calls(session, report, outputs=outputs and by != "type")
+    times, energies = _costs(calls)
+    # No share of energy if a measured call has none.
+    totals = math.fsum(times), math.fsum(energies) if len(energies) == len(times) else None
+    row_of = functools.partial(_row, totals=totals)
     if by == "module":
-        rows = list(_modules(calls, depth))
+        rows = []
+        for steps, group in _modules(calls):
+            if depth is None or len(steps) <= depth:
+                alike = len({call.place.operator_id for call in group}) == 1 and group[0].steps == steps
+                rows.append(row_of(group, name=steps[-1].lstrip(":") if steps else "", alike=alike, steps=steps))
     elif by == "call":
-        rows = [_row([call], name=call.name) for call in calls]
+        rows = [row_of([call], name=call.name) for call in calls]
     else:
         groups: dict[Any, list[_LayerCall]] = defaultdict(list)
         for call in calls:
@@ -151,9 +157,9 @@ def layers(session: Session, report: Report, by: By, depth: int | None = None, *
         rows = []
         for group in groups.values():
             label = group[0].row.label if group[0].row and by == "tuple" else group[0].short_name
-            rows.append(_row(group, name=label, alike=by == "tuple"))
+            rows.append(row_of(group, name=label, alike=by == "tuple"))
         rows.sort(key=lambda row: (-(row.time_us or 0.0), -row.estimated_us))
-    return Layers(report.job_id, report.title, by, tuple(_with_shares(rows, calls)))
+    return Layers(report.job_id, report.title, by, tuple(rows))
 
 
 def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCall]:
@@ -165,32 +171,25 @@ def _calls(session: Session, report: Report, *, outputs: bool) -> list[_LayerCal
         placed = [PlacedCall(index, "", *key) for index, key in enumerate(by_key)]
     table = tables.Operator.__table__.columns  # type: ignore[attr-defined]
     wanted = (table.id, table.short_name, table.spec)
-    stored = fetch_values(session, wanted, list({call.operator_id for call in placed}))
-    specs = {row.id: _parsed(row.spec) for row in stored.values()}
-    sizes = _outputs({id_: spec for id_, spec in specs.items() if spec is not None}) if outputs else {}
+    stored = fetch_values(session, wanted, [call.operator_id for call in placed])
+    specs: dict[str, OperatorTuple] = {}
+    for row in stored.values():
+        with contextlib.suppress(TupleRejected):  # another program changed the row
+            specs[row.id] = parse(row.spec)
+    sizes = _outputs(specs) if outputs else {}
     return [
-        _LayerCall(
-            call,
-            stored[call.operator_id].short_name,
-            by_key.get((call.operator_id, call.data)),
-            specs[call.operator_id],
-            sizes.get(call.operator_id),
-        )
+        _LayerCall(call, stored[id_].short_name, by_key.get((id_, call.data)), specs.get(id_), sizes.get(id_))
         for call in placed
+        for id_ in (call.operator_id,)
     ]
-
-
-def _parsed(spec: Any) -> OperatorTuple | None:
-    try:
-        return parse(spec)
-    except TupleRejected:  # the row was changed by another program
-        return None
 
 
 def _outputs(specs: Mapping[str, OperatorTuple]) -> dict[str, tuple[Size, ...] | None]:
     """Tuple id -> sizes of its outputs. Results are cached in a file: a tuple's id is a hash of its description."""
-    path = settings().state_dir / "output-sizes.json"
-    known = _kept(path)
+    path, known = settings().state_dir / "output-sizes.json", {}
+    with contextlib.suppress(OSError, ValueError):
+        stored = json.loads(path.read_text())
+        known = stored if isinstance(stored, dict) else {}
     if missing := {id_: spec for id_, spec in specs.items() if id_ not in known}:
         from farm.operators.replay import output_shapes
 
@@ -200,36 +199,38 @@ def _outputs(specs: Mapping[str, OperatorTuple]) -> dict[str, tuple[Size, ...] |
     return {id_: None if (found := known[id_]) is None else tuple(map(tuple, found)) for id_ in specs}
 
 
-def _kept(path: Path) -> dict[str, list[list[int]] | None]:
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(path.read_text())
-        return kept if isinstance(kept, dict) else {}
-    return {}
-
-
 # ---------------------------------------------------------------------------------------------------- rows
 
 
-def _row(calls: Sequence[_LayerCall], *, name: str, alike: bool = True, path: str = "", depth: int = 0) -> LayerRow:
+def _row(
+    calls: Sequence[_LayerCall],
+    *,
+    totals: tuple[float, float | None],
+    name: str,
+    alike: bool = True,
+    steps: tuple[str, ...] = (),
+) -> LayerRow:
     """One row of several calls.
 
     Args:
+        totals: time and energy of all calls of the model.
         alike: all calls are of one tuple, so that the row has its sizes and parameters.
+        steps: the place of a module in the tree.
     """
     first = calls[0]
     spec = first.spec if alike else None
     one = len(calls) == 1 and alike
     types = {call.short_name for call in calls}
     flat = spec.parameters_for_query() if spec else {}
-    rows = [call.row for call in calls]
-    times = [call.time_us for call in calls if call.time_us is not None]
-    energies = [call.energy_mj for call in calls if call.energy_mj is not None]
+    rows = [call.row for call in calls if call.row]
+    times, energies = _costs(calls)
+    time_us, energy_mj = (math.fsum(values) if values else None for values in (times, energies))
     held = {call.holder: _held(call.spec) for call in calls}
     known = [counts for counts in held.values() if counts is not None]
     return LayerRow(
         name=name,
-        module_path=path or (first.place.module_path if one else ""),
-        depth=depth,
+        module_path=".".join(steps).replace(".:", ":") or (first.place.module_path if one else ""),
+        depth=len(steps),
         operator=types.pop() if len(types) == 1 else "",
         operator_id=first.place.operator_id if alike else "",
         call_index=first.place.index if one else None,
@@ -241,14 +242,14 @@ def _row(calls: Sequence[_LayerCall], *, name: str, alike: bool = True, path: st
         held_bytes=sum(size for _, size in known) if len(known) == len(held) else None,
         calls=len(calls),
         measured_calls=len(times),
-        flops=sum(row.flops for row in rows if row),
-        bytes_moved=sum(row.bytes_moved for row in rows if row),
-        estimated_us=math.fsum(row.estimated_us for row in rows if row),
-        time_us=math.fsum(times) if times else None,
-        time_share=None,
-        energy_mj=math.fsum(energies) if energies else None,
-        energy_share=None,
-        reason=", ".join(dict.fromkeys(row.reason for row in rows if row and row.reason)),
+        flops=sum(row.flops for row in rows),
+        bytes_moved=sum(row.bytes_moved for row in rows),
+        estimated_us=math.fsum(row.estimated_us for row in rows),
+        time_us=time_us,
+        time_share=share_of(time_us, totals[0]),
+        energy_mj=energy_mj,
+        energy_share=share_of(energy_mj, totals[1]),
+        reason=", ".join(dict.fromkeys(row.reason for row in rows if row.reason)),
         call=first.name,
     )
 
@@ -261,63 +262,26 @@ def _held(spec: OperatorTuple | None) -> tuple[int, int] | None:
     return sum(tensor.numel for tensor in own), sum(tensor.numel * tensor.itemsize_bytes for tensor in own)
 
 
-def _with_shares(rows: Iterable[LayerRow], calls: Sequence[_LayerCall]) -> list[LayerRow]:
-    """Add the shares of the sums over all calls; no share of energy if a measured call has none."""
-    times = [call.time_us for call in calls if call.time_us is not None]
-    energies = [call.energy_mj for call in calls if call.time_us is not None and call.energy_mj is not None]
-    time_us = math.fsum(times)
-    energy_mj = math.fsum(energies) if len(energies) == len(times) else 0.0
-
-    def share(value: float | None, of: float) -> float | None:
-        return None if value is None or not of else value / of
-
-    return [
-        dataclasses.replace(row, time_share=share(row.time_us, time_us), energy_share=share(row.energy_mj, energy_mj))
-        for row in rows
-    ]
+def _costs(calls: Iterable[_LayerCall]) -> tuple[list[float], list[float]]:
+    """The times in µs and energies in mJ of the measured calls."""
+    rows = [call.row for call in calls if call.row]
+    times = [row.time_us for row in rows if row.time_us is not None]
+    return times, [row.energy_mj for row in rows if row.energy_mj is not None]
 
 
-def _modules(calls: Sequence[_LayerCall], depth: int | None) -> Iterable[LayerRow]:
-    """The tree of modules, each module before its children, in the order of the first call.
+def _modules(calls: Iterable[_LayerCall]) -> Iterator[tuple[tuple[str, ...], list[_LayerCall]]]:
+    """The tree of modules: the place and calls of each, parents before children, siblings in the order of their calls.
 
     The functions that a module calls itself are its children too (`layer1.0` has `layer1.0:add_`), so that the costs
     of the children add up to that of the module.
     """
     groups: dict[tuple[str, ...], list[_LayerCall]] = defaultdict(list)
     for call in calls:
-        steps = _steps(call)
-        for level in range(len(steps) + 1):
-            groups[steps[:level]].append(call)
-    for steps in _in_order(list(groups)):
-        if depth is None or len(steps) <= depth:
-            group = groups[steps]
-            alike = len({call.place.operator_id for call in group}) == 1 and _steps(group[0]) == steps
-            yield _row(
-                group,
-                name=steps[-1].lstrip(":") if steps else "",
-                alike=alike,
-                path=".".join(steps).replace(".:", ":"),
-                depth=len(steps),
-            )
-
-
-def _steps(call: _LayerCall) -> tuple[str, ...]:
-    path = call.place.module_path
-    steps = tuple(path.split(".")) if path else ()
-    return steps if call.is_module else (*steps, f":{call.short_name}")
-
-
-def _in_order(nodes: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
-    """Each node before its children; siblings keep their order."""
-    below: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
-    for node in nodes:
-        if node:
-            below[node[:-1]].append(node)
-    waiting: list[tuple[str, ...]] = [()] if nodes else []
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting += reversed(below[node])
+        for level in range(len(call.steps) + 1):
+            groups[call.steps[:level]].append(call)
+    order = {steps: number for number, steps in enumerate(groups)}
+    for steps in sorted(groups, key=lambda steps: [order[steps[:level]] for level in range(len(steps) + 1)]):
+        yield steps, groups[steps]
 
 
 # ----------------------------------------------------------------------------------------------------- CSV

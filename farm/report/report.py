@@ -1,8 +1,7 @@
 """The report of a job as plain values, for a terminal, JSON or a page.
 
-The report of a closed round shows the verdict that the database stores, with the tuples in it. For an open round, or
-a verdict stored without its tuples, the same function as at closing computes them; an open round is marked as
-preliminary.
+The report of a closed round shows the stored verdict with its tuples. For an open round, or a verdict stored without
+tuples, the function that closes rounds computes them. An open round is marked as preliminary.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy.orm import defer
-from sqlmodel import Session, select
+from sqlmodel import Session, col, select
 
 from farm.errors import NoSuchJob
 from farm.estimate.estimate import PerToken
@@ -35,7 +34,9 @@ from farm.verdict.verdict import VERDICT_SCHEMA, TupleRow, Verdict
 
 SCHEMA = 1
 
-CallTimes = Mapping[str, Sequence[float | None]]  # tuple id -> time of each of its calls in the running model, in µs
+CallTimes = Mapping[str, Sequence[float]]  # tuple id -> time of each observed call in the running model, in µs
+_OF_JOB = ("title", "kind", "state", "created_at_s", "ended_at_s", "request")
+_OF_CARD = ("id", "kind", "model", "host", "memory_bytes", "driver")
 
 
 @dataclass(frozen=True)
@@ -155,20 +156,19 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON with units in the key names; shares and accuracies are fractions."""
-        data = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         # `asdict` would copy thousands of rows deeply.
-        for name in ("cards", "types", "rounds", "eagerly", "owners"):
-            data[name] = [vars(entry) for entry in data[name]]
-        data["tuples"] = [{**vars(row), "power_w": row.power_w} for row in self.tuples]
-        data["placements"] = [{**vars(row), "times_fast": row.times_fast} for row in self.placements]
-        data["all_layers"] = self.all_layers.to_json() if self.all_layers else None
-        for name in ("owners", "placements", "all_layers"):
-            if not data[name]:
-                del data[name]
+        optional = {
+            "owners": [vars(row) for row in self.owners],
+            "placements": [{**vars(row), "times_fast": row.times_fast} for row in self.placements],
+            "all_layers": self.all_layers and self.all_layers.to_json(),
+        }
         return {
             "schema": SCHEMA,
-            **data,
+            **{name: value for name, value in vars(self).items() if name not in optional},
+            **{name: [vars(row) for row in getattr(self, name)] for name in ("cards", "types", "rounds", "eagerly")},
+            **{name: value for name, value in optional.items() if value},
             **asdict(self.per_token),
+            "tuples": [{**vars(row), "power_w": row.power_w} for row in self.tuples],
             "software": list(self.software),
             "protocol": {**self.protocol.to_json(), "id": self.protocol.id},
             "readings": asdict(self.readings),
@@ -189,51 +189,38 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     shown = job.round if number is None else number
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
-    protocol = Request.from_json(job.request).protocol
-    evidence = Evidence(session, job, shown)
-    of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
-    without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
+    protocol, evidence = Request.from_json(job.request).protocol, Evidence(session, job, shown)
+    of_rounds = select(tables.Verdict).where(tables.Verdict.job_id == job_id)
+    without_details = of_rounds.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
-    stored = _stored_verdict(verdicts.get(shown), evidence)
-    verdict = stored or evidence.verdict()
-    if stored is None and job.state == JobState.CANCELLED:
-        begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in evidence.items)
-        verdict = verdict.withheld(
-            f"Cancelled after {begun} of {len(evidence.items)} items; the same command continues the job."
-        )
+    verdict, preliminary = _verdict(evidence, verdicts.get(shown))
     seen = evidence.seen
-    call_times = (seen.in_model.calls_us if seen.in_model else None) or {}
-    tuples = _with_observed(verdict.tuples, call_times, seen.tuple_kernels or {})
+    calls_us = (seen.in_model.calls_us if seen.in_model else None) or {}
+    known_us = {id_: [value for value in values if value is not None] for id_, values in calls_us.items()}
+    tuples = _with_observed(verdict.tuples, known_us, seen.tuple_kernels or {})
     capture = session.get(tables.Capture, evidence.capture_id) if evidence.capture_id else None
     imported = select(tables.ImportedVerdict.origin).where(tables.ImportedVerdict.job_id == job_id)
-    timed = replace(seen.in_model, calls_us=None) if seen.in_model else None
+    software_ids = (row.software_id for row in evidence.origins_of_readings.values())
+    of_job: dict[str, Any] = {name: getattr(job, name) for name in _OF_JOB}
     return Report(
+        **of_job,
         job_id=job.id,
-        title=job.title,
-        kind=job.kind,
-        state=job.state,
         round=shown,
-        created_at_s=job.created_at_s,
-        ended_at_s=job.ended_at_s,
-        request=job.request,
         protocol=protocol,
-        cards=_cards(session, evidence),
-        software=tuple(
-            software.model_dump()
-            for software in fetch(
-                session, tables.SoftwareRow, (row.software_id for row in evidence.origins_of_readings.values())
-            ).values()
-        ),
+        cards=_cards(evidence),
+        software=tuple(row.model_dump() for row in fetch(session, tables.Software, software_ids).values()),
         flops=sum(row.calls * row.flops for row in tuples),
         bytes_moved=sum(row.calls * row.bytes_moved for row in tuples),
-        types=_types(tuples, call_times),
+        types=_types(tuples, known_us),
         tuples=tuples,
         verdict=verdict,
-        preliminary=stored is None,
-        rounds=_rounds(session, evidence, verdicts),
+        preliminary=preliminary,
+        rounds=_rounds(evidence, verdicts),
         readings=_counts(evidence),
         capture_origin=capture.origin.removeprefix(tables.IMPORTED) if capture else "",
-        verification=replace(seen, tuple_kernels=None, in_model=timed),
+        verification=replace(
+            seen, tuple_kernels=None, in_model=replace(seen.in_model, calls_us=None) if seen.in_model else None
+        ),
         eagerly=_eagerly(evidence),
         origin=session.exec(imported).first() or "",
         all_layers=all_layers(evidence, capture),
@@ -242,75 +229,72 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     )
 
 
-def _stored_verdict(row: tables.VerdictRow | None, evidence: Evidence) -> Verdict | None:
-    """The stored verdict, with what it lacks; None if there is none, or one of another schema."""
-    if row is None or row.details.get("schema") != VERDICT_SCHEMA:
-        return None
-    verdict = Verdict.from_json(row.details)
-    if verdict.launch_gap_us is None:
-        # The other launch may have been measured later. It does not affect the outcome.
-        verdict = replace(verdict, launch_gap_us=launch_gap_us(evidence.wholes))
-    return verdict if verdict.tuples else replace(verdict, tuples=evidence.tuples)
+def _verdict(evidence: Evidence, row: tables.Verdict | None) -> tuple[Verdict, bool]:
+    """The stored verdict of a round, and False; the verdict of the readings so far, and True, without a stored one."""
+    if row is not None and row.details.get("schema") == VERDICT_SCHEMA:
+        stored = Verdict.from_json(row.details)
+        if stored.launch_gap_us is None:
+            # The other launch may have been measured later. It does not affect the outcome.
+            stored = replace(stored, launch_gap_us=launch_gap_us(evidence.wholes))
+        return stored if stored.tuples else replace(stored, tuples=evidence.tuples), False
+    verdict, items = evidence.verdict(), evidence.items
+    if evidence.job.state == JobState.CANCELLED:
+        begun = sum(item.state in (ItemState.DONE, ItemState.FAILED) for item in items)
+        verdict = verdict.withheld(
+            f"Cancelled after {begun} of {len(items)} items; the same command continues the job."
+        )
+    return verdict, True
 
 
 def _with_observed(
-    rows: tuple[TupleRow, ...], call_times: CallTimes, kernels: Mapping[str, Mapping[str, int]]
+    rows: tuple[TupleRow, ...], known_us: CallTimes, kernels: Mapping[str, Mapping[str, int]]
 ) -> tuple[TupleRow, ...]:
     """The tuples with their times in the running model and their kernels, as far as a card was observed."""
-    if not call_times and not kernels:
+    if not known_us and not kernels:
         return rows
-    found = []
-    for row in rows:
-        timed = [value for value in call_times.get(row.operator_id, ()) if value is not None]
-        in_model_us = statistics.median(timed) if timed else None
-        found.append(replace(row, in_model_us=in_model_us, kernels=dict(kernels.get(row.operator_id, {}))))
-    return tuple(found)
+    medians = {id_: statistics.median(values) for id_, values in known_us.items() if values}
+    return tuple(
+        replace(row, in_model_us=medians.get(row.operator_id), kernels=dict(kernels.get(row.operator_id, {})))
+        for row in rows
+    )
 
 
-def _types(tuples: Sequence[TupleRow], call_times: CallTimes) -> tuple[TypeRow, ...]:
+def _types(tuples: Sequence[TupleRow], known_us: CallTimes) -> tuple[TypeRow, ...]:
     groups: dict[str, list[TupleRow]] = defaultdict(list)
     for row in tuples:
         groups[row.short_name].append(row)
-    time_us, energy_mj, _ = _sums(tuples)
-    estimate_us = sum(row.calls * row.estimated_us for row in tuples)
+    total_us, total_mj, total_estimated_us = _sums(tuples)
     rows = []
     for name, group in groups.items():
-        type_us, type_mj, measured = _sums(group)
-        estimated_us = sum(row.calls * row.estimated_us for row in group)
+        time_us, energy_mj, estimated_us = _sums(group)
+        calls = sum(row.calls for row in group)
+        # Data classes share the calls of their tuple.
+        in_model = [value for id_ in {row.operator_id for row in group} for value in known_us.get(id_, ())]
         rows.append(
             TypeRow(
                 short_name=name,
-                calls=sum(row.calls for row in group),
+                calls=calls,
                 tuples=len(group),
-                measured_tuples=measured,
-                time_us=type_us,
-                time_share=share_of(type_us, time_us),
-                energy_mj=type_mj,
-                energy_share=share_of(type_mj, energy_mj),
+                measured_tuples=sum(row.time_us is not None for row in group),
+                time_us=time_us,
+                time_share=share_of(time_us, total_us),
+                energy_mj=energy_mj,
+                energy_share=share_of(energy_mj, total_mj),
                 estimated_us=estimated_us,
-                estimated_share=share_of(estimated_us, estimate_us) or 0.0,
-                in_model_us=_in_model_us(group, call_times),
+                estimated_share=share_of(estimated_us, total_estimated_us) or 0.0,
+                in_model_us=math.fsum(in_model) if calls and len(in_model) == calls else None,
             )
         )
     return tuple(sorted(rows, key=lambda row: (-(row.time_us or 0.0), -row.estimated_us)))
 
 
-def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, int]:
-    """Time in µs and energy in mJ of the measured tuples, and their number. The energy is None if one has none."""
-    read = [row for row in rows if row.time_us is not None]
-    energies = [row.calls * row.energy_mj for row in read if row.energy_mj is not None]
-    time_us = sum(row.total_us for row in read) if read else None
-    return time_us, sum(energies) if read and len(energies) == len(read) else None, len(read)
-
-
-def _in_model_us(rows: Sequence[TupleRow], call_times: CallTimes) -> float | None:
-    """All calls of some tuples in the running model; None if one is unknown. Data classes share their tuple's calls."""
-    if not call_times:
-        return None
-    ids = {row.operator_id for row in rows}
-    known = [value for operator_id in ids for value in call_times.get(operator_id, ()) if value is not None]
-    wanted = sum(row.calls for row in rows)
-    return math.fsum(known) if wanted and len(known) == wanted else None
+def _sums(rows: Sequence[TupleRow]) -> tuple[float | None, float | None, float]:
+    """Time in µs and energy in mJ of the measured tuples (no energy if one has none), and the estimated time of all."""
+    measured = [row for row in rows if row.time_us is not None]
+    energies = [row.calls * row.energy_mj for row in measured if row.energy_mj is not None]
+    time_us = sum(row.total_us for row in measured) if measured else None
+    energy_mj = sum(energies) if measured and len(energies) == len(measured) else None
+    return time_us, energy_mj, sum(row.calls * row.estimated_us for row in rows)
 
 
 def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
@@ -319,9 +303,9 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
         return ()
     wholes = [whole.reading for whole in evidence.wholes if whole.reading]
     read = {
-        item.subject_id: row
+        item.subject_id: evidence.readings[item.reading_id]
         for item in evidence.items
-        if item.role == "tuple" and (row := evidence.readings.get(item.reading_id or "")) is not None
+        if item.role == "tuple" and item.reading_id in evidence.readings
     }
     found = []
     for entry in evidence.seen.eagerly.operators:
@@ -332,35 +316,31 @@ def _eagerly(evidence: Evidence) -> tuple[EagerRow, ...]:
     return tuple(sorted(found, key=lambda row: -abs(row.launched - row.eager) * (row.time_us or 0.0)))
 
 
-def _cards(session: Session, evidence: Evidence) -> tuple[ReportCard, ...]:
+def _cards(evidence: Evidence) -> tuple[ReportCard, ...]:
     readings = Counter(row.card_id for row in evidence.origins_of_readings.values())
-    known = fetch(session, tables.CardRow, dict.fromkeys([*readings, *(item.card_id for item in evidence.items)]))
-    views = [
-        ReportCard(
-            id=card.id,
-            kind=card.kind,
-            model=card.model,
-            host=card.host,
-            memory_bytes=card.memory_bytes,
-            driver=card.driver,
-            readings=readings[card.id],
-            simulated=card.kind == "simulated",
-        )
-        for card in known.values()
-    ]
+    ids = dict.fromkeys([*readings, *(item.card_id for item in evidence.items)])
+    views = []
+    for card in fetch(evidence.session, tables.Card, ids).values():
+        of_card: dict[str, Any] = {name: getattr(card, name) for name in _OF_CARD}
+        views.append(ReportCard(**of_card, readings=readings[card.id], simulated=card.kind == "simulated"))
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _rounds(session: Session, evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
+def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.Verdict]) -> tuple[RoundView, ...]:
     added = Counter(item.round for item in evidence.items)
-    rounds = session.exec(select(tables.Round).where(tables.Round.job_id == evidence.job.id)).all()
-    views = []
-    for row in sorted((row for row in rounds if row.number <= evidence.number), key=lambda row: row.number):
-        verdict = verdicts.get(row.number)
-        names = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
-        judged = {name: getattr(verdict, name) if verdict else None for name in names}
-        views.append(RoundView(row.number, row.reason, tuple(row.operators), added[row.number], **judged))
-    return tuple(views)
+    row = tables.Round
+    its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
+    of_verdict = ("outcome", "accuracy_time", "accuracy_energy", "coverage")
+    return tuple(
+        RoundView(
+            found.number,
+            found.reason,
+            tuple(found.operators),
+            added[found.number],
+            *(getattr(verdicts.get(found.number), name, None) for name in of_verdict),
+        )
+        for found in evidence.session.exec(its)
+    )
 
 
 def _counts(evidence: Evidence) -> ReadingCounts:
