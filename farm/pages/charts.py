@@ -30,14 +30,6 @@ _LOG = {"type": "log", "exponentformat": "power", "dtick": 1, "minor": {"ticks":
 _NARROW = {"t": 10, "r": 15}
 
 
-@dataclass(frozen=True)
-class CardLevels:
-    """Power and clock of a card during the reading of a tuple."""
-
-    power_w: float | None
-    sm_clock_mhz: float | None
-
-
 def colours_of(types: Sequence[TypeRow]) -> dict[str, str]:
     """Operator type -> colour, the most expensive types first; all types after the last colour are grey."""
     return {row.short_name: COLOURS[n] if n < len(COLOURS) else GREY for n, row in enumerate(types)}
@@ -177,33 +169,26 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
     timed = [row for row in rows if row.time_us]
     if not timed or timed[0].depth:
         return None
-    ids, parents = list[str](), list[str]()
-    above: list[str] = []
-    for row in timed:
-        above = above[: row.depth]
-        ids.append("/".join([*above, row.name]) if row.depth else "model")
-        parents.append("" if not row.depth else above[-1])
-        above.append(ids[-1])
     unit, factor = _unit(timed[0].time_us or 0.0, TIME)
-    root = title.partition(" ")[0]
-    hover = [
-        f"{_text(row.module_path or root)}<br>{_text(row.operator)}{'<br>' if row.operator else ''}"
-        f"{row.calls} calls, {quantity(row.time_us, TIME)}, {percent(row.time_share)} of the time"
-        + (f"<br>{quantity(row.energy_mj, ENERGY)}, {percent(row.energy_share)} of the energy" if row.energy_mj else "")
-        + f"<br>{count_of(row.flops, 'FLOP')}, {count_of(row.bytes_moved, 'B')}"
-        for row in timed
-    ]
     values = [(row.time_us or 0.0) / factor for row in timed]
-    place = {id_: n for n, id_ in enumerate(ids)}
+    above, parents = list[int](), list[int]()
+    for n, row in enumerate(timed):
+        above = [*above[: row.depth], n]
+        parents.append(above[-2] if row.depth else -1)
+    children: dict[int, float] = defaultdict(float)
+    for n in reversed(range(len(timed))):
+        values[n] = max(values[n], children[n])  # plotly draws nothing if rounding makes a parent smaller
+        children[parents[n]] += values[n]
+    root, ids = title.partition(" ")[0], ["model", *map(str, range(1, len(timed)))]
     data = {
         "type": "treemap",
-        "ids": [_text(id_) for id_ in ids],
+        "ids": ids,
         "labels": [_text(row.name or root) for row in timed],
-        "parents": [_text(parent) for parent in parents],
-        "values": _at_least_children(values, [place.get(parent) for parent in parents]),
+        "parents": ["" if n < 0 else ids[n] for n in parents],
+        "values": values,
         "branchvalues": "total",
         "maxdepth": 4,
-        "text": hover,
+        "text": [_module_text(row, root) for row in timed],
         "texttemplate": f"%{{label}}<br>%{{value:.3g}} {unit}",
         "hovertemplate": "%{text}<extra></extra>",
         "tiling": {"pad": 2},
@@ -220,34 +205,33 @@ def modules(rows: Sequence[LayerRow], title: str) -> Chart | None:
     return {"data": [data], "layout": layout}
 
 
-def _at_least_children(values: list[float], parents: Sequence[int | None]) -> list[float]:
-    """Raise the value of each parent to the sum of its children: plotly draws nothing if rounding makes it smaller."""
-    children: dict[int, float] = defaultdict(float)
-    for n in reversed(range(len(values))):
-        values[n] = max(values[n], children[n])
-        if (parent := parents[n]) is not None:
-            children[parent] += values[n]
-    return values
+def _module_text(row: LayerRow, root: str) -> str:
+    lines = [_text(row.module_path or root), _text(row.operator)]
+    lines.append(f"{row.calls} calls, {quantity(row.time_us, TIME)}, {percent(row.time_share)} of the time")
+    if row.energy_mj:
+        lines.append(f"{quantity(row.energy_mj, ENERGY)}, {percent(row.energy_share)} of the energy")
+    lines.append(f"{count_of(row.flops, 'FLOP')}, {count_of(row.bytes_moved, 'B')}")
+    return "<br>".join(filter(None, lines))
 
 
-def distributions(report: Report, levels: Mapping[str, CardLevels]) -> list[Chart]:
+def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     """The share of the model's time at each power, and at each clock.
 
     Args:
-        levels: by reading id.
+        readings: rows with `power_w` and `sm_clock_mhz`, by reading id.
     """
-    of_rows = [(row, levels.get(row.reading_id or "")) for row in report.tuples if row.time_us]
-    rows = [(row, level) for row, level in of_rows if level is not None]
+    rows = [(row, readings[row.reading_id]) for row in report.tuples if row.time_us and row.reading_id in readings]
     total_us = sum(row.total_us for row, _ in rows)
     charts = []
-    for title, values in (
-        ("power during the reading, W", [(level.power_w, row) for row, level in rows]),
-        ("clock of the multiprocessors during the reading, MHz", [(level.sm_clock_mhz, row) for row, level in rows]),
+    for title, column in (
+        ("power during the reading, W", "power_w"),
+        ("clock of the multiprocessors during the reading, MHz", "sm_clock_mhz"),
     ):
-        known = [(value, row.total_us / total_us * 100) for value, row in values if value is not None]
+        values = [(getattr(reading, column), row.total_us / total_us * 100) for row, reading in rows]
+        known = [(value, share) for value, share in values if value is not None]
         if not known:
             continue
-        low, high = min(value for value, _ in known), max(value for value, _ in known)
+        low, high = min(known)[0], max(known)[0]
         size = max((high - low) / _BINS, abs(high) / 100, 1e-9)  # if all have one clock, there is one narrow bar
         data = {
             "type": "histogram",

@@ -7,20 +7,19 @@ escapes all text, and the page's policy forbids requests of the browser.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlmodel import Session
 
-from farm.errors import Unreadable, UsageError
+from farm.errors import UsageError
 from farm.operators.roofline import Roofline
-from farm.pages import charts
+from farm.pages import charts, check_file
 from farm.report.breakdowns import OF_OWNERS, OwnerGroup, grouped
-from farm.report.layers import LayerRow, layers
+from farm.report.layers import layers
 from farm.report.remarks import remarks
 from farm.report.report import Report
 from farm.requests.partial_request import command_of
@@ -41,75 +40,45 @@ class JobPage:
     """The values that a page shows of one job."""
 
     report: Report
-    modules: tuple[LayerRow, ...]  # empty for a sweep
+    command: str  # "" for a sweep
+    remarks: list[tuple[str, str]]  # without those that have their own section
+    sums: list[charts.Chart]
+    tree: charts.Chart | None
+    roofline: charts.Chart | None
     peaks: Roofline
     peaks_measured: bool  # False: from the data sheet
-    levels: Mapping[str, charts.CardLevels]  # by reading id
-    command: str  # "" for a sweep
-
-    @property
-    def remarks(self) -> list[tuple[str, str]]:
-        """The remarks of the report, without those that have their own section."""
-        return [(what, text) for what, text in remarks(self.report) if what not in ("coverage", "flags")]
-
-    @property
-    def sums(self) -> list[charts.Chart]:
-        return charts.sum_and_whole(self.report) if self.report.kind == "model" else []
-
-    @property
-    def roofline(self) -> charts.Chart | None:
-        return charts.roofline(self.report, self.peaks)
-
-    @property
-    def tree(self) -> charts.Chart | None:
-        return charts.modules(self.modules, self.report.title)
-
-    @property
-    def distributions(self) -> list[charts.Chart]:
-        return charts.distributions(self.report, self.levels)
-
-    @property
-    def owner_groups(self) -> list[OwnerGroup]:
-        """The cost of a training step by owner."""
-        return grouped(self.report.owners)
-
-    @property
-    def parts_shown(self) -> list[str]:
-        return [part for part in OF_OWNERS if any(row.part == part for row in self.report.owners)]
-
-    @property
-    def costliest(self) -> list[dict[str, Any]]:
-        """The ten most expensive tuples, with their share of the sum's time."""
-        total_us = sum(row.total_us for row in self.report.tuples)
-        rows = [row for row in self.report.tuples if row.time_us][:MOST_TUPLES]
-        return [{"row": row, "share": row.total_us / total_us} for row in rows]
+    distributions: list[charts.Chart]
+    owner_groups: list[OwnerGroup]
+    parts_shown: list[str]  # of a training step
+    costliest: list[dict[str, Any]]  # the most expensive tuples, with their share of the sum's time
 
 
 def job_page(session: Session, report: Report) -> JobPage:
     """The values that a page shows of a job."""
     job = session.get_one(tables.Job, report.job_id)
     peaks = Evidence(session, job, job.round).roofline
-    fingerprints = [session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]]
-    reading = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
-    wanted = (reading.id, reading.power_w, reading.sm_clock_mhz)
+    fingerprints = [session.get_one(tables.Card, card.id).fingerprint for card in report.cards[:1]]
+    reading = tables.Reading.__table__.columns  # type: ignore[attr-defined]
     ids = [row.reading_id for row in report.tuples if row.reading_id]
-    levels = {key: charts.CardLevels(*row[1:]) for key, row in fetch_values(session, wanted, ids).items()}
+    readings = fetch_values(session, (reading.id, reading.power_w, reading.sm_clock_mhz), ids)
     of_model = report.kind == "model"
+    modules = layers(session, report, "module", outputs=False).rows if of_model else ()
+    total_us = sum(row.total_us for row in report.tuples)
+    costliest = [row for row in report.tuples if row.time_us][:MOST_TUPLES]
     return JobPage(
         report=report,
-        modules=layers(session, report, "module", outputs=False).rows if of_model else (),
+        command=command_of(Request.from_json(report.request)),
+        remarks=[(what, text) for what, text in remarks(report) if what not in ("coverage", "flags")],
+        sums=charts.sum_and_whole(report) if of_model else [],
+        tree=charts.modules(modules, report.title),
+        roofline=charts.roofline(report, peaks),
         peaks=peaks,
         peaks_measured=bool(fingerprints and (fingerprints[0] or {}).get("copy_bytes_per_s")),
-        levels=levels,
-        command=_command(report),
+        distributions=charts.distributions(report, readings),
+        owner_groups=grouped(report.owners),
+        parts_shown=[part for part in OF_OWNERS if any(row.part == part for row in report.owners)],
+        costliest=[{"row": row, "share": row.total_us / total_us} for row in costliest],
     )
-
-
-def _command(report: Report) -> str:
-    try:
-        return command_of(Request.from_json(report.request))
-    except Unreadable:
-        return ""
 
 
 # --------------------------------------------------------------------------------------------------- HTML
@@ -122,10 +91,7 @@ def check_page(path: Path) -> None:
         UsageError: plotly is missing, or the file cannot be written.
     """
     plotly_js()
-    if path.is_dir():
-        raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
-    if not path.parent.is_dir():
-        raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
+    check_file(path)
 
 
 def write_page(path: Path, pages: Sequence[JobPage]) -> None:
@@ -135,14 +101,13 @@ def write_page(path: Path, pages: Sequence[JobPage]) -> None:
         UsageError: it cannot be written, or plotly is missing. No partial file remains.
     """
     title = pages[0].report.title if len(pages) == 1 else f"{len(pages)} jobs"
-    text = render(
-        "reports.html",
-        title=title,
-        pages=pages,
-        scatters=charts.scatters([(page.report, f"#{page.report.job_id}") for page in pages]) if len(pages) > 1 else [],
-        script=plotly_js(),
-    )
-    write_whole(path, text)
+    values = {"title": title, "pages": pages, "scatters": own_scatters(pages), "script": plotly_js()}
+    write_whole(path, render("reports.html", **values))
+
+
+def own_scatters(pages: Sequence[JobPage]) -> list[charts.Chart]:
+    """The scatter of several jobs of one page, with links into the page."""
+    return charts.scatters([(page.report, f"#{page.report.job_id}") for page in pages]) if len(pages) > 1 else []
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -154,7 +119,7 @@ def write_whole(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name[:100]}.part")
     try:
         unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
+        unfinished.replace(path)
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError, ValueError):
             unfinished.unlink()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.benchmark.intervals import power_by_step, power_of_ticks
 from farm.errors import UsageError
-from farm.pages import COLOURS, GREY, SHADE
+from farm.pages import COLOURS, GREY, SHADE, check_file
 from farm.types.reading import Trace
 
 if TYPE_CHECKING:
@@ -91,18 +91,14 @@ def check_path(path: Path) -> None:
     check_available()
     from matplotlib.backend_bases import FigureCanvasBase
 
-    if not path.parent.is_dir():
-        raise UsageError(f"The folder '{path.parent}' does not exist.", "Name a file in a folder that does.")
-    if os.path.isdir(path):
-        raise UsageError(f"'{path}' is a folder.", "Name a file in it.")
+    check_file(path)
     if _format(path) not in FigureCanvasBase.get_supported_filetypes():
         raise UsageError(f"The format '{path.suffix}' of '{path}' is not supported.", _FORMATS)
     # Open the file: only that detects a read-only disk or a name that is too long.
     try:
         real = Path(os.path.realpath(path))  # the target of a link: the link itself must stay
         exists = real.exists()
-        with real.open("ab"):
-            pass
+        real.open("ab").close()
         if not exists:
             real.unlink()
     except (OSError, ValueError) as error:
@@ -147,13 +143,9 @@ def counter_power(trace: Trace) -> tuple[list[float], list[float]]:
 
 def window_power_w(trace: Trace) -> float | None:
     """The slope of the energy counter in the window, fitted as for the reading itself. Unit: W."""
-    times, energies = trace.series.get("energy_mj", ([], []))
+    ticks = zip(*trace.series.get("energy_mj", ([], [])), strict=True)
     begin_s, end_s = trace.window_s
-    inside = [
-        (moment, energy)
-        for moment, energy in zip(times, energies, strict=True)
-        if begin_s - 1e-3 <= moment <= end_s + 1e-3
-    ]
+    inside = [tick for tick in ticks if begin_s - 1e-3 <= tick[0] <= end_s + 1e-3]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         return None
     return power_of_ticks(*zip(*inside, strict=True)).rate
@@ -167,8 +159,7 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
     """
     check_path(path)
     panels = [panel for panel in _PANELS if any(name in trace.series for name in panel[1])]
-    number = max(1, len(panels))
-    figure, axes = _figure(9, 0.8 + 2.2 * number, number, sharex=True)
+    figure, axes = _figure(9, 0.8 + 2.2 * (len(panels) or 1), len(panels) or 1, sharex=True)
     for axis, (unit, names) in zip(axes, panels, strict=False):
         axis.axvspan(*trace.window_s, color=SHADE, label="window" if axis is axes[0] else None, zorder=0)
         for number, name in enumerate(name for name in names if name in trace.series):
@@ -192,10 +183,9 @@ def draw_trace(trace: Trace, path: Path, title: str, levels_w: Mapping[str, floa
 
 def _draw_counter(axis: Any, trace: Trace) -> None:
     times, powers = counter_power(trace)
-    ticks = trace.series["energy_mj"][0]
-    if len(ticks) > 1:
-        edges = [ticks[0], *times]
-        axis.stairs(powers, edges, color=COLOURS[5], linewidth=1.2, baseline=None, label="counter, by step")
+    if len(ticks := trace.series["energy_mj"][0]) > 1:
+        style = {"color": COLOURS[5], "linewidth": 1.2, "baseline": None}
+        axis.stairs(powers, [ticks[0], *times], label="counter, by step", **style)
     if (power_w := window_power_w(trace)) is not None:
         label = f"slope: {power_w:.1f} W"
         axis.plot(trace.window_s, [power_w, power_w], color=COLOURS[2], linewidth=2, label=label)
@@ -207,11 +197,8 @@ def _draw_bands(axis: Any, trace: Trace) -> None:
     bands += [name for name in ("foreign_processes",) if any(trace.series.get(name, ([], []))[1])]
     for number, name in enumerate(bands):
         times, values = trace.series[name]
-        spans = [
-            (begin_s, end_s - begin_s)
-            for begin_s, end_s, value in zip(times, [*times[1:], times[-1] + 0.1], values, strict=True)
-            if value
-        ]
+        ends = [*times[1:], times[-1] + 0.1]
+        spans = [(begin, end - begin) for begin, end, value in zip(times, ends, values, strict=True) if value]
         if spans:
             label = name.removeprefix("throttle_").replace("_", " ")
             place = {"transform": axis.get_xaxis_transform(), "label": label, "lw": 0}
@@ -231,8 +218,8 @@ def draw_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
             (axis.axvline if chart.horizontal else axis.axhline)(0, color=GREY, linewidth=0.8)
         if chart.areas:
             style = {"step": "post", "linewidth": 0, "colors": [_colour(n) for n in range(len(chart.areas))]}
-            rows, names = [area.y for area in chart.areas], [area.name for area in chart.areas]
-            axis.stackplot(chart.areas[0].x, *rows, labels=names, **style)
+            rows = [area.y for area in chart.areas]
+            axis.stackplot(chart.areas[0].x, *rows, labels=[area.name for area in chart.areas], **style)
             axis.margins(x=0)
         for number, line in enumerate(chart.lines, start=len(chart.areas)):
             repeats = len(set(line.x)) < len(line.x)  # several points at one x are not joined
@@ -319,10 +306,10 @@ def draw_estimates(found: Sequence[Estimate], path: Path, over: str) -> None:
     sizes, rows = [getattr(one.variant, over) for one in found], []
     for one in found:
         total, time = one.total_time, one.time
-        low, high = time.value - time.half_width, time.value + time.half_width
-        if total and total.low is not None and total.high is not None:
-            low, high = total.low, total.high
-        rows.append((total.value if total else time.value, low, high))
+        ends = (total.low, total.high) if total else (None, None)
+        if None in ends:
+            ends = time.value - time.half_width, time.value + time.half_width
+        rows.append((total.value if total else time.value, *ends))
     values, lows, highs = ([value / 1e3 for value in column] for column in zip(*rows, strict=True))
     figure, (axis,) = _figure(7, 4.5)
     axis.fill_between(sizes, lows, highs, color=SHADE, label="90 % interval")

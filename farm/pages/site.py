@@ -20,7 +20,7 @@ from sqlmodel import Session, col, func, select
 
 from farm.errors import Unreadable, UsageError
 from farm.pages import charts
-from farm.pages.page import JobPage, job_page, plotly_js, render, write_whole
+from farm.pages.page import JobPage, job_page, own_scatters, plotly_js, render, write_whole
 from farm.report.report import build
 from farm.store import tables
 from farm.types.protocol import Protocol
@@ -29,6 +29,8 @@ from farm.types.request import Request
 MOST_OPERATORS = 20_000  # rows of the table: browsers are slow with more
 _OURS = 'name="generator" content="operator-farm"'
 _SCRIPT = "plotly.min.js"
+
+_PEAKS = ("copy_bytes_per_s", "matmul_flops_per_s", "launch_floor_us", "idle_power_w", "power_limit_w")
 
 Row = dict[str, Any]  # of a table in a template
 
@@ -60,25 +62,18 @@ def publish(session: Session, folder: Path, progress: Callable[[str], object] = 
     cards = _cards(session)
     operators, left_out = _operators(session)
     points = [(page.report, model.file) for model in models for page in model.jobs]
-    common = {"script": _SCRIPT}
+    index = {"title": "What models cost", "models": models, "scatters": charts.scatters(points), "cards": cards}
     pages: dict[str, tuple[str, dict[str, Any]]] = {
-        "index.html": (
-            "index.html",
-            {"title": "What models cost", "models": models, "scatters": charts.scatters(points), "cards": cards},
-        ),
-        "operators.html": (
-            "operators.html",
-            {"title": "What operators cost", "rows": operators, "left_out": left_out},
-        ),
+        "index.html": ("index.html", index),
+        "operators.html": ("operators.html", {"title": "What operators cost", "rows": operators, "left_out": left_out}),
         "cards.html": ("cards.html", {"title": "Cards", "cards": cards, "wholes": _side_by_side(models)}),
     }
     for model in models:
-        own = [(page.report, f"#{page.report.job_id}") for page in model.jobs]
-        scatters = charts.scatters(own) if len(own) > 1 else []
-        pages[model.file] = ("model.html", {"title": model.name, "pages": model.jobs, "scatters": scatters})
+        values = {"title": model.name, "pages": model.jobs, "scatters": own_scatters(model.jobs)}
+        pages[model.file] = ("model.html", values)
     write_whole(folder / _SCRIPT, script)
     for file, (template, values) in pages.items():
-        write_whole(folder / file, render(template, **common, **values))
+        write_whole(folder / file, render(template, script=_SCRIPT, **values))
         progress(file)
     return len(pages)
 
@@ -110,18 +105,13 @@ def _models(session: Session) -> Iterator[ModelPage]:
     card_models = {job_id: model for job_id, model in session.execute(cards)}
     newest: dict[str, dict[tuple[Any, ...], str]] = defaultdict(dict)
     for id_, model, request_id, request in found:
-        asked = request_id or _request_id(request) or id_
-        newest[model].setdefault((asked, card_models.get(id_)), id_)
+        if not request_id:  # of an imported job
+            with contextlib.suppress(Unreadable):
+                request_id = Request.from_json(request).id
+        newest[model].setdefault((request_id or id_, card_models.get(id_)), id_)
     for model in sorted(newest):
         pages = [job_page(session, build(session, id_)) for id_ in newest[model].values()]
         yield ModelPage(model, file_of(model), tuple(sorted(pages, key=lambda page: page.report.title)))
-
-
-def _request_id(request: Any) -> str:
-    """The id of the request of an imported job; other jobs have it in their row."""
-    with contextlib.suppress(Unreadable):
-        return Request.from_json(request).id
-    return ""
 
 
 def file_of(model: str) -> str:
@@ -177,11 +167,9 @@ def _cards(session: Session) -> list[Row]:
     rows = []
     for model, cards in sorted(groups.items()):
         first = next((card for card in cards if card.fingerprint), cards[0])
-        known = first.fingerprint or {}
-        names = ("copy_bytes_per_s", "matmul_flops_per_s", "launch_floor_us", "idle_power_w", "power_limit_w")
-        about = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
-        numbers = {"cards": len(cards), "readings": readings.get(model, 0)}
-        rows.append({**about, **numbers, **{name: known.get(name) for name in names}})
+        row = {"model": model, "memory_bytes": first.memory_bytes, "driver": first.driver}
+        row |= {"cards": len(cards), "readings": readings.get(model, 0)}
+        rows.append(row | {name: (first.fingerprint or {}).get(name) for name in _PEAKS})
     return rows
 
 
@@ -195,9 +183,6 @@ def _side_by_side(models: Sequence[ModelPage]) -> list[Row]:
                 continue
             key = (report.title, str(report.protocol))
             row = rows.setdefault(key, {"title": report.title, "protocol": key[1], "file": model.file, "on": {}})
-            energy = report.verdict.energy
-            row["on"][report.cards[0].model] = {
-                "time": report.verdict.time.whole,
-                "energy": energy.whole if energy else None,
-            }
+            time, energy = report.verdict.time, report.verdict.energy
+            row["on"][report.cards[0].model] = {"time": time.whole, "energy": energy and energy.whole}
     return list(rows.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import sqlalchemy
@@ -21,11 +21,11 @@ from farm.types.reading import Trace
 Sort = Literal["time", "energy", "power", "age"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
+_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
 _OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
 _VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
+_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
+_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
 _BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
 _OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
 
@@ -59,7 +59,7 @@ class LookupRow:
     origin: str  # the farm from which it was imported; "" if measured here
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "flags": list(self.flags)}
+        return {**vars(self), "flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: in
     total, best, by = 0, list[Any](), _BY[sort]
     # Select ids first: an index holds the sorted column, and complete rows are long.
     for conditions in selection.where():
-        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.ReadingRow).where(*conditions)
+        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.Reading).where(*conditions)
         total += session.scalar(number) or 0
         first = sqlalchemy.select(_READING.id, by).where(*conditions)
         best += session.execute(first.order_by(by.desc().nulls_last(), _READING.id).limit(limit)).all()
@@ -112,9 +112,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
             _PROTOCOL.data.label("data_class"),
             *(_VARIANT[name] for name in _OF_VARIANT),
         )
-        .select_from(tables.ReadingRow)
-        .join(tables.SoftwareRow, _SOFTWARE.id == _READING.software_id)
-        .join(tables.ProtocolRow, _PROTOCOL.id == _READING.protocol_id)
+        .select_from(tables.Reading)
+        .join(tables.Software, _SOFTWARE.id == _READING.software_id)
+        .join(tables.Protocol, _PROTOCOL.id == _READING.protocol_id)
         .outerjoin(tables.Operator, _OPERATOR.id == _READING.subject_id)
         .outerjoin(tables.ModelVariant, _VARIANT.id == _READING.subject_id)
         .where(_READING.id.in_(ids))
@@ -124,13 +124,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
         label = row["label"]
         if label is None and row["model"] is not None:
             label = str(Variant(**{name: row[name] for name in _OF_VARIANT}))
-        made = {
-            "operator": row["short_name"] or "",
-            "operator_id": row["subject_id"],
-            "label": label or row["subject_id"],
-            "flags": tuple(row["flags"] or ()),
-            "age_s": max(0.0, now_s - row["created_at_s"]),
-        }
+        made = {"operator": row["short_name"] or "", "operator_id": row["subject_id"]}
+        made |= {"label": label or row["subject_id"], "flags": tuple(row["flags"] or ())}
+        made["age_s"] = max(0.0, now_s - row["created_at_s"])
         found[row["reading_id"]] = LookupRow(**{name: row[name] for name in names if name in row} | made)
     return found
 
@@ -139,7 +135,7 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
 class TracedReading:
     """A reading with its time series."""
 
-    reading: tables.ReadingRow
+    reading: tables.Reading
     label: str  # of its subject
     trace: Trace
 
@@ -166,32 +162,25 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)
-    its = col(tables.ReadingRow.id).startswith(beginning, autoescape=True)
-    found = session.exec(select(tables.ReadingRow).where(its).limit(3)).all()
+    its = col(tables.Reading.id).startswith(beginning, autoescape=True)
+    found = session.exec(select(tables.Reading).where(its).limit(2)).all()
     if len(found) != 1:
         problem = "No reading has" if not found else "Several readings have"
         raise UsageError(f"{problem} an id that begins with '{beginning}'.", where)
     reading = found[0]
-    kept = session.get(tables.TraceRow, reading.id)
-    if kept is None and session.get_one(tables.CardRow, reading.card_id).kind == "cuda":
-        why = f"the export of {reading.origin} has none" if reading.origin else "none is stored"
-        raise UsageError(
-            f"The reading {reading.id} has no time series: {why}.",
-            "`farm export --traces` includes time series; `farm db prune` deletes them.",
-        )
-    if kept is None:
-        raise UsageError(
-            f"The reading {reading.id} has no time series: its card has no power sensors.",
-            "Only readings of GPUs have time series.",
-        )
-    return TracedReading(reading, label_of(session, reading), Trace.unpack(kept.packed))
+    if (stored := session.get(tables.Trace, reading.id)) is None:
+        why, step = "its card has no power sensors", "Only readings of GPUs have time series."
+        if session.get_one(tables.Card, reading.card_id).kind == "cuda":
+            why = f"the export of {reading.origin} has none" if reading.origin else "none is stored"
+            step = "`farm export --traces` includes time series; `farm db prune` deletes them."
+        raise UsageError(f"The reading {reading.id} has no time series: {why}.", step)
+    return TracedReading(reading, _label(session, reading), Trace.unpack(stored.packed))
 
 
-def label_of(session: Session, reading: tables.ReadingRow) -> str:
+def _label(session: Session, reading: tables.Reading) -> str:
     """The subject of a reading as text."""
     if reading.subject_kind == "operator":
-        operator = session.get(tables.Operator, reading.subject_id)
-        return operator.label if operator else reading.subject_id
+        return getattr(session.get(tables.Operator, reading.subject_id), "label", reading.subject_id)
     job = tables.Job
     titles = select(job.title).where(job.variant_id == reading.subject_id).order_by(col(job.created_at_s).desc())
     if title := session.exec(titles.limit(1)).first():

@@ -60,25 +60,15 @@ def operators(variant: Variant, roofline: Roofline | None = None) -> Operators:
     from farm.training.extract import extract
 
     peaks = roofline or roofline_of("cuda", "", dtype=variant.computes_in)
-    apart = extract(variant)
-    taken, costs = apart.capture, apart.costs
-    weights_us = {
-        operator_id: count * peaks.estimate_us(costs[operator_id].flops, costs[operator_id].bytes)
-        for operator_id, count in taken.counts.items()
-    }
-    whole_us = sum(weights_us.values())
-    labels = told_apart({operator_id: label_of(spec) for operator_id, spec in taken.tuples.items()})
-    rows = [
-        OperatorRow(
-            operator_id,
-            taken.tuples[operator_id].short_name,
-            labels[operator_id],
-            count,
-            costs[operator_id].flops,
-            costs[operator_id].bytes,
-            weights_us[operator_id] / whole_us,
-        )
-        for operator_id, count in taken.counts.items()
-    ]
+    extracted = extract(variant)
+    tuples, counts, costs = extracted.capture.tuples, extracted.capture.counts, extracted.costs
+    weights_us = {id_: count * peaks.estimate_us(costs[id_].flops, costs[id_].bytes) for id_, count in counts.items()}
+    total_us = sum(weights_us.values())
+    labels = told_apart({id_: label_of(spec) for id_, spec in tuples.items()})
+    rows = []
+    for id_, count in counts.items():
+        cost, share = costs[id_], weights_us[id_] / total_us
+        rows.append(OperatorRow(id_, tuples[id_].short_name, labels[id_], count, cost.flops, cost.bytes, share))
     rows.sort(key=lambda row: (-row.estimated_cost_share, row.label))
-    return Operators(variant, tuple(rows), apart.model_flops, taken.gaps, apart.refusal(variant.model))
+    gaps, refusal = extracted.capture.gaps, extracted.refusal(variant.model)
+    return Operators(variant, tuple(rows), extracted.model_flops, gaps, refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,10 @@ _MOST_EAGERLY = 4
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
     """The subject of each remark, which `farm help` explains, and its text."""
     verdict = report.verdict
-    if verdict.parts and report.kind == "model":
-        measured = f"{percent(verdict.coverage)} of the estimated cost; {verdict.measured} of {verdict.parts} tuples"
-        yield "coverage", measured
     if report.kind == "model":
+        if verdict.parts:
+            tuples = f"{verdict.measured} of {verdict.parts} tuples"
+            yield "coverage", f"{percent(verdict.coverage)} of the estimated cost; {tuples}"
         yield "intervals", f"95 %. {_systematic(verdict)}"
     if tokens := str(report.per_token):
         yield "tokens", tokens
@@ -70,11 +71,13 @@ def _all_layers(found: AllLayers) -> str:
 
 def _power_limit(adjusted: Sequence[Adjustment]) -> str:
     """The figures that the sum takes for tuples that hit the power limit in a loop."""
-    states = {"burst": "burst figures", "interpolated": "figures between steady and burst, by the whole's clock,"}
-    used = []
-    for name, figures in states.items():
-        if number := sum(entry.used == name for entry in adjusted):
-            used.append(f"{figures} for {number} {plural('tuple', number)}")
+    figures = {"burst": "burst figures", "interpolated": "figures between steady and burst, by the whole's clock,"}
+    numbers = Counter(entry.used for entry in adjusted)
+    used = [
+        f"{text} for {numbers[name]} {plural('tuple', numbers[name])}"
+        for name, text in figures.items()
+        if numbers[name]
+    ]
     time_us = sum(entry.effect_time_us for entry in adjusted)
     return f"{', '.join(used)} instead of steady figures: {time_us:+z.1f} µs on the sum"
 
