@@ -10,15 +10,21 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import sqlalchemy
 from sqlmodel import Session
 
 from farm.errors import UsageError
-from farm.estimate.readings import card_model_named, peaks_of, select_for_model, tuples_of, without_readings
-from farm.prediction.stored_predictor import NeededTuple, PredictedValue, Predictions, Predictor
+from farm.estimate.readings import (
+    SelectedReadings,
+    card_model_named,
+    peaks_of,
+    select_for_model,
+    tuples_of,
+    without_readings,
+)
+from farm.prediction.stored_predictor import CallPrediction, PredictedValue, Predictor
 from farm.requests.partial_request import command_of, default_data
 from farm.store import tables
 from farm.types.format import ENERGY, count_of, plural, quantity
@@ -34,8 +40,8 @@ SECONDS_A_TUPLE = 1.4  # card time to measure a tuple if the database has no rea
 class PerToken:
     """Tokens a second and energy a token.
 
-    A pass has `tokens` tokens: of a prompt or text, or one of each decoded sequence. A figure is None if the time or
-    energy is unknown.
+    `tokens` is the number of tokens of a pass: those of a prompt or text, or one of each decoded sequence. A figure is
+    None if the time or energy is unknown.
     """
 
     tokens: int
@@ -46,7 +52,7 @@ class PerToken:
     def of(cls, variant: Variant | None, time: Figure | None, energy: Figure | None) -> PerToken:
         """
         Args:
-            time, energy: of one whole pass, in us and mJ.
+            time, energy: of one pass of the whole model, in µs and mJ.
         """
         if variant is None or not variant.tokens:
             return cls(0, None, None)
@@ -101,19 +107,19 @@ class Estimate:
     energy: Figure | None
     whole_time: Figure | None  # the whole model, if it has a reading
     whole_energy: Figure | None
-    predicted_us: float | None  # the rest, if there is a predictor
-    predictor: str
     missing: tuple[MissingTuple, ...]  # largest share first
     measuring_rest_s: float  # card time
-    other_data_calls: int  # calls whose class of data has no reading, taken from another class
+    other_data_calls: int  # calls without a reading of their data class: they take that of another class
     flags: Mapping[str, int]
     origins: Mapping[str, int]  # farm ("" own) -> readings
     oldest_at_s: float | None
     notes: tuple[str, ...]
+    specs: Mapping[str, Any]  # of missing tuples by id; not in the JSON
+    predictor: str = ""
+    predicted_us: float | None = None  # of the missing tuples, if there is a predictor
     predicted_mj: float | None = None
     total_time: PredictedValue | None = None  # readings and predictions together
     total_energy: PredictedValue | None = None
-    specs: Mapping[str, Any] = field(default_factory=dict)  # of missing tuples by id; not in the JSON
     narrowing: tuple[str, ...] = ()  # ids of missing tuples, those first whose readings would narrow the total most
 
     @property
@@ -124,15 +130,11 @@ class Estimate:
             return {}
         unseen = math.fsum((one.predicted_us or 0.0) * one.calls for one in self.missing if one.known is False)
         predicted = (self.predicted_us or 0.0) - unseen
-        return {
-            "measured": self.time.value / total,
-            "predicted": predicted / total,
-            "unseen_types": unseen / total,
-        }
+        return {"measured": self.time.value / total, "predicted": predicted / total, "unseen_types": unseen / total}
 
     @property
     def per_token(self) -> PerToken:
-        """Of the whole model if it has a reading, else of the sum if readings cover all of it."""
+        """The cost per token of the whole model if it has a reading, else of the sum if readings cover all tuples."""
         complete = self.covered_tuples == self.tuples
         time, energy = (self.time, self.energy) if complete else (None, None)
         return PerToken.of(self.variant, self.whole_time or time, self.whole_energy or energy)
@@ -149,15 +151,15 @@ class Estimate:
         if not self.missing:
             raise UsageError("Readings cover every tuple: there is nothing left to measure.", "Omit --measure.")
         order = self.narrowing or tuple(one.operator_id for one in self.missing)
-        each_s = self.measuring_rest_s / len(self.missing)
-        return order[: min(most or len(order), max(1, int(seconds / each_s)) if seconds else len(order))]
+        affordable = max(1, int(seconds / self.measuring_rest_s * len(self.missing))) if seconds else len(order)
+        return order[: min(most or len(order), affordable)]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with units in the key names; shares are fractions."""
 
         def interval(name: str, unit: str, found: PredictedValue | None) -> dict[str, float | None]:
-            values = (found.value, found.low, found.high) if found else (None, None, None)
-            return dict(zip((f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"), values, strict=True))
+            keys = f"{name}_{unit}", f"{name}_low_{unit}", f"{name}_high_{unit}"
+            return dict(zip(keys, vars(found).values() if found else (None,) * 3, strict=True))
 
         plain = ["tuples", "covered_tuples", "coverage", "predicted_us", "predictor", "predicted_mj", "shares"]
         plain += ["measuring_rest_s", "other_data_calls", "oldest_at_s", "card_model", "method"]
@@ -195,15 +197,15 @@ def estimate(
 
     Args:
         card: part of the card's model.
-        protocol: launch, residency and numeric flags; the usual ones of the card if None. Its class of data is ignored:
-            each call has the class that the model showed, or another one if that has no reading.
-        torch: a version, or its beginning; "" for the one that covers most.
-        predictor: fills tuples without a reading; None leaves them out. One that has a software also answers for
-            a model without any reading.
+        protocol: launch, residency and numeric flags; the usual ones of the card if None. Its data class is ignored:
+            each call takes a reading of its data class in the model, or of another class if there is none.
+        torch: a version, or its beginning; "" for the version that covers most.
+        predictor: predicts tuples without a reading; without one they are left out. A predictor with a software also
+            answers for a model without any reading.
         notes: about the predictor; kept if tuples are missing.
 
     Raises:
-        UsageError: there is no such card, several, or no reading of any of the model's tuples.
+        UsageError: there is no such card, or several, or no tuple of the model has a reading.
         CaptureError: see `tuples_of`.
     """
     model = card_model_named(session, card)
@@ -213,7 +215,8 @@ def estimate(
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
-        software = _software(session, selected.software_id)
+        row = session.get_one(tables.Software, selected.software_id)
+        software = Software(**row.model_dump(exclude={"id"}))
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software
         selected = without_readings(needed, predictor.method, software.id, roofline)
@@ -222,40 +225,27 @@ def estimate(
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
         command = command_of(request).removesuffix(" --reuse none")
         raise UsageError(
-            f"No reading of {model}{about} is of a tuple of {variant}.",
+            f"The database has no reading of a tuple of {variant} on {model}{about}.",
             f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )
-    parts = selected.parts
-    summed = aggregate(parts, selected.wholes, target=0.95, launch=protocol.launch)
-    time, energy = summed.time.total, summed.energy.total if summed.energy else None
+    summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)
     missing = [one for one in needed if one.operator_id not in selected.rows]
     predicted = predictor.predict(missing, needed) if predictor else None
-    notes = list(notes) if missing else []
-    bursts = [
-        part.count * abs(part.reading.time_us - part.reading.details.burst.time_us)
-        for part in parts
-        if part.reading and part.reading.details.burst
-    ]
-    if bursts and not selected.wholes:
-        # Only a reading of the whole model shows which of its two states the model would be in.
-        time = Figure(time.value, time.half_width + math.fsum(bursts))
-        notes.append(
-            f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
-        )
-    if selected.other_sets:
-        notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
     readings = list({row.id: row for rows in selected.rows.values() for row in rows}.values())
+    time, found_notes = _time_with_bursts(summed.time.total, selected)
+    if selected.other_sets:
+        found_notes.append(f"Readings of {selected.other_sets} other methods or software exist and were not mixed in.")
     if readings and missing and predictor and predictor.software and predictor.software.id != software.id:
-        notes.append(f"Predictions are for torch {predictor.software.torch}, readings for torch {software.torch}.")
+        found_notes.append(
+            f"Predictions are for torch {predictor.software.torch}, readings for torch {software.torch}."
+        )
     measuring_s = [total for row in readings if (total := (row.cost_s or {}).get("total"))]
-    everything = math.fsum(weight.values())
-    listed = [
-        _missing(one, weight[one.operator_id] / everything, predicted, place) for place, one in enumerate(missing)
-    ]
-    predicted_energy = predicted.energy_mj if predicted else None
-    measured_energy = energy if selected.rows else Figure(0.0)
-    rest_energy = predicted_energy if missing else PredictedValue(0.0, 0.0, 0.0)
-    return Estimate(
+    total_weight = math.fsum(weight.values())
+    listed = []
+    for place, one in enumerate(missing):
+        share, call = weight[one.operator_id] / total_weight, predicted.calls[place] if predicted else None
+        listed.append(MissingTuple(one.operator_id, one.short_name, one.label, one.all_calls, share, *_cost_of(call)))
+    found = Estimate(
         variant=variant,
         card_model=model,
         protocol=protocol,
@@ -263,41 +253,59 @@ def estimate(
         method=selected.method,
         tuples=len(needed),
         covered_tuples=len(selected.rows),
-        coverage=math.fsum(weight[id_] for id_ in selected.rows) / everything,
+        coverage=math.fsum(weight[id_] for id_ in selected.rows) / total_weight,
         time=time,
-        energy=energy,
+        energy=summed.energy.total if summed.energy else None,
         whole_time=summed.time.whole,
         whole_energy=summed.energy.whole if summed.energy else None,
-        predicted_us=predicted.time_us.value if predicted else None,
-        predictor=predictor.name if predictor else "",
         missing=tuple(sorted(listed, key=lambda entry: (-entry.share, entry.label))),
         measuring_rest_s=len(missing) * (statistics.median(measuring_s) if measuring_s else SECONDS_A_TUPLE),
         other_data_calls=selected.other_data_calls,
         flags=dict(Counter(flag for row in readings for flag in row.flags).most_common()),
         origins=dict(Counter(row.origin for row in readings)),
         oldest_at_s=min((row.created_at_s for row in readings), default=None),
-        notes=tuple(notes),
-        predicted_mj=predicted_energy.value if predicted_energy else None,
-        total_time=_total(time, predicted.time_us) if predicted else None,
-        total_energy=_total(measured_energy, rest_energy) if predicted else None,
+        notes=(*(notes if missing else ()), *found_notes),
         specs={one.operator_id: one.spec for one in missing},
-        narrowing=tuple(missing[place].operator_id for place in predicted.narrowing) if predicted else (),
+    )
+    if predictor is None or predicted is None:
+        return found
+    return replace(
+        found,
+        predictor=predictor.name,
+        predicted_us=predicted.time_us.value,
+        predicted_mj=predicted.energy_mj.value if predicted.energy_mj else None,
+        total_time=_total(time, predicted.time_us),
+        total_energy=_total(
+            found.energy if selected.rows else Figure(0.0),
+            predicted.energy_mj if missing else PredictedValue(0.0, 0.0, 0.0),
+        ),
+        narrowing=tuple(missing[place].operator_id for place in predicted.narrowing),
     )
 
 
-def _software(session: Session, software_id: str) -> Software:
-    columns = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
-    row = session.execute(sqlalchemy.select(*columns).where(columns.id == software_id)).one()
-    return Software(**{name: value for name, value in row._mapping.items() if name != "id"})
+def _time_with_bursts(time: Figure, selected: SelectedReadings) -> tuple[Figure, list[str]]:
+    """The time with an interval that includes the bursts of tuples that hit the power limit in a loop, and a note.
+
+    Only a reading of the whole model shows which of the two states of the card the model is in.
+    """
+    readings = [(part.count, part.reading) for part in selected.parts if part.reading]
+    bursts = [
+        count * abs(reading.time_us - reading.details.burst.time_us)
+        for count, reading in readings
+        if reading.details.burst
+    ]
+    if not bursts or selected.wholes:
+        return time, []
+    note = f"{len(bursts)} tuples hit the power limit when looped: the interval includes their time in bursts."
+    return Figure(time.value, time.half_width + math.fsum(bursts)), [note]
 
 
-def _missing(one: NeededTuple, share: float, predicted: Predictions | None, place: int) -> MissingTuple:
-    entry = (one.operator_id, one.short_name, one.label, one.all_calls, share)
-    if predicted is None:
-        return MissingTuple(*entry)
-    call = predicted.calls[place]
+def _cost_of(call: CallPrediction | None) -> tuple[Any, ...]:
+    """The last fields of a `MissingTuple`."""
+    if call is None:
+        return ()
     time, energy = call.time_us, call.energy_mj
-    return MissingTuple(*entry, time.value, time.low, time.high, energy.value if energy else None, call.known)
+    return time.value, time.low, time.high, energy.value if energy else None, call.known
 
 
 def _total(measured: Figure | None, predicted: PredictedValue | None) -> PredictedValue | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from farm.estimate.estimate import Estimate, estimate
 from farm.estimate.generation import Generation, generation
 from farm.estimate.readings import card_model_named, peaks_of
 from farm.exchange.packaged import database_of, packaged_files
-from farm.operators.roofline import Roofline
 from farm.prediction import stored_predictor
 from farm.prediction.dataset import Dataset, MeasuredModel, datasets, measured_models
-from farm.prediction.stored_predictor import Predictor, RooflinePredictor, StoredPredictor
+from farm.prediction.stored_predictor import RooflinePredictor, StoredPredictor
 from farm.settings import settings
 from farm.store import tables
 from farm.store.database import Database
@@ -42,22 +40,21 @@ def check_fill(fill: str) -> None:
 
 
 def parse_sizes(text: str, option: str) -> list[int]:
-    """`32`, `1,8,32`, or `1..256`, which doubles.
+    """The sizes of `32`, `1,8,32`, or `1..256`, which doubles.
 
     Raises:
-        UsageError: the text of the option is none of these.
+        UsageError: the text of the option has another form.
     """
     sizes: list[int] = []
     with contextlib.suppress(ValueError):
-        if ".." in text:
-            first, last = (int(part) for part in text.split("..", 1))
-            if 0 < first <= last:
-                doubled = (first << number for number in range(64))
-                sizes = [*itertools.takewhile(lambda size: size < last, doubled), last]
-        else:
+        first, dots, last = text.partition("..")
+        if not dots:
             sizes = [int(part) for part in text.split(",")]
+        elif 0 < int(first) <= int(last):
+            doubled = (int(first) << number for number in range(64))
+            sizes = [*itertools.takewhile(lambda size: size < int(last), doubled), int(last)]
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"{option} '{text}' is no size.", f"Give {option} 32, {option} 1,8,32, or {option} 1..256.")
+        raise UsageError(f"{option} '{text}' is not a size.", f"Give {option} 32, {option} 1,8,32, or {option} 1..256.")
     return list(dict.fromkeys(sizes))
 
 
@@ -69,7 +66,8 @@ class EstimateQuery:
         card: part of the card's model.
         launch: graph or eager; the usual one of the card if None.
         torch: a version, or its beginning.
-        fill: one of `FILLS`: `auto` is the stored predictor of the card, if there is one.
+        fill: one of `FILLS`: `auto` is the stored predictor of the card, if there is one; `roofline` the peaks of the
+            card.
     """
 
     card: str = ""
@@ -83,23 +81,35 @@ class EstimateQuery:
         return Protocol(launch=launch, tf32=self.tf32)  # type: ignore[arg-type]
 
     def estimate(self, session: Session, variant: Variant) -> Estimate:
-        """
+        """Estimate the cost of a model. A note names a predictor that cannot be read.
+
         Raises:
-            UsageError, CaptureError: see `farm.estimate.estimate.estimate`.
+            UsageError, CaptureError: see `farm.estimate.estimate.estimate`; or `fill` is unknown.
         """
+        check_fill(self.fill)
         model = card_model_named(session, self.card)
         kind, roofline = peaks_of(session, model, variant.computes_in, self.tf32)
-        protocol = self.protocol(kind)
-        choice = choose_predictor(session, self.fill, model, roofline, protocol, stored_predictor.folders(), self.torch)
-        return estimate(
-            session,
-            variant,
-            model,
-            protocol=protocol,
-            torch=self.torch,
-            predictor=choice.predictor,
-            notes=choice.notes,
-        )
+        protocol, predictor, notes = self.protocol(kind), None, list[str]()
+        if self.fill == "roofline":
+            predictor = RooflinePredictor(roofline)
+        elif self.fill == "auto":
+            predictor, notes = self._stored_predictor(session, model, protocol)
+        return estimate(session, variant, model, protocol=protocol, torch=self.torch, predictor=predictor, notes=notes)
+
+    def _stored_predictor(
+        self, session: Session, card_model: str, protocol: Protocol
+    ) -> tuple[StoredPredictor | None, list[str]]:
+        """The stored predictor of a card, and notes about it and about files that cannot be read."""
+        folders, notes = stored_predictor.folders(), list[str]()
+        for some in (folders, *([folder] for folder in folders)):  # an unreadable file must not hide another folder's
+            try:
+                found = stored_predictor.find(some, card_model, self.torch, protocol.launch, protocol.tf32)
+            except UsageError as error:
+                notes.append(f"{error.message} {error.next_step}")
+                continue
+            if found is not None:
+                return found, [*dict.fromkeys(notes), *_not_learned(session, found)]
+        return None, list(dict.fromkeys(notes))
 
     def generation(self, session: Session, prompt: Variant, tokens: int) -> Generation:
         """
@@ -124,57 +134,16 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
     return True
 
 
-@dataclass(frozen=True)
-class PredictorChoice:
-    """The predictor for tuples without a reading, if there is one, and notes about it."""
-
-    predictor: Predictor | None
-    notes: tuple[str, ...] = ()
-
-
-def choose_predictor(
-    session: Session,
-    fill: str,
-    card_model: str,
-    roofline: Roofline,
-    protocol: Protocol,
-    folders: Sequence[Path],
-    torch: str = "",
-) -> PredictorChoice:
-    """
-    Args:
-        fill: `auto` is the stored predictor of the card, `none` no predictor, `roofline` the peaks of the card.
-
-    Raises:
-        UsageError: `fill` is unknown. A predictor that cannot be read is skipped, with a note.
-    """
-    check_fill(fill)
-    if fill == "roofline":
-        return PredictorChoice(RooflinePredictor(roofline))
-    if fill == "none" or protocol.residency != "resident":
-        return PredictorChoice(None)
-    notes: dict[str, None] = {}
-    for some in (folders, *([folder] for folder in folders)):  # an unreadable file must not hide another folder's
-        try:
-            found = stored_predictor.find(some, card_model, torch, protocol.launch, protocol.tf32)
-        except UsageError as error:
-            notes[f"{error.message} {error.next_step}"] = None
-            continue
-        if found is not None:
-            return PredictorChoice(found, (*notes, *_not_learned(session, found)))
-    return PredictorChoice(None, tuple(notes))
-
-
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """A note if the database has tuples that a predictor has not learned."""
-    reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-    conditions, properties_of_calls = found.conditions, {"data": None, "grad": None}
-    like = {**conditions.protocol.to_json(), **properties_of_calls}
+    reading, protocols = tables.Reading.__table__.c, tables.Protocol.__table__.c  # type: ignore[attr-defined]
+    conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: calls differ in these fields
+    like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))
     query = sqlalchemy.select(reading.subject_id, reading.flags).where(
         reading.card_model == found.card.model,
         reading.software_id == conditions.software.id,
-        reading.protocol_id.in_([row.id for row in specs if {**(row.spec or {}), **properties_of_calls} == like]),
+        reading.protocol_id.in_([row.id for row in specs if {**(row.spec or {}), **of_calls} == like]),
         reading.subject_kind == "operator",
         reading.method == conditions.method,
         reading.simulated.is_(False),
@@ -200,14 +169,14 @@ def training_set(session: Session, card: str = "", torch: str = "") -> tuple[Dat
     """
     model = card_model_named(session, card)
     found = datasets(session, model)
-    chosen = [one for one in found if one.conditions.software.torch.startswith(torch) and len(one)]
-    if not chosen:
+    chosen = next((one for one in found if one.conditions.software.torch.startswith(torch) and len(one)), None)
+    if chosen is None:
         known = ", ".join(sorted({one.conditions.software.torch for one in found}))
         raise UsageError(
-            f"No reading of an operator is of {model}" + (f" under torch {torch}." if torch else "."),
+            f"The database has no reading of an operator on {model}" + (f" under torch {torch}." if torch else "."),
             f"There are readings under torch {known}." if known else "Measure a model: farm run resnet18.",
         )
-    return chosen[0], measured_models(session, chosen[0].card, chosen[0].conditions)
+    return chosen, measured_models(session, chosen.card, chosen.conditions)
 
 
 def database_at(place: str) -> Database:

@@ -203,11 +203,12 @@ _STORED = [entry.name for entry in fields(TupleRow) if entry.name not in ("in_mo
 
 
 def _comparison_to_json(name: str, comparison: Comparison | None) -> dict[str, float | None]:
+    total, whole, gap = (comparison.total, comparison.whole, comparison.gap) if comparison else (None, None, None)
     return {
-        **figure_json(f"sum_{name}", _UNITS[name], comparison and comparison.total),
-        **figure_json(f"whole_{name}", _UNITS[name], comparison and comparison.whole),
-        **figure_json(f"gap_{name}", "", comparison and comparison.gap),
-        f"accuracy_{name}": comparison and comparison.accuracy,
+        **figure_json(f"sum_{name}", _UNITS[name], total),
+        **figure_json(f"whole_{name}", _UNITS[name], whole),
+        **figure_json(f"gap_{name}", "", gap),
+        f"accuracy_{name}": comparison.accuracy if comparison else None,
     }
 
 

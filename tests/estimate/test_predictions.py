@@ -162,8 +162,8 @@ def test_a_curve_over_sizes(own, database, tmp_path):
 
 def test_what_is_asked_wrongly_is_told(own):
     for words, told in {
-        ("-b", "many"): "is no size",
-        ("-b", "4..1"): "is no size",
+        ("-b", "many"): "is not a size",
+        ("-b", "4..1"): "is not a size",
         ("-b", "1,2", "--measure", "3"): "--measure needs one size",
         ("--png", "curve.png"): "There is no curve to draw",
         ("--measure", "3"): "No card of this host is a NVIDIA H200",
