@@ -1,9 +1,9 @@
 """The cost of a text that a model generates: the prompt, and then token by token with a growing cache.
 
-A sum over phases, from readings of a prefill and of decodes at a few lengths of the cache. Between these lengths the
-cost of a decode is interpolated on a line, because attention reads the cache once and nothing else depends on it.
-Beyond them the nearest line is extended; with one length alone its cost is used. Sampling, tokenizing and other host
-work between the phases are not counted.
+The cost is a sum over phases, from readings of a prefill and of decodes at a few lengths of the cache. The cost of a
+decode is linear in the length of the cache, because attention reads the cache once and nothing else depends on it. So
+it is interpolated between the measured lengths and extrapolated beyond them; a single measured length gives a constant
+cost. Sampling, tokenizing and other work of the host are not counted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Generation:
 def generation(
     session: Session, prompt: Variant, tokens: int, card: str = "", *, protocol: Protocol | None = None, torch: str = ""
 ) -> Generation:
-    """
+    """Estimate the cost of a text from the readings of a prefill and of decodes.
+
     Args:
         prompt: the variant of the prefill.
         tokens: tokens of each sequence after the first one, which the prefill gives.
@@ -86,28 +87,22 @@ def generation(
             continue
     first, last = prompt.length + 1, prompt.length + tokens
     if not decodes:
+        of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
-            f"No reading of {prefill.card_model} is of a decode of {prompt.model} with a batch of {prompt.batch} in "
-            f"{prompt.dtype}.",
+            f"The database has no reading of a decode of {of_model} on {prefill.card_model}.",
             f"Measure some: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
         )
     caches = [found.variant.cache for found in decodes]
     notes = ["The cost of each decode is interpolated between the measured lengths of the cache."]
     if first < caches[0] or last > caches[-1] or len(caches) == 1:
         needed = f"Caches of {first} to {last} tokens are needed"
-        notes.append(f"{needed}, and {_listed(caches)} were measured; the rest is extrapolated.")
-    if short := [found for found in (prefill, *decodes) if found.whole_time is None and found.coverage < 1]:
-        notes.append(
-            f"Readings do not cover all of {_listed([str(found.variant) for found in short])}: the sum is too low."
-        )
+        notes.append(f"{needed}, and {', '.join(map(str, caches))} were measured; the rest is extrapolated.")
+    if short := [str(found.variant) for found in (prefill, *decodes) if not found.whole_time and found.coverage < 1]:
+        notes.append(f"Readings do not cover all of {', '.join(short)}: the sum is too low.")
     time = _summed(prefill, decodes, first, last, lambda found: found.whole_time or found.time)
     energy = _summed(prefill, decodes, first, last, lambda found: found.whole_energy or found.energy)
     assert time is not None
     return Generation(prefill, tuple(decodes), tokens, time, energy, tuple(notes))
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _decodes_of(session: Session, prompt: Variant) -> list[Variant]:
@@ -118,9 +113,8 @@ def _decodes_of(session: Session, prompt: Variant) -> list[Variant]:
     variants = [Variant(**{name: getattr(one, name) for name in names}) for one in found]
     # A decode has one token of each sequence.
     alike = dataclasses.replace(prompt, phase="decode", length=1, padded=False, text="")
-    return sorted(
-        (one for one in variants if dataclasses.replace(one, cache=0, text="") == alike), key=lambda one: one.cache
-    )
+    decodes = [one for one in variants if dataclasses.replace(one, cache=0, text="") == alike]
+    return sorted(decodes, key=lambda one: one.cache)
 
 
 def _summed(

@@ -1,8 +1,8 @@
-"""Which tuples to measure next: those whose readings reduce the error of given models most, as a measurement file.
+"""The tuples to measure next: those whose readings reduce the error of given models most, as a measurement file.
 
 Tuples are ranked by their uncertain share of the models' time: calls x time x width of the interval. A tuple similar
-to a chosen one - the same type, half to twice its time - counts half, because a reading of one tells about the other.
-A sweep is written for a tuple if one makes it; for others, the model with the operator's type.
+to a chosen one (the same type, half to twice its time) counts half, because a reading of one tells about the other.
+The file has a sweep for a tuple if a sweep makes it; for others, the model with the operator's type.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class MeasurementPlan:
 
 
 def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
-    """
+    """Choose the tuples to measure.
+
     Args:
         estimates: of the models, with predictions.
         most: number of tuples to choose.
@@ -92,16 +93,13 @@ def plan(estimates: Sequence[Estimate], most: int) -> MeasurementPlan:
         sweep = sweep_of(entry.operator, found.specs[best], best)
         chosen.append(ProposedMeasurement(entry, left.pop(best), titles, sweep))
         for id_ in left:
-            if _similar(missing_of[id_][-1][1], entry):
-                left[id_] *= SIMILAR
+            other = missing_of[id_][-1][1]
+            times = (other.predicted_us or 0.0) / (entry.predicted_us or 1.0)
+            left[id_] *= SIMILAR if other.operator == entry.operator and 0.5 <= times <= 2 else 1
     each_s = [one.measuring_rest_s / len(one.missing) for one in estimates if one.missing]
     seconds = len(chosen) * max(each_s, default=SECONDS_A_TUPLE)
     variants = {id_: found[0][0].variant for id_, found in missing_of.items()}
     return MeasurementPlan(tuple(chosen), uncertain, seconds, _file(chosen, variants))
-
-
-def _similar(one: MissingTuple, other: MissingTuple) -> bool:
-    return one.operator == other.operator and 0.5 <= (one.predicted_us or 0.0) / (other.predicted_us or 1.0) <= 2
 
 
 def sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep | None:
@@ -110,8 +108,7 @@ def sweep_of(operator: str, spec: Mapping[str, Any], operator_id: str) -> Sweep 
         return None
     from farm.operators.sweep import Expansion
 
-    grid = _grid(operator, spec)
-    if grid is None:
+    if (grid := _grid(operator, spec)) is None:
         return None
     sweep = Sweep(operator, {name: (value,) for name, value in grid.items()})
     with contextlib.suppress(FarmError, ValueError, TypeError):
@@ -130,7 +127,10 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     first, sizes = shapes[0], recipe.sizes
     given = {**spec["parameters"], **spec["keywords"]}
-    grid = {name: _single(plain(given[name])) for name in recipe.parameters if name in given}
+    grid = {name: plain(given[name]) for name in recipe.parameters if name in given}
+    for name, value in grid.items():  # [3, 3] is 3, [768] is 768; different sizes remain a pair
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            grid[name] = value[0]
     floating = [tensor["dtype"] for tensor in tensors if tensor["dtype"] in recipe.dtypes]
     grid["dtype"] = floating[0] if floating else recipe.dtypes[0]
     if "batch" in sizes:
@@ -154,34 +154,24 @@ def _grid(operator: str, spec: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: value for name, value in grid.items() if value is not None}
 
 
-def _single(value: Any) -> Any:
-    """`[3, 3]` is 3, `[768]` is 768; two different sizes remain a pair."""
-    if isinstance(value, list) and value and all(one == value[0] for one in value):
-        return value[0]
-    return value
-
-
 def _file(chosen: Sequence[ProposedMeasurement], variants: Mapping[str, Variant]) -> str:
-    """A measurement file: a sweep for each tuple that one makes, then models with the types of the other tuples."""
-    entries: list[dict[str, Any]] = [
-        {"sweep": one.sweep.operator, "name": one.entry.label, "grid": _written(one.sweep.grid)}
-        for one in chosen
-        if one.sweep
-    ]
+    """A measurement file: the sweeps of tuples, then models with the types of the tuples that no sweep makes."""
+    entries: list[dict[str, Any]] = []
     types: dict[Variant, set[str]] = defaultdict(set)
     for one in chosen:
         if one.sweep is None:
             types[variants[one.entry.operator_id]].add(one.entry.operator)
+            continue
+        # A list is several values: a pair of sizes is a list in a list.
+        values = {name: value for name, (value,) in one.sweep.grid.items()}
+        grid = {name: [list(value)] if isinstance(value, list) else value for name, value in values.items()}
+        entries.append({"sweep": one.sweep.operator, "name": one.entry.label, "grid": grid})
     entries += [{**_of_variant(variant), "operators": sorted(names)} for variant, names in types.items()]
     return yaml.safe_dump({"measurements": entries}, sort_keys=False, width=120, allow_unicode=True)
 
 
-def _written(grid: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: [list(value[0])] if isinstance(value[0], list) else value[0] for name, value in grid.items()}
-
-
 def _of_variant(variant: Variant) -> dict[str, Any]:
-    """Its options that differ from the defaults, as keys of a measurement file."""
+    """The options of a variant that differ from the defaults, as keys of a measurement file."""
     usual = {field.name: field.default for field in dataclasses.fields(Variant)}
     found = {"model": variant.model, "batch": variant.batch, "dtype": variant.dtype}
     for name, value in variant.to_json().items():

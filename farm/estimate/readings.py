@@ -1,7 +1,6 @@
 """The tuples of a model, and the readings of them that an estimate adds up.
 
-Readings of one method and one software are never mixed with others: of those stored, the set is taken that covers
-most of the model.
+Readings of different methods or software are never mixed: an estimate takes the set that covers most of the model.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from farm.prediction.stored_predictor import NeededTuple
 from farm.store import tables
 from farm.store.content import classes
 from farm.store.reuse import tells_others
-from farm.store.rows import in_batches
+from farm.store.rows import fetch_values, in_batches
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Variant
 from farm.verdict.figures import Part, ReadingView, Whole
 
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_CAPTURE = tables.Capture.__table__.c  # type: ignore[attr-defined]
-_CARD = tables.CardRow.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
+_READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
+    table.__table__.c  # type: ignore[attr-defined]
+    for table in (tables.Reading, tables.Capture, tables.Card, tables.Protocol, tables.Operator)
+)
 
 
 def card_model_named(session: Session, word: str) -> str:
@@ -66,7 +64,7 @@ def peaks_of(session: Session, card_model: str, dtype: str, tf32: bool = False) 
 
 
 def tuples_of(session: Session, variant: Variant, device_type: str, launch: str) -> list[NeededTuple]:
-    """The tuples of a stored capture, with the classes of data that it saw; without one, those that are extracted now.
+    """The tuples of a stored capture, with the data classes of their calls; without a capture, extract the tuples.
 
     Raises:
         CaptureError: the model cannot be extracted.
@@ -76,10 +74,10 @@ def tuples_of(session: Session, variant: Variant, device_type: str, launch: str)
     from farm.training.extract import extract
 
     extracted = extract(variant, device_type=device_type)
-    found = []
+    costs, counts, found = extracted.costs, extracted.capture.counts, []
     for id_, spec in extracted.capture.tuples.items():
-        cost, calls = extracted.costs[id_], {"": extracted.capture.counts[id_]}
-        found.append(NeededTuple(id_, spec.short_name, label_of(spec), cost.flops, cost.bytes, calls, spec.to_json()))
+        about = id_, spec.short_name, label_of(spec), costs[id_].flops, costs[id_].bytes
+        found.append(NeededTuple(*about, {"": counts[id_]}, spec.to_json()))
     return found
 
 
@@ -97,15 +95,8 @@ def stored_tuples(session: Session, variant: Variant, device_type: str, launch: 
     for (operator_id, data), number in classes(session, stored, "seen").items():
         calls[operator_id][data] = number
     columns = [_OPERATOR[name] for name in ("id", "short_name", "label", "flops", "bytes_moved", "spec")]
-    rows = {
-        row.id: row
-        for batch in in_batches(calls)
-        for row in session.execute(sqlalchemy.select(*columns).where(_OPERATOR.id.in_(batch)))
-    }
-    return [
-        NeededTuple(row.id, row.short_name, row.label, row.flops, row.bytes_moved, calls[row.id], row.spec)
-        for row in (rows[operator_id] for operator_id in calls)
-    ]
+    rows = fetch_values(session, columns, calls)
+    return [NeededTuple(*rows[id_][:5], calls[id_], rows[id_].spec) for id_ in calls]
 
 
 # -- their readings
@@ -116,9 +107,9 @@ class SelectedReadings:
     """The readings of one method and one software that cover most of a model's cost.
 
     Attributes:
-        rows: by tuple: one reading for each class of data that has one.
-        other_sets: how many other methods and software have readings.
-        other_data_calls: calls whose class of data has no reading, taken from another class.
+        rows: by tuple: one reading for each data class that has one.
+        other_sets: the number of other methods and software with readings.
+        other_data_calls: calls without a reading of their data class; they take that of another class.
     """
 
     method: int
@@ -144,10 +135,12 @@ def select_for_model(
 
     Args:
         weight: the cost of all calls of a tuple, by its id.
-        protocol: without its class of data.
+        protocol: its data class is ignored.
         torch: a version, or its beginning.
     """
-    data_of = _protocols_like(session, protocol)
+    like = {**protocol.to_json(), "data": None}
+    protocols = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec))
+    data_of = {id_: spec["data"] for id_, spec in protocols if spec and {**spec, "data": None} == like}
     subjects = [*(one.operator_id for one in needed), variant.id]
     sets = _sets(session, subjects, card_model, list(data_of), torch)
     if not any(weight.get(subject) for rows in sets.values() for subject, _ in rows):
@@ -157,8 +150,8 @@ def select_for_model(
         own = {subject for subject, _ in sets[key]}
         return math.fsum(weight.get(one, 0.0) for one in own), max(row.created_at_s for row in sets[key].values())
 
-    method, software_id = chosen = max(sets, key=covered)
-    rows = sets[chosen]
+    method, software_id = max(sets, key=covered)
+    rows = sets[method, software_id]
     parts, used, other_data_calls = _parts(needed, rows, data_of, roofline)
     whole = rows.get((variant.id, protocol.of_whole.id)) or rows.get((variant.id, protocol.with_data("normal").id))
     wholes = [Whole(whole.card_id, ReadingView.of(whole), "", protocol.launch)] if whole is not None else []
@@ -168,15 +161,8 @@ def select_for_model(
 def without_readings(
     needed: Sequence[NeededTuple], method: int, software_id: str, roofline: Roofline
 ) -> SelectedReadings:
-    """A selection of no reading, for a model that a predictor answers for alone."""
+    """A selection without readings, for a model with predictions alone."""
     return SelectedReadings(method, software_id, _parts(needed, {}, {}, roofline)[0], {}, [], 0, 0)
-
-
-def _protocols_like(session: Session, protocol: Protocol) -> dict[str, str]:
-    """Protocol id -> class of data, of all protocols that differ from this one in nothing else."""
-    wanted = {**protocol.to_json(), "data": None}
-    rows = session.execute(sqlalchemy.select(_PROTOCOL.id, _PROTOCOL.spec)).all()
-    return {row.id: row.spec["data"] for row in rows if row.spec and {**row.spec, "data": None} == wanted}
 
 
 _COLUMNS = (
@@ -190,7 +176,7 @@ NewestReadings = dict[tuple[str, str], Any]  # (subject id, protocol id) -> its 
 def _sets(
     session: Session, subjects: Sequence[str], model: str, protocol_ids: Sequence[str], torch: str
 ) -> dict[tuple[int, str], NewestReadings]:
-    """Sound readings by method and software, without those of studies."""
+    """The sound readings by method and software, without readings of studies."""
     from farm.exchange.filters import parse, select_readings
 
     about = [_READING.card_model == model, _READING.protocol_id.in_(protocol_ids), _READING.simulated.is_(False)]
@@ -208,29 +194,19 @@ def _sets(
 def _parts(
     needed: Sequence[NeededTuple], rows: NewestReadings, data_of: Mapping[str, str], roofline: Roofline
 ) -> tuple[list[Part], dict[str, list[Any]], int]:
-    """Parts of a sum, their readings by tuple, and the number of calls in another class of data than the model has."""
+    """Parts of a sum, their readings by tuple, and the number of calls that take a reading of another data class."""
     by_subject: dict[str, dict[str, Any]] = defaultdict(dict)
     for (subject, protocol_id), row in rows.items():
         by_subject[subject][data_of[protocol_id]] = row
     parts, used, other_data_calls = [], defaultdict(list), 0
     for one in needed:
         there = by_subject.get(one.operator_id, {})
+        estimated_us = roofline.estimate_us(one.flops, one.bytes_moved)
         for data, calls in one.calls.items():
             row = there.get(data) or there.get("normal") or next(iter(there.values()), None)
             if row is not None:
                 used[one.operator_id].append(row)
                 other_data_calls += calls if data and data not in there else 0
-            parts.append(
-                Part(
-                    operator_id=one.operator_id,
-                    short_name=one.short_name,
-                    label=one.label,
-                    count=calls,
-                    flops=one.flops,
-                    bytes_moved=one.bytes_moved,
-                    estimated_us=roofline.estimate_us(one.flops, one.bytes_moved),
-                    reading=ReadingView.of(row) if row is not None else None,
-                    data=data,
-                )
-            )
+            about = one.operator_id, one.short_name, one.label, calls, one.flops, one.bytes_moved, estimated_us
+            parts.append(Part(*about, ReadingView.of(row) if row is not None else None, data=data))
     return parts, dict(used), other_data_calls
