@@ -225,7 +225,7 @@ def estimate(
         request = Request(variant=variant, protocol=protocol.with_data(default_data(kind, variant.step)))
         command = command_of(request).removesuffix(" --reuse none")
         raise UsageError(
-            f"The database has no reading of a tuple of {variant} on {model}{about}.",
+            f"No reading of {model}{about} covers a tuple of {variant}.",
             f"Measure it: {command}; or import another farm's readings with `farm import`.",
         )
     summed = aggregate(selected.parts, selected.wholes, target=0.95, launch=protocol.launch)

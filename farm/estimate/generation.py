@@ -89,7 +89,7 @@ def generation(
     if not decodes:
         of_model = f"{prompt.model} with a batch of {prompt.batch} in {prompt.dtype}"
         raise UsageError(
-            f"The database has no reading of a decode of {of_model} on {prefill.card_model}.",
+            f"No reading of {prefill.card_model} covers a decode of {of_model}.",
             f"Measure some: farm run {prompt.model} --phase decode -b {prompt.batch} --cache {first},{last}",
         )
     caches = [found.variant.cache for found in decodes]

@@ -53,6 +53,17 @@ def memory_format_of(variant: Variant) -> torch.memory_format:
     return torch.channels_last if variant.memory_format == "channels_last" else torch.contiguous_format
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute in a ``with`` block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 class ByPosition(nn.Module):
     """A model that takes all arguments by position: ``positional`` ones, then those of ``names``."""
 
@@ -72,11 +83,11 @@ class Decoding(nn.Module):
     values. They are buffers: they move with the model, and a recorder sees them.
 
     A layer of the cache counts its tokens in a tensor of its own, in place. Here all layers share one counter, which
-    one call creates before each pass, and the layers' calls are equal: with each layer the token is one position
-    further, in a model of ``depth`` layers up to the last position; a model that is cut to fewer layers makes the same
-    calls. Otherwise the same operators run; separate counters would need an extra kernel per layer to reset them. A
-    layer with a window copies the number of its last position from the host at each token, which a CUDA graph cannot
-    hold; here it is on the card from the start, as it is after such a model is compiled.
+    one call creates before each pass: separate counters would need an extra kernel per layer to reset them. With each
+    layer the token is one position further, in a model of ``depth`` layers up to the last position. The calls of all
+    layers are equal, also in a model that is cut to fewer layers. A layer with a window copies the number of its last
+    position from the host at each token, which a CUDA graph cannot record; here the number is on the card from the
+    start, as after such a model is compiled.
     """
 
     def __init__(self, model: Any, batch: int, size: int, depth: int = 0) -> None:
@@ -102,22 +113,14 @@ class Decoding(nn.Module):
             layer.cumulative_length, layer.device = counter, ids.device
             if layer.is_sliding:
                 layer.cumulative_length_int = self.before
-        with self._last_position_on_device():
-            return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
-
-    @contextlib.contextmanager
-    def _last_position_on_device(self) -> Iterator[None]:
         original = torch.tensor
 
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             is_last = isinstance(data, list) and data == [-1]
             return self.get_buffer("last") if is_last else original(data, *args, **kwargs)
 
-        torch.tensor = tensor
-        try:
-            yield
-        finally:
-            torch.tensor = original
+        with replaced(torch, "tensor", tensor):
+            return self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
 
 
 def _heads_and_width(config: Any) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from farm.errors import SettingsError, UnknownModel, UnsupportedModel, UsageError
 from farm.models import own, timm, torchvision, transformers
-from farm.models.entry import ModelEntry, Source, check_installed
+from farm.models.entry import ModelEntry, Source, install_line, is_installed
 from farm.models.texts import hold_tokens
 from farm.types.protocol import Variant
 
@@ -32,18 +32,12 @@ _MOST_SIZES = 2  # of a model's own inputs in a title
 
 
 def _entries(source: Source) -> Mapping[str, ModelEntry]:
-    """
-    Raises:
-        SettingsError: the setting of a user's model is malformed, or has the name of a model of torchvision.
-    """
+    """The models of a source; raises `SettingsError` if a user's model has the name of a model of torchvision."""
     found = source.entries()
-    if source.NAME == own.NAME:
-        for name in found:
-            if name in torchvision.entries() or name in torchvision.refused():
-                raise SettingsError(
-                    f"The setting 'models' names '{name}', which is a model of torchvision.",
-                    "Choose another name for it.",
-                )
+    if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.refused()}.keys()):
+        raise SettingsError(
+            f"The setting 'models' names '{min(same)}', which is a model of torchvision.", "Choose another name for it."
+        )
     return found
 
 
@@ -52,12 +46,10 @@ def source_named(name: str) -> Source:
     Raises:
         UsageError: there is no source of that name.
     """
-    for source in SOURCES:
-        if name == source.NAME:
-            return source
-    raise UsageError(
-        f"There is no source of models named '{name}'.", f"Choose one of {', '.join(one.NAME for one in SOURCES)}."
-    )
+    known = {source.NAME: source for source in SOURCES}
+    if name not in known:
+        raise UsageError(f"There is no source of models named '{name}'.", f"Choose one of {', '.join(known)}.")
+    return known[name]
 
 
 def names(task: str | None = None, source: str | None = None) -> list[str]:
@@ -75,20 +67,18 @@ def _shortest(source: Source, name: str) -> str:
 def _owner(name: str) -> Source | None:
     """The source that a name without one means; None if several sources have it, or none."""
     having = [one for one in SOURCES if name in _entries(one) or name in one.refused()]
-    winning = [one for one in having if one in _PREFERRED]
-    return winning[0] if winning else having[0] if len(having) == 1 else None
+    return having[0] if len(having) == 1 or (having and having[0] in _PREFERRED) else None
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name is a shell pattern; no model's name holds these characters."""
+    """True if a name is a shell pattern; no model's name has these characters."""
     return any(mark in name for mark in "*?[")
 
 
 def matching(name: str) -> list[str]:
-    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``, ignoring case; a plain name matches
-    itself.
+    """The models that match a pattern such as ``resnet*`` or ``timm/resnet*``; a plain name matches itself.
 
-    Without a source: torchvision's models and the user's own; if none of these matches, those of the other sources.
+    Case is ignored. Without a source: the models of torchvision and the user, or if none matches, of other sources.
 
     Raises:
         UnknownModel: no model matches.
@@ -105,6 +95,7 @@ def matching(name: str) -> list[str]:
 
 
 def _found(name: str) -> tuple[Source, ModelEntry]:
+    """The source and entry of a model; see `find`."""
     prefix, _, bare = name.rpartition("/")
     source = next((one for one in SOURCES if prefix == one.NAME), None) if prefix else _owner(bare)
     if source is None:
@@ -135,8 +126,8 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     Imports torch for a user's model with an input size.
 
     Args:
-        fields: of a `Variant`; None stands for the default. ``text``, a file, and ``tokenizer``, a folder with a
-            `tokenizer.json`, are the input text: this process then holds its ids (`farm.models.texts.tokens_of_text`).
+        fields: of a `Variant`; None stands for the default. ``text`` (a file) and ``tokenizer`` (a folder with a
+            `tokenizer.json`) give the input text: this process then holds its ids (`farm.models.texts.tokens_of_text`).
 
     Raises:
         UsageError: the model does not take one of them, or has no use for it; see
@@ -152,8 +143,11 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
     for key in ("length", "cache", "layers"):
         if given.get(key) == 0:  # in a variant 0 stands for the default
             raise UsageError(f"--{key} is 0; it must be at least 1.", f"Leave --{key} away for the model's own.")
-    if entry.origin == own.NAME and "input_size" in given:
-        own.refuse_size(entry.own_name)
+    if entry.origin == own.NAME and "input_size" in given and own.given_inputs(entry.own_name) is not None:
+        raise UsageError(
+            f"{entry.own_name} brings its own example inputs, which --input-size does not change.",
+            "Leave the input size away; -b changes the batch.",
+        )
     made = Variant(model=entry.name, batch=batch, **entry.completed(given))
     if text is None or tokenizer is None:
         return made
@@ -168,8 +162,9 @@ def variant(name: str, batch: int = 1, **fields: Any) -> Variant:
 def build(
     model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0, real_buffers: bool = False
 ) -> nn.Module:
-    """The module of a variant; a name stands for the model's default variant. On meta it has shapes and no memory,
-    elsewhere random weights, equal for equal seeds.
+    """The module of a variant; a name stands for the model's default variant.
+
+    On meta it has shapes and no memory. Elsewhere it has random weights, equal for equal seeds.
 
     Args:
         real_buffers: on meta, keep the values of tensors that are not made by ``torch.empty`` (caches, masks).
@@ -181,9 +176,7 @@ def build(
 
     from farm.models.building import EmptyOnMeta, memory_format_of
 
-    chosen = variant(model) if isinstance(model, str) else model
-    source, entry = _found(chosen.model)
-    check_installed(source, chosen.model)
+    chosen, source, entry = _installed(model)
     device = torch.device(device)
     on_meta = device.type == "meta"
     with contextlib.ExitStack() as stack:
@@ -200,6 +193,20 @@ def build(
     return module.train(chosen.mode == "train")
 
 
+def _installed(model: Variant | str) -> tuple[Variant, Source, ModelEntry]:
+    """The variant (of a name: the default), its source and entry.
+
+    Raises:
+        UnsupportedModel: the package of the source is not installed.
+    """
+    chosen = variant(model) if isinstance(model, str) else model
+    source, entry = _found(chosen.model)
+    if not is_installed(source):
+        problem = f"{chosen.model} is a model of {source.PACKAGE}, which is not installed."
+        raise UnsupportedModel(problem, f"Install it: {install_line(source)}")
+    return chosen, source, entry
+
+
 def example_inputs(model: Variant | str, *, device: str | torch.device = "meta", seed: int = 0) -> tuple[Any, ...]:
     """Positional arguments of the module that `build` returns: for an image model, standard normal images of shape
     (batch, 3, size, size) or clips of shape (batch, 3, 16, size, size).
@@ -211,9 +218,7 @@ def example_inputs(model: Variant | str, *, device: str | torch.device = "meta",
     """
     import torch
 
-    chosen = variant(model) if isinstance(model, str) else model
-    source, entry = _found(chosen.model)
-    check_installed(source, chosen.model)
+    chosen, source, entry = _installed(model)
     entry.completed(chosen.to_json())
     return source.inputs(entry, chosen, torch.device(device), seed)
 
@@ -222,14 +227,10 @@ def meta_inputs(variant: Variant) -> tuple[Any, ...]:
     """As `example_inputs` on meta, but integers (token ids, masks) have their values: a model may read them."""
     import torch
 
-    def is_integer(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and not value.is_floating_point()
-
     found = example_inputs(variant)
-    if not any(map(is_integer, found)):
-        return found
-    real = example_inputs(variant, device="cpu")
-    return tuple(value if is_integer(value) else empty for value, empty in zip(real, found, strict=True))
+    integer = [isinstance(value, torch.Tensor) and not value.is_floating_point() for value in found]
+    real = example_inputs(variant, device="cpu") if any(integer) else found
+    return tuple(value if use else empty for use, value, empty in zip(integer, real, found, strict=True))
 
 
 def title_of(variant: Variant) -> str:

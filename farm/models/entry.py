@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farm.errors import UnsupportedModel, UsageError
+from farm.errors import UsageError
 from farm.types.protocol import Variant
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ class ModelEntry:
     """A model of the catalog.
 
     Attributes:
-        input_size: the default side of the square input, in pixels; 0: it takes no images. The sizes mean nothing for a
-            user's model that has its own example inputs.
+        input_size: the default side of the square input, in pixels; 0: it takes no images. A user's model with its own
+            example inputs ignores the sizes.
         smallest_size: the smallest size that it takes.
         fixed_size: it takes the default size only.
         origin: the name of its source.
         parameters, flops: counts; FLOPs of one pass at batch 1 and the default size; None if not counted.
-        length: of a sequence, by default: tokens, or a sound's values if it has no phases; 0: it takes no sequences.
+        length: the default length of a sequence, in tokens, or in values of a sound; 0: it takes no sequences.
         shortest, longest: the least and greatest length; 0 for any.
         fixed_length: it takes the default length only.
-        phases: the phases that it has, the default first.
+        phases: its phases, the default first.
         masked: it takes padded sequences.
-        depth: its layers, of which a variant may keep fewer; 0: it cannot be cut.
+        depth: the number of its layers, which a variant may cut; 0: it cannot be cut.
     """
 
     name: str
@@ -82,39 +82,31 @@ class ModelEntry:
         if input_size is None or input_size == self.input_size:
             return self.input_size
         if not self.input_size:
-            raise UsageError(
-                f"{self.name} takes no images: --input-size {input_size} has no meaning.",
-                "Leave the input size away"
-                + ("." if self.fixed_length else f"; --length changes the sequences' {self.length}."),
-            )
-        if self.fixed_size:
-            raise UsageError(
-                f"{self.name} takes images of {self.input_size} px only, not {input_size} px.",
-                f"Leave the input size away, or give {self.input_size}.",
-            )
-        if not self.smallest_size <= input_size <= LARGEST_OF_ALL:
-            raise UsageError(
-                f"{self.name} takes images from {self.smallest_size} to {LARGEST_OF_ALL} px, not {input_size} px.",
-                f"Its default is {self.input_size}.",
-            )
-        return input_size
+            problem = f"takes no images: --input-size {input_size} has no meaning."
+            other = "." if self.fixed_length else f"; --length changes the sequences' {self.length}."
+            step = f"Leave the input size away{other}"
+        elif self.fixed_size:
+            problem = f"takes images of {self.input_size} px only, not {input_size} px."
+            step = f"Leave the input size away, or give {self.input_size}."
+        elif not self.smallest_size <= input_size <= LARGEST_OF_ALL:
+            problem = f"takes images from {self.smallest_size} to {LARGEST_OF_ALL} px, not {input_size} px."
+            step = f"Its default is {self.input_size}."
+        else:
+            return input_size
+        raise UsageError(f"{self.name} {problem}", step)
 
     def completed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a variant of this model: as given, with the model's own defaults for the others.
 
         Raises:
-            UsageError: the model does not take one of them, or has no use for it.
+            UsageError: the model does not take a field, or has no use for it.
         """
         phase = given.get("phase") or (self.phases[0] if self.phases else "")
         if phase and phase not in self.phases:
             has = f"It has {' and '.join(self.phases)}." if self.phases else "Leave --phase away: it has no phases."
             raise UsageError(f"{self.name} has no phase '{phase}'.", has)
-        found = {
-            **given,
-            "input_size": self.check_size(given.get("input_size")),
-            "phase": phase,
-            **self._lengths(phase, given),
-        }
+        own = {"input_size": self.check_size(given.get("input_size")), "phase": phase}
+        found = {**given, **own, **self._lengths(phase, given)}
         if given.get("padded") and (not self.masked or phase == "decode"):
             where = f" in {phase}" if phase else ""
             raise UsageError(f"{self.name} takes no padded sequences{where}.", "Leave it out.")
@@ -124,9 +116,8 @@ class ModelEntry:
             if not self.depth:
                 raise UsageError(f"{self.name} cannot be cut to {layers} layers.", "Leave --layers away.")
             if layers > self.depth:
-                raise UsageError(
-                    f"{self.name} has {self.depth} layers, not {layers}.", f"Give --layers {self.depth} or less."
-                )
+                step = f"Give --layers {self.depth} or less."
+                raise UsageError(f"{self.name} has {self.depth} layers, not {layers}.", step)
             found["layers"] = layers if layers < self.depth else 0
         if given.get("step"):
             if phase == "decode":
@@ -146,12 +137,11 @@ class ModelEntry:
                     "In decode the input is one token per sequence; --length has no meaning.",
                     "Give --cache, the number of tokens in the cache.",
                 )
-            cache = cache or (min(CACHE, self.longest) if self.longest else CACHE)
+            cache = cache or min(CACHE, self.longest or CACHE)
             self._check_positions(cache, "cache")
             if cache < self.depth:
-                raise UsageError(
-                    f"A cache of {cache} tokens is too short for {self.name}.", f"Give --cache {self.depth} or more."
-                )
+                step = f"Give --cache {self.depth} or more."
+                raise UsageError(f"A cache of {cache} tokens is too short for {self.name}.", step)
             return {"length": 1, "cache": cache}
         if cache:
             why = f" in {phase}" if phase else ": it takes no tokens"
@@ -167,10 +157,8 @@ class ModelEntry:
         if self.fixed_length:
             raise UsageError(f"{self.name} takes a length of {self.length} only, not {length}.", "Leave --length away.")
         if length < self.shortest:
-            raise UsageError(
-                f"A length of {length} leaves no room for a text in {self.name}.",
-                f"Give --length {self.shortest} or more.",
-            )
+            step = f"Give --length {self.shortest} or more."
+            raise UsageError(f"A length of {length} leaves no room for a text in {self.name}.", step)
         self._check_positions(length, "length")
         return {"length": length}
 
@@ -183,10 +171,7 @@ class ModelEntry:
 
 
 def _optimizer(name: str, amp: str) -> str:
-    """
-    Raises:
-        UsageError: the named implementation does not work with a gradient scaler in a CUDA graph.
-    """
+    """The optimizer of a step; raises `UsageError` if it does not work with a gradient scaler in a CUDA graph."""
     if amp != "float16" or name.endswith("-fused"):
         return name
     if "-" in name:
@@ -200,8 +185,10 @@ def _optimizer(name: str, amp: str) -> str:
 
 @functools.cache
 def costs_of(source: str) -> Mapping[str, Mapping[str, Any]]:
-    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known; benchmarks/model_costs.py
-    makes it."""
+    """Name -> parameters, and FLOPs of one pass at batch 1 and the default size if known.
+
+    benchmarks/model_costs.py makes the file.
+    """
     return json.loads(Path(__file__).with_name("costs.json").read_text())[source]
 
 
@@ -221,23 +208,13 @@ class Source(Protocol):
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
         """The module in the variant's dtype, with random weights of torch's generator.
 
-        ``device`` is its destination: a real one, or meta, where ``torch.empty`` makes meta tensors meanwhile. The
-        module may be made elsewhere; the caller moves it.
+        Args:
+            device: its destination. For meta, ``torch.empty`` makes meta tensors during this call. The module may be
+                made elsewhere; the caller moves it.
         """
 
     def inputs(self, entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[Any, ...]:
         """The positional arguments of the module."""
-
-
-def check_installed(source: Source, name: str) -> None:
-    """
-    Raises:
-        UnsupportedModel: the package that makes the source's models is not installed.
-    """
-    if not is_installed(source):
-        raise UnsupportedModel(
-            f"{name} is a model of {source.PACKAGE}, which is not installed.", f"Install it: {install_line(source)}"
-        )
 
 
 def is_installed(source: Source) -> bool:

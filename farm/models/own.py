@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from farm.errors import SettingsError, UsageError
+from farm.errors import SettingsError
 from farm.models.entry import ModelEntry
 from farm.settings import settings
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 NAME = "user"
 PACKAGE = EXTRA = ""
 IMAGE_PX = 224  # size of the images for a model without example inputs
+_PLACE = "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it"
 
 
 def targets() -> dict[str, str]:
@@ -50,15 +51,12 @@ def loss(name: str) -> Callable[[Any], Any] | None:
     Raises:
         SettingsError: it has another form, or could not be imported.
     """
-    found = _checked("losses", settings().losses, "takes the model's output and returns a scalar")
-    if name not in found:
-        return None
+    target = _checked("losses", settings().losses, "takes the model's output and returns a scalar").get(name)
     try:
-        return _imported(found[name])  # type: ignore[no-any-return]
+        return None if target is None else _imported(target)
     except (Exception, SystemExit) as error:
         raise SettingsError(
-            f"The loss of '{name}' could not be imported from '{found[name]}': {type(error).__name__}: {error}",
-            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it.",
+            f"The loss of '{name}' could not be imported from '{target}': {type(error).__name__}: {error}", f"{_PLACE}."
         ) from error
 
 
@@ -81,28 +79,11 @@ def _imported(target: str) -> Any:
 
 
 def entries() -> Mapping[str, ModelEntry]:
-    return {
-        name: ModelEntry(name=name, task="user", input_size=IMAGE_PX, smallest_size=1, origin=NAME)
-        for name in targets()
-    }
+    return {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in targets()}
 
 
 def refused() -> Mapping[str, str]:
     return {}
-
-
-def refuse_size(name: str) -> None:
-    """Refuses an input size for a model that has its own example inputs.
-
-    Raises:
-        UsageError: the model has its own example inputs.
-        SettingsError: the model could not be made.
-    """
-    if given_inputs(name) is not None:
-        raise UsageError(
-            f"{name} brings its own example inputs, which --input-size does not change.",
-            "Leave the input size away; -b changes the batch.",
-        )
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
@@ -165,11 +146,11 @@ def _like(value: Any, dtype: torch.dtype, device: torch.device, seed: int) -> An
     if not isinstance(value, torch.Tensor):
         return value
     dtype = dtype if value.is_floating_point() else value.dtype
-    if value.device.type == "meta" and device.type != "meta":
-        if value.is_floating_point():
-            return random_normal(tuple(value.shape), dtype, device, seed)
-        return torch.zeros(value.shape, dtype=dtype, device=device)
-    return value.to(device=device, dtype=dtype)
+    if value.device.type != "meta" or device.type == "meta":
+        return value.to(device=device, dtype=dtype)
+    if value.is_floating_point():
+        return random_normal(tuple(value.shape), dtype, device, seed)
+    return torch.zeros(value.shape, dtype=dtype, device=device)
 
 
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, Any]]:
@@ -183,27 +164,22 @@ def _made(name: str) -> tuple[nn.Module, tuple[Any, ...] | None, Mapping[str, An
     except (Exception, SystemExit) as error:
         raise SettingsError(
             f"The model '{name}' could not be made by '{target}': {type(error).__name__}: {error}",
-            "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it, and "
-            "check that the function takes no argument.",
+            f"{_PLACE}, and check that the function takes no argument.",
         ) from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, nn.Module):
-        raise SettingsError(
-            f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module.",
-            "Return a torch.nn.Module, or a pair of a module and its example inputs.",
-        )
-    if any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
-        raise SettingsError(
-            f"The model '{name}' has lazy modules, whose parameters have no shapes yet.",
-            f"Call the model once on an input in '{target}', before it is returned.",
-        )
     positional, keywords = _arguments(given)
-    if wrong := [key for key in keywords if not isinstance(key, str)]:
-        raise SettingsError(
-            f"'{target}' names an argument of the model '{name}' {wrong[0]!r}, which is not a name.",
-            "Give the example inputs as a dict from names of arguments to their values.",
-        )
-    return model, positional, keywords
+    if not isinstance(model, nn.Module):
+        problem = f"'{target}' returned a {type(model).__name__} for the model '{name}', not a module."
+        step = "Return a torch.nn.Module, or a pair of a module and its example inputs."
+    elif any(nn.parameter.is_lazy(parameter) for parameter in (*model.parameters(), *model.buffers())):
+        problem = f"The model '{name}' has lazy modules, whose parameters have no shapes yet."
+        step = f"Call the model once on an input in '{target}', before it is returned."
+    elif wrong := [key for key in keywords if not isinstance(key, str)]:
+        problem = f"'{target}' names an argument of the model '{name}' {wrong[0]!r}, which is not a name."
+        step = "Give the example inputs as a dict from names of arguments to their values."
+    else:
+        return model, positional, keywords
+    raise SettingsError(problem, step)
 
 
 def _arguments(given: Any) -> tuple[tuple[Any, ...] | None, Mapping[str, Any]]:

@@ -23,12 +23,12 @@ NAME = PACKAGE = EXTRA = "timm"
 @functools.cache
 def entries() -> Mapping[str, ModelEntry]:
     table: dict[str, str] = json.loads(Path(__file__).with_name("timm.json").read_text())
-    found: dict[str, ModelEntry] = {}
-    for size, names in table.items():
-        pixels, _, only = size.partition(" ")
-        about: dict[str, Any] = {"input_size": int(pixels), "fixed_size": bool(only), "origin": NAME}
-        found |= {name: ModelEntry(name=name, task="classification", **about) for name in names.split()}
-    return found
+    return {
+        name: ModelEntry(name, "classification", int(pixels), fixed_size=bool(only), origin=NAME)
+        for size, names in table.items()
+        for pixels, _, only in (size.partition(" "),)
+        for name in names.split()
+    }
 
 
 def refused() -> Mapping[str, str]:
@@ -40,9 +40,8 @@ def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module
 
     timm = _package()
     if not timm.is_model(entry.own_name):
-        raise UnsupportedModel(
-            f"timm {timm.__version__} does not have the model {entry.name}.", "Install another version of timm."
-        )
+        problem = f"timm {timm.__version__} does not have the model {entry.name}."
+        raise UnsupportedModel(problem, "Install another version of timm.")
     return timm.create_model(entry.own_name, pretrained=False).to(dtype_of(variant))
 
 

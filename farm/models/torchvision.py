@@ -53,12 +53,11 @@ quantized_shufflenet_v2_x1_0 quantized_shufflenet_v2_x1_5 quantized_shufflenet_v
 _FLOW = "raft_large raft_small"
 
 _REASONS = {
-    "detection": "a detection model: the shapes of its operators depend on what it finds in the image",
-    "quantized": "a quantized model: torchvision's quantized operators run on the CPU only",
-    "flow": "an optical-flow model: it takes a pair of images and iterates, which this catalog does not describe",
+    _DETECTION: "a detection model: the shapes of its operators depend on what it finds in the image",
+    _QUANTIZED: "a quantized model: torchvision's quantized operators run on the CPU only",
+    _FLOW: "an optical-flow model: it takes a pair of images and iterates, which this catalog does not describe",
 }
 
-_DEFAULT_SIZE = {"classification": 224, "segmentation": 520, "video": 112}
 _FRAMES = 16
 # Models that need another size than the default of their task, or take only one size.
 _SIZES: dict[str, int] = {"inception_v3": 299, "mvit_v1_b": 224, "mvit_v2_s": 224, "s3d": 224}
@@ -67,28 +66,23 @@ _FIXED = frozenset({"vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", 
 _SMALLEST = {"alexnet": 63, "inception_v3": 75}
 
 
-def _named(text: str, task: str) -> dict[str, ModelEntry]:
-    return {
-        name: ModelEntry(
-            name=name,
-            task=task,
-            input_size=_SIZES.get(name, _DEFAULT_SIZE[task]),
-            smallest_size=_SMALLEST.get(name, SMALLEST_OF_ALL),
-            fixed_size=name in _FIXED,
-            **costs_of(NAME).get(name, {}),
-        )
-        for name in text.split()
-    }
-
-
-_TORCHVISION = (
-    _named(_CLASSIFICATION, "classification") | _named(_SEGMENTATION, "segmentation") | _named(_VIDEO, "video")
-)
-_REFUSED = {
-    name: _REASONS[task]
-    for task, names in {"detection": _DETECTION, "quantized": _QUANTIZED, "flow": _FLOW}.items()
+_TORCHVISION = {
+    name: ModelEntry(
+        name=name,
+        task=task,
+        input_size=_SIZES.get(name, default_size),
+        smallest_size=_SMALLEST.get(name, SMALLEST_OF_ALL),
+        fixed_size=name in _FIXED,
+        **costs_of(NAME).get(name, {}),
+    )
+    for task, default_size, names in (
+        ("classification", 224, _CLASSIFICATION),
+        ("segmentation", 520, _SEGMENTATION),
+        ("video", 112, _VIDEO),
+    )
     for name in names.split()
 }
+_REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 
 
 def entries() -> Mapping[str, ModelEntry]:
@@ -102,12 +96,10 @@ def refused() -> Mapping[str, str]:
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     from farm.models.building import dtype_of
 
-    models, dtype = torchvision_models(), dtype_of(variant)
+    backbone = {"weights_backbone": None} if entry.task == "segmentation" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # googlenet and inception_v3 announce a change of a default
-        if entry.task == "segmentation":
-            return models.get_model(variant.model, weights=None, weights_backbone=None).to(dtype)
-        return models.get_model(variant.model, weights=None).to(dtype)
+        return torchvision_models().get_model(variant.model, weights=None, **backbone).to(dtype_of(variant))
 
 
 def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) -> tuple[torch.Tensor]:
@@ -125,7 +117,7 @@ def torchvision_models() -> Any:
     """``torchvision.models``, also if torchvision lacks its compiled operators.
 
     A torchvision of the package index fails on import with a CPU build of torch, because ``torchvision::nms`` does not
-    exist. Only then this defines the schemas of the two missing operators; no model here calls them.
+    exist. In that case this function defines the schemas of the two missing operators; no model here calls them.
     """
     import torch
 

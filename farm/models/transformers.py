@@ -44,9 +44,8 @@ _PHASES = {
     "both": ("prefill", "encode"),
 }
 _TASK = {"encoder": "text encoder", "pair": "text and image", "both": "text to text", "image": "image encoder"}
-_TASK |= dict.fromkeys(("decoder", "prompt", "choices"), "language model") | dict.fromkeys(
-    ("sound", "frames"), "sound encoder"
-)
+_TASK |= dict.fromkeys(("decoder", "prompt", "choices"), "language model")
+_TASK |= dict.fromkeys(("sound", "frames"), "sound encoder")
 _LENGTH = {"encoder": 128, "both": 128}
 _PROMPT = 512  # tokens, by default
 _CHOICES = 2  # for a model with double heads
@@ -82,7 +81,7 @@ def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelE
         fixed_size=True,
         origin=NAME,
         length=0 if kind == "image" else min(usual, longest) if longest else usual,
-        shortest=specials_of(name).around + 1,
+        shortest=_specials(name).around + 1,
         longest=longest,
         fixed_length=kind in ("image", "frames"),
         phases=phases,
@@ -150,15 +149,14 @@ def _call(entry: ModelEntry, variant: Variant, device: torch.device, seed: int) 
     return call
 
 
-def specials_of(name: str) -> Specials:
+def _specials(name: str) -> Specials:
     """The ids of a model that are not text."""
-    about: dict[str, Any] = _TABLE[name.rpartition("/")[2]].get("specials", {})
-    around: dict[str, Any] = {key: tuple(about[key]) for key in ("first", "last") if key in about}
-    return Specials(**{**about, **around})
+    about: dict[str, Any] = _TABLE[name].get("specials", {})
+    return Specials(**{key: tuple(value) if isinstance(value, list) else value for key, value in about.items()})
 
 
-def vocabulary_of(name: str) -> int:
-    config = _TABLE[name.rpartition("/")[2]]["config"]
+def _vocabulary(name: str) -> int:
+    config = _TABLE[name]["config"]
     return config.get("vocab_size") or config["text_config"]["vocab_size"]
 
 
@@ -171,17 +169,17 @@ def tokens_of(entry: ModelEntry, variant: Variant, text: Path, tokenizer: Path) 
     return user_text.tokenize(
         text,
         tokenizer,
-        vocabulary_of(entry.name),
+        _vocabulary(entry.own_name),
         _rows(entry, variant),
         variant.length,
         padded=variant.padded,
-        specials=specials_of(entry.name),
+        specials=_specials(entry.own_name),
         bare=variant.phase == "decode",  # the input is one token of the text
     )
 
 
 def _rows(entry: ModelEntry, variant: Variant) -> int:
-    """The number of rows of tokens: an encoder-decoder needs as many again, for its decoder."""
+    """The number of rows of tokens: an encoder-decoder needs twice as many, half of them for its decoder."""
     kind = _TABLE[entry.own_name]["kind"]
     each = _CHOICES if kind == "choices" else 2 if kind == "both" and variant.phase != "encode" else 1
     return each * variant.batch
@@ -191,7 +189,7 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
     """Ids and mask (0 for padding) of a text's rows: (rows, length), int64."""
     import torch
 
-    rows, vocabulary = _rows(entry, variant), vocabulary_of(entry.name)
+    rows, vocabulary = _rows(entry, variant), _vocabulary(entry.own_name)
     if device.type == "meta":
         return (torch.empty((rows, variant.length), dtype=torch.int64, device=device),) * 2
     if variant.text:
@@ -202,12 +200,12 @@ def _texts(entry: ModelEntry, variant: Variant, device: torch.device) -> tuple[t
                 f"{found.length}, up to {found.largest}.",
                 "Give the text again, with --text and --tokenizer.",
             )
-        order = [row % found.batch for row in range(rows)]  # with another batch, the text starts again
-        return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
-    specials = Specials() if variant.phase == "decode" else specials_of(entry.name)
-    kind = _TABLE[entry.own_name]["tokenizer"]
-    found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
-    return torch.tensor(found.ids, device=device), torch.tensor(found.mask, device=device)
+    else:
+        specials = Specials() if variant.phase == "decode" else _specials(entry.own_name)
+        kind = _TABLE[entry.own_name]["tokenizer"]
+        found = token_ids(kind, vocabulary, rows, variant.length, padded=variant.padded, specials=specials)
+    order = [row % found.batch for row in range(rows)]  # with another batch, a user's text starts again
+    return torch.tensor(found.ids[order], device=device), torch.tensor(found.mask[order], device=device)
 
 
 def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Callable[..., Any]:
@@ -215,26 +213,27 @@ def _masked_by_padding_alone(forward: Callable[..., Any], padded: bool) -> Calla
 
     A model of transformers reads its mask to see whether it is needed, and in training its positions, to see whether
     texts are packed into one row. It cannot read while a graph is recorded: it then keeps the mask, or makes one, and
-    runs another and slower attention than an eager pass. The values that it would read are known here.
+    runs a slower attention than an eager pass. The values that it would read are known here.
     """
 
     @functools.wraps(forward)
-    def without_asking(*args: Any, **kwargs: Any) -> Any:
+    def without_reading(*args: Any, **kwargs: Any) -> Any:
         import torch
         from transformers import masking_utils
 
-        with contextlib.ExitStack() as until:
-            until.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
+        from farm.models.building import replaced
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(torch.cuda, "is_current_stream_capturing", lambda: padded))
             if hasattr(masking_utils, "find_packed_sequence_indices"):
-                until.enter_context(_replaced(masking_utils, "find_packed_sequence_indices", lambda positions: None))
+                stack.enter_context(replaced(masking_utils, "find_packed_sequence_indices", lambda _: None))
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
-                if not padded and (
-                    decides := getattr(masking_utils, name, None)
-                ):  # for a mask that the model made itself
-                    until.enter_context(_replaced(masking_utils, name, functools.partial(_without_mask, decides)))
+                if not padded and (decides := getattr(masking_utils, name, None)):
+                    without_mask = functools.partial(_without_mask, decides)  # also without one that the model makes
+                    stack.enter_context(replaced(masking_utils, name, without_mask))
             return forward(*args, **kwargs)
 
-    return without_asking
+    return without_reading
 
 
 def _without_mask(decides: Callable[..., bool], mask: Any, *args: Any, **kwargs: Any) -> bool:
@@ -242,18 +241,8 @@ def _without_mask(decides: Callable[..., bool], mask: Any, *args: Any, **kwargs:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without warnings about configurations: nothing is generated with these models."""
+    """Hide warnings about configurations: nothing is generated with these models."""
     logging = _package().logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -264,14 +253,13 @@ def _quietly() -> Iterator[None]:
 
 
 def class_name(name: str) -> str:
-    """The class of a model: models of one class are one architecture in several sizes."""
+    """The class of a model. Models of one class are one architecture in several sizes."""
     return _TABLE[name.rpartition("/")[2]]["class"]
 
 
 def _class_of(entry: ModelEntry) -> Any:
     name = class_name(entry.name)
-    found = getattr(_package(), name, None)
-    if found is None:
+    if (found := getattr(_package(), name, None)) is None:
         raise UnsupportedModel(
             f"{entry.name} needs the class {name}, which transformers {_package().__version__} does not have.",
             "Install another version of transformers.",

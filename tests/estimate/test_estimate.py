@@ -58,7 +58,7 @@ def test_a_text_costs_its_prompt_and_a_decode_for_each_token(database, farm, mon
     about = {"layers": 1, "dtype": "bfloat16"}
     prompt = catalog.variant("falcon-7b", 2, length=64, **about)
     filled.fill(database, prompt)
-    with database.read() as session, pytest.raises(UsageError, match="no reading of a decode of falcon-7b") as refused:
+    with database.read() as session, pytest.raises(UsageError, match="covers a decode of falcon-7b") as refused:
         generation(session, prompt, 64)
     assert "--phase decode -b 2 --cache 65,128" in refused.value.next_step
     for cache in (64, 128):
