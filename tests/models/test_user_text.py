@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(own, model, leave_out, probl
 
 
 def test_ids_that_are_not_at_hand_or_of_another_size_are_refused(own):
-    with pytest.raises(UsageError, match="are not at hand") as caught:
+    with pytest.raises(UsageError, match="are not available") as caught:
         catalog.example_inputs(Variant("bert-base", 2, 0, length=6, phase="encode", text="0" * 32), device="cpu")
     assert "--tokenizer" in caught.value.next_step
     variant = catalog.variant("bert-base", 2, length=6, **own)

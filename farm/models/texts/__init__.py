@@ -5,19 +5,18 @@ Requirements:
 - Ids have the distribution of a text, not a uniform one, because of a card's cache: few rows of an embedding are read
   very often, most almost never, and new ones appear more and more slowly.
 - Ids are equal on every machine, since a variant's id depends on them. So the corpus is stored as the ids of four
-  tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`): nothing is trained here, and
-  the library `tokenizers` is not needed.
-- Ids fit a model's own vocabulary, which is larger than any that a small corpus could train.
+  tokenizers of different kinds that were trained on it once (`benchmarks/text_ids.py`).
+- Ids fit a model's own vocabulary, which is larger than a vocabulary trained on a small corpus.
 
 So a token is identified by its *rank* by frequency in the corpus. Tokens that occur at least `COMMON_FROM` times get a
-model's lowest ids that are not special: vocabularies of all kinds are sorted by frequency, or nearly so. The ids of
-rare tokens are spread over the rest of the vocabulary. A text longer than the corpus starts it again, but takes rare
-tokens from a larger choice, as another text of the same language has some new rare words. The choice grows with the
-square root of the text's length, as the words of a text do (Heaps' law).
+model's lowest ids that are not special: vocabularies of all kinds are nearly sorted by frequency. The ids of rare
+tokens are spread over the rest of the vocabulary. A text longer than the corpus starts the corpus again, with rare
+tokens from a larger choice, which grows with the square root of the text's length (Heaps' law).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -67,8 +66,7 @@ class Specials:
 
 @dataclass(frozen=True)
 class _Corpus:
-    """The corpus of one kind: the rank of each token, the ends of its paragraphs, the number of ranks and of common
-    ones."""
+    """The corpus of one kind: the rank of each token, the ends of paragraphs, the numbers of ranks and common ranks."""
 
     ranks: np.ndarray
     ends: np.ndarray
@@ -79,28 +77,24 @@ class _Corpus:
 def token_ids(
     kind: str, vocabulary: int, batch: int, length: int, *, padded: bool = False, specials: Specials | None = None
 ) -> Tokens:
-    """``batch`` rows of ``length`` ids below ``vocabulary``, of the farm's own corpus; equal wherever it runs.
+    """``batch`` rows of ``length`` ids below ``vocabulary``, of the farm's own corpus; equal on every machine.
 
-    Without ``padded`` every row is full and continues the one before. With it, a row has as many whole paragraphs as
-    fill half of it on average (at least one), and is cut or padded to the length.
+    Args:
+        padded: rows hold whole paragraphs and are padded to the length; see `row_spans`.
 
     Raises:
         UsageError: there is no such kind, a size is wrong, or the vocabulary or length leaves no room for a text.
     """
+    import numpy as np
+
     if kind not in KINDS:
-        raise UsageError(
-            f"There is no tokenizer of the kind '{kind}'.", did_you_mean(kind, KINDS) or f"There is {', '.join(KINDS)}."
-        )
+        step = did_you_mean(kind, KINDS) or f"Choose one of {', '.join(KINDS)}."
+        raise UsageError(f"There is no tokenizer of the kind '{kind}'.", step)
     check_size(batch, length)
-    specials = specials or Specials()
-    text = _corpus(kind)
-    ids = _Vocabulary(text, vocabulary, specials)
-    room = room_for_text(length, specials.around)
-    if padded:
-        rows = [ids.of(begin, min(end, begin + room)) for begin, end in paragraph_rows(text.ends, batch, room)]
-    else:
-        rows = list(ids.of(0, batch * room).reshape(batch, room))
-    return in_rows(rows, length, specials)
+    specials, text = specials or Specials(), _corpus(kind)
+    spans = row_spans(text.ends, batch, room_for_text(length, specials.around), padded=padded)
+    ids = _ids(np.concatenate([np.arange(*span) for span in spans]), text, vocabulary, specials)
+    return in_rows(np.split(ids, np.cumsum([end - begin for begin, end in spans])[:-1]), length, specials)
 
 
 def room_for_text(length: int, around: int) -> int:
@@ -134,65 +128,54 @@ def _corpus(kind: str) -> _Corpus:
     return _Corpus(ranks, ends, len(occurrences), int((occurrences >= COMMON_FROM).sum()))
 
 
-class _Vocabulary:
-    """The ids of the corpus' tokens in a model's vocabulary."""
+def _ids(places: np.ndarray, text: _Corpus, vocabulary: int, specials: Specials) -> np.ndarray:
+    """The ids in a model's vocabulary of the tokens at these places of an endless text."""
+    import numpy as np
 
-    def __init__(self, text: _Corpus, vocabulary: int, specials: Specials) -> None:
-        import numpy as np
-
-        self._text = text
-        free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
-        if not len(free):
-            raise UsageError(
-                f"A vocabulary of {vocabulary} leaves no id for a text.", "Give the size of the model's vocabulary."
-            )
-        if outside := [number for number in sorted(specials.all) if not 0 <= number < vocabulary]:
-            raise UsageError(
-                f"The special id {outside[0]} is not in a vocabulary of {vocabulary}.", "Give the model's own ids."
-            )
-        # In a vocabulary smaller than the corpus' own, one id stands for several tokens.
-        self._common, self._rest = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
-        self._step = _step(len(self._rest))
-
-    def of(self, begin: int, end: int) -> np.ndarray:
-        """The ids of the tokens from position ``begin`` to ``end`` of an endless text."""
-        import numpy as np
-
-        passes, place = np.divmod(np.arange(begin, end), len(self._text.ranks))
-        rank = self._text.ranks[place]
-        rare = self._text.used - self._text.common
-        seldom = rank - self._text.common
-        # Only whole numbers: the last digit of a float differs between machines.
-        choice = np.array(
-            [math.isqrt(rare * rare * (number + 1)) for number in range(end // len(self._text.ranks) + 1)]
+    free = np.setdiff1d(np.arange(vocabulary), sorted(specials.all))
+    if not len(free):
+        raise UsageError(
+            f"A vocabulary of {vocabulary} leaves no id for a text.", "Give the size of the model's vocabulary."
         )
-        number = (seldom + passes * rare) % choice[passes]
-        rest = self._rest[number * self._step % len(self._rest)]
-        return np.where(seldom < 0, self._common[rank % len(self._common)], rest)
+    if outside := [number for number in sorted(specials.all) if not 0 <= number < vocabulary]:
+        raise UsageError(
+            f"The special id {outside[0]} is not in a vocabulary of {vocabulary}.", "Give the model's own ids."
+        )
+    # In a vocabulary smaller than that of the corpus, one id stands for several tokens.
+    common, others = (free[: text.common], free[text.common :]) if len(free) > text.used else (free, free)
+    passes, place = np.divmod(places, len(text.ranks))
+    rank, rare = text.ranks[place], text.used - text.common
+    # Only whole numbers: the last digit of a float differs between machines.
+    choice = np.array([math.isqrt(rare * rare * (number + 1)) for number in range(passes.max() + 1)])
+    number = (rank - text.common + passes * rare) % choice[passes]
+    return np.where(rank < text.common, common[rank % len(common)], others[number * _step(len(others)) % len(others)])
 
 
 def _step(size: int) -> int:
-    """The step from one rare id to the next: visits all of ``size`` before any twice, and spreads even a few evenly."""
+    """The step from one rare id to the next: it visits all of ``size`` ids, and spreads even a few evenly."""
     step = max(1, round(size * 0.618))
     while math.gcd(step, size) > 1:
         step += 1
     return step
 
 
-def paragraph_rows(ends: np.ndarray, batch: int, room: int) -> list[tuple[int, int]]:
-    """The begin and end of each row, in tokens of an endless text: whole paragraphs, half of a row on average.
+def row_spans(ends: np.ndarray, batch: int, room: int, *, padded: bool) -> list[tuple[int, int]]:
+    """The begin and end of the text of each row, in tokens of an endless text.
 
-    ``ends`` are the ends of the text's paragraphs.
+    Args:
+        ends: the ends of the text's paragraphs.
+        padded: as many whole paragraphs as fill half of a row on average (at least one), cut to the room. Otherwise
+            every row is full and continues the one before.
     """
+    if not padded:
+        return [(row * room, (row + 1) * room) for row in range(batch)]
     paragraphs, tokens = len(ends), int(ends[-1])
     together = max(1, round(room * paragraphs / tokens / 2))
-
-    def place(number: int) -> int:
-        """The position at which the ``number``-th paragraph begins."""
-        passes, within = divmod(number, paragraphs)
-        return passes * tokens + (int(ends[within - 1]) if within else 0)
-
-    return [(place(row * together), place((row + 1) * together)) for row in range(batch)]
+    begins = []
+    for row in range(batch + 1):
+        passes, within = divmod(row * together, paragraphs)
+        begins.append(passes * tokens + (int(ends[within - 1]) if within else 0))
+    return [(begin, min(end, begin + room)) for begin, end in itertools.pairwise(begins)]
 
 
 def corpus() -> list[str]:
@@ -202,16 +185,16 @@ def corpus() -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ users' texts
 
-#: The ids of users' texts that this process holds, by their content id. A variant only names its ids. They come from a
-#: new text, the database, or a request to measure, and are stored here before a model needs its inputs.
+#: The ids of users' texts that this process holds, by their content id; a variant has that id alone. They come from a
+#: new text, the database, or a request to measure.
 _held: dict[str, Tokens] = {}
 
 
 def hold_tokens(tokens: Tokens, *, alone: bool = False) -> str:
-    """Holds the ids of a text in this process, and returns their content id.
+    """Hold the ids of a text in this process, and return their content id.
 
     Args:
-        alone: drop all others, in a long-lived process that gets what it needs with each request.
+        alone: drop all others, in a long-lived process that gets the ids with each request.
     """
     if alone:
         _held.clear()
@@ -224,12 +207,12 @@ def holds_tokens(text: str) -> bool:
 
 
 def tokens_of_text(text: str) -> Tokens:
-    """
+    """The ids with this content id.
+
     Raises:
-        UsageError: this process does not hold them; another farm does not pass them on, so the text itself is needed.
+        UsageError: this process does not hold them. An export has no ids of texts, so the text itself is needed.
     """
     if text not in _held:
-        raise UsageError(
-            f"The token ids of the text {text} are not at hand.", "Give the text again, with --text and --tokenizer."
-        )
+        step = "Give the text again, with --text and --tokenizer."
+        raise UsageError(f"The token ids of the text {text} are not available.", step)
     return _held[text]

@@ -1,7 +1,7 @@
-"""Turns paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that imports no farm.
+"""Turn paragraphs into ids with a user's `tokenizer.json`, in a separate process: a script that imports no farm.
 
 A tokenizer's file is data, but it may need more time or memory than there is (an expression that never ends, one
-character that becomes a million), or crash the process that reads it. So this process reads it, within limits.
+character that becomes a million), or crash the process that reads it. So a process of its own reads it, within limits.
 
 Standard input: one JSON object with ``tokenizer`` (the text of the file), ``paragraphs``, ``needed`` (the number of ids
 after which no further paragraph is read) and ``most_bytes`` (of memory). Standard output: a line of JSON with ``first``
@@ -38,9 +38,8 @@ def _encoded(request: dict[str, Any]) -> tuple[dict[str, Any], array.array[int]]
     ids, counts = array.array("i"), []
     paragraphs = request["paragraphs"]
     for begin in range(0, len(paragraphs), PARAGRAPHS_AT_A_TIME):
-        for encoding in tokenizer.encode_batch(
-            paragraphs[begin : begin + PARAGRAPHS_AT_A_TIME], add_special_tokens=False
-        ):
+        some = paragraphs[begin : begin + PARAGRAPHS_AT_A_TIME]
+        for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
             ids.extend(encoding.ids)
             counts.append(len(encoding.ids))
         if len(ids) >= request["needed"]:
