@@ -26,21 +26,21 @@ def lookup(
     from farm.report import lookup as lookups
 
     filters = parse(words, card or ())
-    found = opening.first_that_knows(
+    found, total = opening.first_that_knows(
         lambda session: lookups.lookup(session, filters, sort=sort, limit=limit),  # type: ignore[arg-type]
-        lambda result: result.total > 0,
+        lambda result: result[1] > 0,
     )
-    rows = [row.to_json() for row in found.rows]
+    rows = [vars(row) for row in found]
     if as_json:
-        emit_json({"total": found.total, "readings": rows})
+        emit_json({"total": total, "readings": rows})
     elif not rows:
         say(f"No readings match {filters}.\n→ Omit a filter; `farm export` writes all readings.")
     else:
         from cli import lists
 
         show(lists.readings(rows))
-        if found.total > len(rows):
-            say(f"{found.total - len(rows)} more: -n {found.total} shows all, `farm export` writes them.")
+        if total > len(rows):
+            say(f"{total - len(rows)} more: -n {total} shows all, `farm export` writes them.")
 
 
 def compare(

@@ -34,7 +34,7 @@ _MOST_SIZES = 2  # of a model's own inputs in a title
 def _entries(source: Source) -> Mapping[str, ModelEntry]:
     """The models of a source; raises `SettingsError` if a user's model has the name of a model of torchvision."""
     found = source.entries()
-    if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.refused()}.keys()):
+    if source.NAME == own.NAME and (same := found.keys() & {**torchvision.entries(), **torchvision.REFUSED}.keys()):
         raise SettingsError(
             f"The setting 'models' names '{min(same)}', which is a model of torchvision.", "Choose another name for it."
         )
@@ -66,7 +66,7 @@ def _shortest(source: Source, name: str) -> str:
 
 def _owner(name: str) -> Source | None:
     """The source that a name without one means; None if several sources have it, or none."""
-    having = [one for one in SOURCES if name in _entries(one) or name in one.refused()]
+    having = [one for one in SOURCES if name in _entries(one) or name in one.REFUSED]
     return having[0] if len(having) == 1 or (having and having[0] in _PREFERRED) else None
 
 
@@ -103,7 +103,7 @@ def _found(name: str) -> tuple[Source, ModelEntry]:
         if len(having) > 1:
             raise UnknownModel(f"Several sources have a model '{name}'.", f"Say which: {' or '.join(having)}.")
         raise UnknownModel.named(name, names())
-    if bare in (reasons := source.refused()):
+    if bare in (reasons := source.REFUSED):
         raise UnsupportedModel(f"{bare} is {reasons[bare]}.", "List the models with `farm models`.")
     if (entry := _entries(source).get(bare)) is None:
         raise UnknownModel.named(name, [f"{prefix}/{one}" for one in _entries(source)])

@@ -198,12 +198,10 @@ class Source(Protocol):
     NAME: str  # before the slash: timm/mobilevit_s
     PACKAGE: str  # the package that makes its models; "" for the farm itself
     EXTRA: str  # the extra of pyproject.toml that installs it; "" if always installed
+    REFUSED: Mapping[str, str]  # the models that cannot be measured, by name: the reason, after "NAME is"
 
     def entries(self) -> Mapping[str, ModelEntry]:
         """The models that can be measured, by name."""
-
-    def refused(self) -> Mapping[str, str]:
-        """The models that cannot, by name: the reason, as a continuation of "NAME is"."""
 
     def make(self, entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
         """The module in the variant's dtype, with random weights of torch's generator.

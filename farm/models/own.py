@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "user"
 PACKAGE = EXTRA = ""
+REFUSED: Mapping[str, str] = {}
 IMAGE_PX = 224  # size of the images for a model without example inputs
 _PLACE = "Name the folder of the module in FARM_MODELS_PATH (the current one is not searched) or install it"
 
@@ -80,10 +81,6 @@ def _imported(target: str) -> Any:
 
 def entries() -> Mapping[str, ModelEntry]:
     return {name: ModelEntry(name, "user", IMAGE_PX, smallest_size=1, origin=NAME) for name in targets()}
-
-
-def refused() -> Mapping[str, str]:
-    return {}
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from farm.errors import UnsupportedModel
 from farm.models.entry import ModelEntry
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farm.types.protocol import Variant
 
 NAME = PACKAGE = EXTRA = "timm"
+REFUSED: Mapping[str, str] = {}
 
 
 @functools.cache
@@ -31,14 +32,11 @@ def entries() -> Mapping[str, ModelEntry]:
     }
 
 
-def refused() -> Mapping[str, str]:
-    return {}
-
-
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
     from farm.models.building import dtype_of
+    from farm.models.torchvision import imported_after_torchvision
 
-    timm = _package()
+    timm = imported_after_torchvision(NAME)
     if not timm.is_model(entry.own_name):
         problem = f"timm {timm.__version__} does not have the model {entry.name}."
         raise UnsupportedModel(problem, "Install another version of timm.")
@@ -49,13 +47,3 @@ def inputs(entry: ModelEntry, variant: Variant, device: torch.device, seed: int)
     from farm.models.building import images
 
     return (images(variant, device, seed),)
-
-
-@functools.cache
-def _package() -> Any:
-    from farm.models.torchvision import torchvision_models
-
-    torchvision_models()  # timm imports torchvision, which may need a fix first
-    import timm
-
-    return timm

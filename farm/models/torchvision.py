@@ -6,6 +6,7 @@ The names are listed here; a test compares the list with torchvision.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Mapping
@@ -82,15 +83,11 @@ _TORCHVISION = {
     )
     for name in names.split()
 }
-_REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
+REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 
 
 def entries() -> Mapping[str, ModelEntry]:
     return _TORCHVISION
-
-
-def refused() -> Mapping[str, str]:
-    return _REFUSED
 
 
 def make(entry: ModelEntry, variant: Variant, device: torch.device) -> nn.Module:
@@ -137,3 +134,9 @@ def torchvision_models() -> Any:
 
 
 _libraries: list[Any] = []
+
+
+def imported_after_torchvision(package: str) -> Any:
+    """A package that imports torchvision, which may need the fix of `torchvision_models` first."""
+    torchvision_models()
+    return importlib.import_module(package)

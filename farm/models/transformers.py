@@ -54,7 +54,7 @@ _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_lay
 _MEL_BINS = 80
 _NO_MASK = frozenset({"fnet-base", "mamba-130m"})
 
-_REFUSED = {
+REFUSED = {
     "transfo-xl": "Transformer-XL, which transformers 5 no longer has",
     "retribert": "RetriBERT, which transformers 5 no longer has",
 }
@@ -63,10 +63,6 @@ _REFUSED = {
 @functools.cache
 def entries() -> Mapping[str, ModelEntry]:
     return {name: _entry(name, **about) for name, about in _TABLE.items()}
-
-
-def refused() -> Mapping[str, str]:
-    return _REFUSED
 
 
 def _entry(name: str, kind: str, config: dict[str, Any], **about: Any) -> ModelEntry:
@@ -267,11 +263,7 @@ def _class_of(entry: ModelEntry) -> Any:
     return found
 
 
-@functools.cache
 def _package() -> Any:
-    from farm.models.torchvision import torchvision_models
+    from farm.models.torchvision import imported_after_torchvision
 
-    torchvision_models()  # transformers imports torchvision, which may need a fix first
-    import transformers
-
-    return transformers
+    return imported_after_torchvision(NAME)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import html
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.operators.roofline import Roofline
@@ -20,6 +19,7 @@ from farm.pages import COLOURS, GREY
 from farm.report.layers import LayerRow
 from farm.report.report import Report, TypeRow
 from farm.types.format import ENERGY, TIME, Units, count_of, gap, percent, printable, quantity
+from farm.verdict.figures import Figure
 from farm.verdict.verdict import TupleRow
 
 Chart = dict[str, Any]
@@ -247,45 +247,54 @@ def distributions(report: Report, readings: Mapping[str, Any]) -> list[Chart]:
     return charts
 
 
-@dataclass(frozen=True)
-class ScatterPoint:
-    """One job of the scatter: its sum and its whole, in one unit."""
+def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
+    """The sum of the parts over the whole model, one point per job, for time and for energy.
 
-    title: str
-    group: str  # shown by colour
-    total: float
-    half_width: float
-    whole: float
-    gap: str
-    link: str = ""
-
-
-def scatter(points: Iterable[ScatterPoint], colours: Mapping[str, str], what: str, unit: str) -> Chart | None:
-    """The sum of the parts over the whole model, one point per job: on the line, the parts explain the whole.
+    On the line, the parts explain the whole. Colours stand for card models and dtypes.
 
     Args:
-        colours: of each group.
+        reports: each with the link to its own page, "" for none.
     """
-    shown = sorted(points, key=lambda point: point.group)
-    if not shown:
-        return None
-    ends = [min(point.whole for point in shown) / 2, max(point.whole for point in shown) * 2]
+    points: dict[str, list[_Point]] = {"time": [], "energy": []}
+    for report, link in reports:
+        dtype = (report.request.get("variant") or {}).get("dtype", "")
+        group = f"{report.cards[0].model if report.cards else '?'}, {dtype}".strip(", ")
+        for what, comparison in (("time", report.verdict.time), ("energy", report.verdict.energy)):
+            if comparison is None or comparison.whole is None or not report.verdict.measured:
+                continue
+            if comparison.whole.value > 0 and comparison.total.value > 0:
+                points[what].append((group, report.title, comparison.total, comparison.whole, comparison.gap, link))
+    groups = sorted({group for of_one in points.values() for group, *_ in of_one})
+    colours = {group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)}  # the same in both charts
+    units = {"time": "ms", "energy": "J"}  # a thousand of the units of a verdict
+    return [_scatter(found, colours, what, units[what]) for what, found in points.items() if found]
+
+
+_Point = tuple[str, str, Figure, Figure, Figure | None, str]  # group, title, sum, whole, gap, link
+
+
+def _scatter(points: Sequence[_Point], colours: Mapping[str, str], what: str, unit: str) -> Chart:
+    wholes = [whole.value / 1e3 for _, _, _, whole, _, _ in points]
+    ends = [min(wholes) / 2, max(wholes) * 2]
     data = [
         _line(ends, [end * factor for end in ends], width, dash)
         for factor, width, dash in ((1.0, 2, "solid"), (1.05, 1, "dot"), (0.95, 1, "dot"))
     ]
-    groups = list(dict.fromkeys(point.group for point in shown))
-    for group in groups:
-        members = [point for point in shown if point.group == group]
+    members: dict[str, list[_Point]] = defaultdict(list)
+    for point in sorted(points, key=lambda point: point[0]):
+        members[point[0]].append(point)
+    for group, found in members.items():
+        _, titles, totals, of_group, gaps, links = zip(*found, strict=True)
+        half_widths = [total.half_width / 1e3 for total in totals]
         data.append(
             _points(
                 group,
-                [point.whole for point in members],
-                [point.total for point in members],
-                [f"{_text(point.title)}<br>gap {_text(point.gap)}" for point in members],
+                [whole.value / 1e3 for whole in of_group],
+                [total.value / 1e3 for total in totals],
+                [f"{_text(title)}<br>gap {gap(by)}" for title, by in zip(titles, gaps, strict=True)],
                 f"sum %{{y:.4g}} {unit}, whole %{{x:.4g}} {unit}",
-                error_y={"type": "data", "array": [point.half_width for point in members], "thickness": 1},
-                customdata=[point.link for point in members],
+                error_y={"type": "data", "array": half_widths, "thickness": 1},
+                customdata=list(links),
                 marker={"color": colours[group], "size": 9, "opacity": 0.85},
             )
         )
@@ -296,7 +305,7 @@ def scatter(points: Iterable[ScatterPoint], colours: Mapping[str, str], what: st
         f"{what} of the whole model, {unit}",
         f"{what} as the sum of the parts, {unit}",
         axes=(axis, axis),
-        legend=[("sum = whole, and 5 % off", GREY), *((group, colours[group]) for group in groups)],
+        legend=[("sum = whole, and 5 % off", GREY), *((group, colours[group]) for group in members)],
     )
 
 
@@ -307,29 +316,6 @@ def _ticks(least: float, most: float) -> dict[str, Any]:
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     values = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
     return {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
-
-
-def scatters(reports: Sequence[tuple[Report, str]]) -> list[Chart]:
-    """The scatter of jobs for time and for energy.
-
-    Args:
-        reports: each with the link to its own page, "" for none.
-    """
-    points: dict[str, list[ScatterPoint]] = {"time": [], "energy": []}
-    for report, link in reports:
-        variant = report.request.get("variant") or {}
-        group = f"{report.cards[0].model if report.cards else '?'}, {variant.get('dtype', '')}".strip(", ")
-        for what, comparison in (("time", report.verdict.time), ("energy", report.verdict.energy)):
-            if comparison is None or comparison.whole is None or not report.verdict.measured:
-                continue
-            total, whole = comparison.total, comparison.whole
-            if whole.value > 0 and total.value > 0:
-                scaled = total.value / 1e3, total.half_width / 1e3, whole.value / 1e3  # from µs to ms, from mJ to J
-                points[what].append(ScatterPoint(report.title, group, *scaled, gap(comparison.gap), link))
-    groups = sorted({point.group for of_one in points.values() for point in of_one})
-    colours = {group: COLOURS[n % len(COLOURS)] for n, group in enumerate(groups)}  # the same in both charts
-    charts = [scatter(points[what], colours, what, unit) for what, unit in (("time", "ms"), ("energy", "J"))]
-    return [chart for chart in charts if chart is not None]
 
 
 def _unit(value: float, units: Units) -> tuple[str, float]:

@@ -23,10 +23,10 @@ from farm.verdict.figures import Figure, figure_json, total_of
 
 Change = Literal["faster", "slower", "same", "unknown"]
 
-_READING = tables.ReadingRow.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.SoftwareRow.__table__.c  # type: ignore[attr-defined]
+_READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (
+    table.__table__.c  # type: ignore[attr-defined]
+    for table in (tables.Reading, tables.Operator, tables.Protocol, tables.Software)
+)
 
 
 @dataclass(frozen=True)

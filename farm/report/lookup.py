@@ -21,11 +21,10 @@ from farm.types.reading import Trace
 Sort = Literal["time", "energy", "power", "age"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
 
-_READING = tables.Reading.__table__.c  # type: ignore[attr-defined]
-_OPERATOR = tables.Operator.__table__.c  # type: ignore[attr-defined]
-_VARIANT = tables.ModelVariant.__table__.c  # type: ignore[attr-defined]
-_SOFTWARE = tables.Software.__table__.c  # type: ignore[attr-defined]
-_PROTOCOL = tables.Protocol.__table__.c  # type: ignore[attr-defined]
+_READING, _OPERATOR, _VARIANT, _SOFTWARE, _PROTOCOL = (
+    table.__table__.c  # type: ignore[attr-defined]
+    for table in (tables.Reading, tables.Operator, tables.ModelVariant, tables.Software, tables.Protocol)
+)
 _BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
 _OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
 
@@ -58,22 +57,14 @@ class LookupRow:
     age_s: float
     origin: str  # the farm from which it was imported; "" if measured here
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "flags": list(self.flags)}
 
+def lookup(
+    session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20
+) -> tuple[tuple[LookupRow, ...], int]:
+    """The first matching readings in an order, and the number of all.
 
-@dataclass(frozen=True)
-class LookupResult:
-    """The first readings in the requested order, and the number of all."""
-
-    rows: tuple[LookupRow, ...]
-    total: int
-
-
-def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: int = 20) -> LookupResult:
-    """The readings that match, the most expensive first (by age: the newest). Readings without the value come last.
-
-    Whole models are included only if a filter is about a model.
+    The most expensive readings come first (by age: the newest), those without the value last. Whole models are included
+    only if a filter is about a model.
 
     Raises:
         UnknownOperator, UsageError: see `farm.exchange.filters.select_readings`; or the order is unknown.
@@ -94,7 +85,7 @@ def lookup(session: Session, filters: Filters, *, sort: Sort = "time", limit: in
         best += session.execute(first.order_by(by.desc().nulls_last(), _READING.id).limit(limit)).all()
     chosen = heapq.nsmallest(limit, best, key=lambda row: (row[1] is None, -(row[1] or 0.0), row[0]))
     found = _rows(session, [row[0] for row in chosen])
-    return LookupResult(tuple(found[row[0]] for row in chosen), total)
+    return tuple(found[row[0]] for row in chosen), total
 
 
 def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:

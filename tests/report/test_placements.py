@@ -65,8 +65,8 @@ def test_a_report_has_each_configuration_beside_all_fast(database, job, tmp_path
 
 def test_who_looks_readings_up_gets_those_with_everything_fast_unless_placed_ones_are_meant(database, job):
     with database.read() as session:
-        assert [row.time_us for row in lookup(session, parse(["ReLU"])).rows] == [10.0]
-        assert [row.time_us for row in lookup(session, parse(["ReLU", "placement=in0"])).rows] == [25.0]
+        assert [row.time_us for row in lookup(session, parse(["ReLU"]))[0]] == [10.0]
+        assert [row.time_us for row in lookup(session, parse(["ReLU", "placement=in0"]))[0]] == [25.0]
 
 
 def test_an_export_says_what_was_slow(database, job):
