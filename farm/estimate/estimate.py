@@ -215,7 +215,7 @@ def estimate(
     weight = {one.operator_id: roofline.estimate_us(one.flops, one.bytes_moved) * one.all_calls for one in needed}
     selected = select_for_model(session, variant, needed, weight, model, protocol, roofline, torch)
     if selected:
-        row = session.get_one(tables.Software, selected.software_id)
+        row = session.get_one(tables.SoftwareRow, selected.software_id)
         software = Software(**row.model_dump(exclude={"id"}))
     elif predictor and predictor.software and predictor.software.torch.startswith(torch):
         software = predictor.software

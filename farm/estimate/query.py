@@ -136,7 +136,7 @@ def import_packaged(database: Database, before: Estimate, query: EstimateQuery) 
 
 def _not_learned(session: Session, found: StoredPredictor) -> list[str]:
     """A note if the database has tuples that a predictor has not learned."""
-    reading, protocols = tables.Reading.__table__.c, tables.Protocol.__table__.c  # type: ignore[attr-defined]
+    reading, protocols = tables.ReadingRow.__table__.c, tables.ProtocolRow.__table__.c  # type: ignore[attr-defined]
     conditions, of_calls = found.conditions, {"data": None, "grad": None}  # of_calls: calls differ in these fields
     like = {**conditions.protocol.to_json(), **of_calls}
     specs = session.execute(sqlalchemy.select(protocols.id, protocols.spec))

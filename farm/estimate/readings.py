@@ -27,7 +27,7 @@ from farm.verdict.figures import Part, ReadingView, Whole
 
 _READING, _CAPTURE, _CARD, _PROTOCOL, _OPERATOR = (
     table.__table__.c  # type: ignore[attr-defined]
-    for table in (tables.Reading, tables.Capture, tables.Card, tables.Protocol, tables.Operator)
+    for table in (tables.ReadingRow, tables.Capture, tables.CardRow, tables.ProtocolRow, tables.Operator)
 )
 
 

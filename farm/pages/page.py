@@ -57,8 +57,8 @@ def job_page(session: Session, report: Report) -> JobPage:
     """The values that a page shows of a job."""
     job = session.get_one(tables.Job, report.job_id)
     peaks = Evidence(session, job, job.round).roofline
-    fingerprints = [session.get_one(tables.Card, card.id).fingerprint for card in report.cards[:1]]
-    reading = tables.Reading.__table__.columns  # type: ignore[attr-defined]
+    fingerprints = [session.get_one(tables.CardRow, card.id).fingerprint for card in report.cards[:1]]
+    reading = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
     ids = [row.reading_id for row in report.tuples if row.reading_id]
     readings = fetch_values(session, (reading.id, reading.power_w, reading.sm_clock_mhz), ids)
     of_model = report.kind == "model"

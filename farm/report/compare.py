@@ -25,7 +25,7 @@ Change = Literal["faster", "slower", "same", "unknown"]
 
 _READING, _OPERATOR, _PROTOCOL, _SOFTWARE = (
     table.__table__.c  # type: ignore[attr-defined]
-    for table in (tables.Reading, tables.Operator, tables.Protocol, tables.Software)
+    for table in (tables.ReadingRow, tables.Operator, tables.ProtocolRow, tables.SoftwareRow)
 )
 
 
@@ -311,7 +311,7 @@ def _compatible(session: Session, filters: Filters, found: Sequence[Any]) -> tup
             other than the data class.
     """
     protocols = fetch_values(session, (_PROTOCOL.id, _PROTOCOL.spec), (row.protocol_id for row in found))
-    software = fetch(session, tables.Software, (row.software_id for row in found)).values()
+    software = fetch(session, tables.SoftwareRow, (row.software_id for row in found)).values()
     specs = {id_: dict(row.spec) for id_, row in protocols.items()}
     data = {id_: str(spec.pop("data", "normal")) for id_, spec in specs.items()}
     fields: list[tuple[str, set[str], str]] = []  # a name in the plural, its values, and a filter for one of them

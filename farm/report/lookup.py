@@ -23,7 +23,7 @@ SORTS: tuple[Sort, ...] = get_args(Sort)
 
 _READING, _OPERATOR, _VARIANT, _SOFTWARE, _PROTOCOL = (
     table.__table__.c  # type: ignore[attr-defined]
-    for table in (tables.Reading, tables.Operator, tables.ModelVariant, tables.Software, tables.Protocol)
+    for table in (tables.ReadingRow, tables.Operator, tables.ModelVariant, tables.SoftwareRow, tables.ProtocolRow)
 )
 _BY = {"time": _READING.time_us, "energy": _READING.energy_mj, "power": _READING.power_w, "age": _READING.created_at_s}
 _OF_VARIANT = tuple(one.name for one in dataclasses.fields(Variant))
@@ -79,7 +79,7 @@ def lookup(
     total, best, by = 0, list[Any](), _BY[sort]
     # Select ids first: an index holds the sorted column, and complete rows are long.
     for conditions in selection.where():
-        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.Reading).where(*conditions)
+        number = sqlalchemy.select(sqlalchemy.func.count()).select_from(tables.ReadingRow).where(*conditions)
         total += session.scalar(number) or 0
         first = sqlalchemy.select(_READING.id, by).where(*conditions)
         best += session.execute(first.order_by(by.desc().nulls_last(), _READING.id).limit(limit)).all()
@@ -103,9 +103,9 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
             _PROTOCOL.data.label("data_class"),
             *(_VARIANT[name] for name in _OF_VARIANT),
         )
-        .select_from(tables.Reading)
-        .join(tables.Software, _SOFTWARE.id == _READING.software_id)
-        .join(tables.Protocol, _PROTOCOL.id == _READING.protocol_id)
+        .select_from(tables.ReadingRow)
+        .join(tables.SoftwareRow, _SOFTWARE.id == _READING.software_id)
+        .join(tables.ProtocolRow, _PROTOCOL.id == _READING.protocol_id)
         .outerjoin(tables.Operator, _OPERATOR.id == _READING.subject_id)
         .outerjoin(tables.ModelVariant, _VARIANT.id == _READING.subject_id)
         .where(_READING.id.in_(ids))
@@ -153,22 +153,22 @@ def find_traced(session: Session, beginning: str) -> TracedReading:
     where = "`farm report JOB --readings` lists the ids."
     if not beginning.strip():
         raise UsageError("The id of the reading is empty.", where)
-    its = col(tables.Reading.id).startswith(beginning, autoescape=True)
-    found = session.exec(select(tables.Reading).where(its).limit(2)).all()
+    its = col(tables.ReadingRow.id).startswith(beginning, autoescape=True)
+    found = session.exec(select(tables.ReadingRow).where(its).limit(2)).all()
     if len(found) != 1:
         problem = "No reading has" if not found else "Several readings have"
         raise UsageError(f"{problem} an id that begins with '{beginning}'.", where)
     reading = found[0]
-    if (stored := session.get(tables.Trace, reading.id)) is None:
+    if (stored := session.get(tables.TraceRow, reading.id)) is None:
         why, step = "its card has no power sensors", "Only readings of GPUs have time series."
-        if session.get_one(tables.Card, reading.card_id).kind == "cuda":
+        if session.get_one(tables.CardRow, reading.card_id).kind == "cuda":
             why = f"the export of {reading.origin} has none" if reading.origin else "none is stored"
             step = "`farm export --traces` includes time series; `farm db prune` deletes them."
         raise UsageError(f"The reading {reading.id} has no time series: {why}.", step)
     return TracedReading(reading, _label(session, reading), Trace.unpack(stored.packed))
 
 
-def _label(session: Session, reading: tables.Reading) -> str:
+def _label(session: Session, reading: tables.ReadingRow) -> str:
     """The subject of a reading as text."""
     if reading.subject_kind == "operator":
         return getattr(session.get(tables.Operator, reading.subject_id), "label", reading.subject_id)

@@ -190,8 +190,8 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     if not 0 <= shown <= job.round:
         raise NoSuchJob(f"The job {job_id} has no round {shown}.", f"Its newest round is {job.round}.")
     protocol, evidence = Request.from_json(job.request).protocol, Evidence(session, job, shown)
-    of_rounds = select(tables.Verdict).where(tables.Verdict.job_id == job_id)
-    without_details = of_rounds.options(defer(tables.Verdict.details))  # type: ignore[arg-type]
+    of_rounds = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id)
+    without_details = of_rounds.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {row.round: row for row in session.exec(without_details)}
     verdict, preliminary = _verdict(evidence, verdicts.get(shown))
     seen = evidence.seen
@@ -208,7 +208,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
         round=shown,
         protocol=protocol,
         cards=_cards(evidence),
-        software=tuple(row.model_dump() for row in fetch(session, tables.Software, software_ids).values()),
+        software=tuple(row.model_dump() for row in fetch(session, tables.SoftwareRow, software_ids).values()),
         flops=sum(row.calls * row.flops for row in tuples),
         bytes_moved=sum(row.calls * row.bytes_moved for row in tuples),
         types=_types(tuples, known_us),
@@ -229,7 +229,7 @@ def build(session: Session, job_id: str, number: int | None = None) -> Report:
     )
 
 
-def _verdict(evidence: Evidence, row: tables.Verdict | None) -> tuple[Verdict, bool]:
+def _verdict(evidence: Evidence, row: tables.VerdictRow | None) -> tuple[Verdict, bool]:
     """The stored verdict of a round, and False; the verdict of the readings so far, and True, without a stored one."""
     if row is not None and row.details.get("schema") == VERDICT_SCHEMA:
         stored = Verdict.from_json(row.details)
@@ -320,13 +320,13 @@ def _cards(evidence: Evidence) -> tuple[ReportCard, ...]:
     readings = Counter(row.card_id for row in evidence.origins_of_readings.values())
     ids = dict.fromkeys([*readings, *(item.card_id for item in evidence.items)])
     views = []
-    for card in fetch(evidence.session, tables.Card, ids).values():
+    for card in fetch(evidence.session, tables.CardRow, ids).values():
         of_card: dict[str, Any] = {name: getattr(card, name) for name in _OF_CARD}
         views.append(ReportCard(**of_card, readings=readings[card.id], simulated=card.kind == "simulated"))
     return tuple(sorted(views, key=lambda view: (-view.readings, view.id)))
 
 
-def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.Verdict]) -> tuple[RoundView, ...]:
+def _rounds(evidence: Evidence, verdicts: Mapping[int, tables.VerdictRow]) -> tuple[RoundView, ...]:
     added = Counter(item.round for item in evidence.items)
     row = tables.Round
     its = select(row).where(row.job_id == evidence.job.id, row.number <= evidence.number).order_by(col(row.number))
