@@ -126,7 +126,7 @@ def _rows(session: Session, ids: list[str]) -> dict[str, LookupRow]:
 class TracedReading:
     """A reading with its time series."""
 
-    reading: tables.Reading
+    reading: tables.ReadingRow
     label: str  # of its subject
     trace: Trace
 
