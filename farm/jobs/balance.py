@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session, col, func, select
 
-from farm.store import tables
 from farm.store.database import database_now
 from farm.store.rows import in_batches
-from farm.store.tables import OPEN, Item, ItemState, JobState
+from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 
 #: The slowness of a card follows from its newest items, at most this old and this many; from fewer it is unknown.
 RECENT_S, NEWEST, FEWEST = 900.0, 200, 3
@@ -158,7 +157,7 @@ def balance_groups(
     return moves
 
 
-def time_left_s(session: Session, job: tables.Job, open_s: Mapping[str, float]) -> float:
+def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> float:
     """Seconds until the job's open items are closed, if its cards stay as fast as lately. Older jobs come first.
 
     Args:
@@ -214,10 +213,10 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
     return {card: max(0.001, taken_s[card] / expected_s[card]) for card in number if number[card] >= FEWEST}
 
 
-def _before_job(session: Session, job: tables.Job) -> dict[str, float]:
+def _before_job(session: Session, job: Job) -> dict[str, float]:
     """Card id -> expected seconds of the open items of jobs that are older than this one."""
-    earlier = select(tables.Job.id).where(
-        tables.Job.state == JobState.OPEN, tables.Job.farm == job.farm, col(tables.Job.created_at_s) < job.created_at_s
+    earlier = select(Job.id).where(
+        Job.state == JobState.OPEN, Job.farm == job.farm, col(Job.created_at_s) < job.created_at_s
     )
     found: dict[str, float] = defaultdict(float)
     for batch in in_batches(session.exec(earlier)):

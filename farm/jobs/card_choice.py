@@ -12,8 +12,8 @@ from farm.errors import FarmUnavailable, NoSuchCard, NoWorker
 from farm.jobs import cards as registry
 from farm.requests.card_selection import choose_cards, matching_cards
 from farm.settings import settings
-from farm.store import tables
 from farm.store.database import Database, open_database
+from farm.store.tables import CardRow
 
 Say = Callable[[str], None]
 
@@ -65,7 +65,7 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
     return usable
 
 
-def as_card(row: tables.CardRow) -> Card:
+def as_card(row: CardRow) -> Card:
     """The card of a row of the database."""
     names = ("id", "kind", "model", "memory_bytes", "driver", "index", "host")
     return Card(**{name: getattr(row, name) for name in names})

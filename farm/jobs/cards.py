@@ -18,11 +18,10 @@ from sqlmodel import Session, col, func, select
 from farm.devices.device import FINGERPRINT_VERSION, Card
 from farm.errors import NoSuchCard
 from farm.requests.card_selection import matching_cards
-from farm.store import tables
 from farm.store.content import storable_text, store_software
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import locked
-from farm.store.tables import CardState, ItemState
+from farm.store.tables import CardRow, CardState, Item, ItemState, Job, Operator
 from farm.types.protocol import Software
 
 #: A card is lost if its worker has not been seen for this many heartbeats.
@@ -85,7 +84,7 @@ def _started(pid: str) -> str:
 class CardStatus:
     """One card and what it does now."""
 
-    card: tables.CardRow
+    card: CardRow
     state: str  # starting | idle | busy | draining | quarantined | lost | stopped
     measuring: str  # the label of the claimed item, or ""
     waiting: int  # waiting and deferred items
@@ -125,7 +124,7 @@ def register(
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
-    if session.get(tables.CardRow, card.id) is None:
+    if session.get(CardRow, card.id) is None:
         row = _described(session, card.id, card)
         assert row is not None
         row.software_id = store_software(session, software) if software else None
@@ -133,12 +132,12 @@ def ensure_card(session: Session, card: Card, software: Software | None = None) 
         session.flush()
 
 
-def _described(session: Session, card_id: str, card: Card | None) -> tables.CardRow | None:
+def _described(session: Session, card_id: str, card: Card | None) -> CardRow | None:
     """The locked row of a card with its newest description, new if there was none; None if both are unknown."""
-    row = locked(session, tables.CardRow, card_id)
+    row = locked(session, CardRow, card_id)
     if card is None:
         return row
-    row = row or tables.CardRow(id=card.id, kind=card.kind, model=card.model)
+    row = row or CardRow(id=card.id, kind=card.kind, model=card.model)
     row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
     row.host, row.index = card.host, card.index
     row.origin = ""  # its readings may have been imported before it joined
@@ -147,7 +146,7 @@ def _described(session: Session, card_id: str, card: Card | None) -> tables.Card
     return row
 
 
-def _serve(session: Session, row: tables.CardRow, holder: str, queue: str, state: CardState) -> None:
+def _serve(session: Session, row: CardRow, holder: str, queue: str, state: CardState) -> None:
     """Write the worker of a card, and its state unless a drain or a quarantine keeps it."""
     row.worker, row.queue = holder, queue
     if row.state not in KEPT:
@@ -159,26 +158,22 @@ def _serve(session: Session, row: tables.CardRow, holder: str, queue: str, state
 def stored_state(database: Database, card_id: str) -> str:
     """The state as last written, heartbeat or not; "" if the card is not registered."""
     with database.read() as session:
-        row = session.get(tables.CardRow, card_id)
+        row = session.get(CardRow, card_id)
         return row.state if row is not None else ""
 
 
 def seen(database: Database, holder: str) -> None:
     """Record the heartbeat of a worker."""
     with database.write() as session:
-        session.execute(
-            update(tables.CardRow).where(col(tables.CardRow.worker) == holder).values(last_seen_at_s=database_now())
-        )
+        session.execute(update(CardRow).where(col(CardRow.worker) == holder).values(last_seen_at_s=database_now()))
 
 
 def stopped(database: Database, holder: str) -> None:
     """Record that a worker stopped in order. `holder`: its full name, or `holder_of_process`."""
-    own = col(tables.CardRow.worker).startswith(holder, autoescape=True)
+    own = col(CardRow.worker).startswith(holder, autoescape=True)
     with database.write() as session:
-        session.execute(
-            update(tables.CardRow).where(own, col(tables.CardRow.state).not_in(KEPT)).values(state=CardState.STOPPED)
-        )
-        session.execute(update(tables.CardRow).where(own).values(worker=""))
+        session.execute(update(CardRow).where(own, col(CardRow.state).not_in(KEPT)).values(state=CardState.STOPPED))
+        session.execute(update(CardRow).where(own).values(worker=""))
 
 
 def drain(database: Database, card_id: str, reason: str = "") -> None:
@@ -188,7 +183,7 @@ def drain(database: Database, card_id: str, reason: str = "") -> None:
         NoSuchCard: the card is not registered.
     """
     with database.write() as session:
-        row = _known(locked(session, tables.CardRow, card_id), card_id)
+        row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.state, row.state_reason = CardState.DRAINING, reason
             session.add(row)
@@ -205,7 +200,7 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
         NoSuchCard: the card is not registered.
     """
     with database.write() as session:
-        row = _known(locked(session, tables.CardRow, card_id), card_id)
+        row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != CardState.QUARANTINED:
             row.quarantined_by = farm
         elif not farm:
@@ -217,8 +212,8 @@ def quarantine(database: Database, card_id: str, reason: str, *, farm: str = "")
 def end_embedded_quarantines(database: Database, card_ids: Sequence[str]) -> list[str]:
     """End quarantines that an earlier embedded farm set for itself; returns those cards, which are checked again."""
     with database.write() as session:
-        own = col(tables.CardRow.id).in_(card_ids), col(tables.CardRow.state) == CardState.QUARANTINED
-        rows = session.exec(select(tables.CardRow).where(*own, col(tables.CardRow.quarantined_by) != "")).all()
+        own = col(CardRow.id).in_(card_ids), col(CardRow.state) == CardState.QUARANTINED
+        rows = session.exec(select(CardRow).where(*own, col(CardRow.quarantined_by) != "")).all()
         for row in rows:
             row.state, row.state_reason, row.quarantined_by = CardState.STOPPED, "", ""
             session.add(row)
@@ -235,7 +230,7 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
     """
     wanted = CardState.QUARANTINED if quarantined else CardState.DRAINING
     with database.write() as session:
-        row = _known(locked(session, tables.CardRow, card_id), card_id)
+        row = _known(locked(session, CardRow, card_id), card_id)
         if row.state != wanted:
             return False
         served = CardState.STARTING if quarantined else CardState.IDLE
@@ -244,21 +239,21 @@ def resume(database: Database, card_id: str, *, quarantined: bool = False) -> bo
         return True
 
 
-def find(session: Session, name: str) -> tables.CardRow:
+def find(session: Session, name: str) -> CardRow:
     """The only registered card that matches a word (`farm.requests.card_selection.matching_cards`).
 
     Raises:
         NoSuchCard: no card matches, or several do.
     """
-    own = select(tables.CardRow).where(tables.CardRow.origin == "")
-    found = matching_cards(session.exec(own.order_by(col(tables.CardRow.id))).all(), name)
+    own = select(CardRow).where(CardRow.origin == "")
+    found = matching_cards(session.exec(own.order_by(col(CardRow.id))).all(), name)
     if len(found) > 1:
         several = f"{', '.join(card.id for card in found[:8])}{', ...' if len(found) > 8 else ''}"
         raise NoSuchCard(f"'{name}' matches several cards: {several}.", "Give the id; `farm cards` lists them.")
     return _known(found[0] if found else None, name)
 
 
-def _known(row: tables.CardRow | None, card_id: str) -> tables.CardRow:
+def _known(row: CardRow | None, card_id: str) -> CardRow:
     if row is None:
         raise NoSuchCard(f"No card '{card_id}' is registered.", "List the cards with `farm cards`.")
     return row
@@ -271,15 +266,15 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     hourly = _counts(session, ItemState.DONE, since_s=now - 3600)
     measuring = dict(
         session.execute(
-            select(tables.Item.card_id, func.max(tables.Operator.label))
-            .select_from(tables.Item)
-            .join(tables.Operator, col(tables.Operator.id) == col(tables.Item.subject_id), isouter=True)
-            .where(tables.Item.state == ItemState.CLAIMED, col(tables.Item.lease_until_s) >= now)
-            .group_by(col(tables.Item.card_id))
+            select(Item.card_id, func.max(Operator.label))
+            .select_from(Item)
+            .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
+            .where(Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
+            .group_by(col(Item.card_id))
         ).all()
     )
-    own = select(tables.CardRow).where(tables.CardRow.origin == "")
-    rows = session.exec(own.order_by(col(tables.CardRow.host), col(tables.CardRow.index))).all()
+    own = select(CardRow).where(CardRow.origin == "")
+    rows = session.exec(own.order_by(col(CardRow.host), col(CardRow.index))).all()
     states = {card.id: _state(card, card.id in measuring, now, heartbeat_s) for card in rows}
     silent_s = silent_times_s(
         session, [card for card in rows if states[card.id] == CardState.IDLE and waiting.get(card.id)]
@@ -299,20 +294,20 @@ def views(session: Session, heartbeat_s: float) -> list[CardStatus]:
     ]
 
 
-def silent_times_s(session: Session, found: Sequence[tables.CardRow]) -> dict[str, float]:
+def silent_times_s(session: Session, found: Sequence[CardRow]) -> dict[str, float]:
     """How long each of these cards has begun nothing although published items of its farm wait for it. Unit: s.
 
     Counted from the last item that it began or that was published for it. Cards without waiting items are left out.
     """
-    item, farms = tables.Item, {card.id: farm_of(card.worker) for card in found}
+    item, farms = Item, {card.id: farm_of(card.worker) for card in found}
     if not farms:
         return {}
     published_at_s = case((col(item.state).in_([ItemState.WAITING, ItemState.CLAIMED]), col(item.published_at_s)))
     asked = (
-        select(item.card_id, tables.Job.farm, func.max(published_at_s), func.max(item.started_at_s))
-        .join(tables.Job, col(tables.Job.id) == col(item.job_id))
+        select(item.card_id, Job.farm, func.max(published_at_s), func.max(item.started_at_s))
+        .join(Job, col(Job.id) == col(item.job_id))
         .where(col(item.card_id).in_(farms))
-        .group_by(col(item.card_id), col(tables.Job.farm))
+        .group_by(col(item.card_id), col(Job.farm))
     )
     now_s = read_clock_s(session)
     return {
@@ -322,7 +317,7 @@ def silent_times_s(session: Session, found: Sequence[tables.CardRow]) -> dict[st
     }
 
 
-def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.CardRow, float]]:
+def lost(session: Session, heartbeat_s: float) -> list[tuple[CardRow, float]]:
     """The lost cards of all hosts, with the time since they were last seen. Unit: s.
 
     Cards of embedded farms are left out: if the command was killed, nobody waits for them.
@@ -330,17 +325,17 @@ def lost(session: Session, heartbeat_s: float) -> list[tuple[tables.CardRow, flo
     now_s = read_clock_s(session)
     return [
         (card, now_s - card.last_seen_at_s)
-        for card in session.exec(select(tables.CardRow).order_by(col(tables.CardRow.host), col(tables.CardRow.index)))
+        for card in session.exec(select(CardRow).order_by(col(CardRow.host), col(CardRow.index)))
         if _state(card, False, now_s, heartbeat_s) == CardState.LOST and not farm_of(card.worker)
     ]
 
 
-def alive(session: Session, heartbeat_s: float) -> list[tables.CardRow]:
+def alive(session: Session, heartbeat_s: float) -> list[CardRow]:
     """The cards that take items now."""
     return [view.card for view in views(session, heartbeat_s) if view.state in (CardState.IDLE, CardState.BUSY)]
 
 
-def _state(card: tables.CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
+def _state(card: CardRow, busy: bool, now_s: float, heartbeat_s: float) -> str:
     if card.state not in (CardState.STARTING, CardState.IDLE):
         return card.state
     if now_s - card.last_seen_at_s > LOST_AFTER_HEARTBEATS * heartbeat_s:
@@ -351,16 +346,16 @@ def _state(card: tables.CardRow, busy: bool, now_s: float, heartbeat_s: float) -
 
 
 def _counts(session: Session, state: ItemState, since_s: float | None = None) -> Mapping[str, int]:
-    query = select(tables.Item.card_id, func.count()).where(tables.Item.state == state)
+    query = select(Item.card_id, func.count()).where(Item.state == state)
     if since_s is not None:
-        query = query.where(col(tables.Item.ended_at_s) >= since_s, col(tables.Item.reused).is_(False))
-    return dict(session.execute(query.group_by(col(tables.Item.card_id))).all())
+        query = query.where(col(Item.ended_at_s) >= since_s, col(Item.reused).is_(False))
+    return dict(session.execute(query.group_by(col(Item.card_id))).all())
 
 
 def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
     """Whether the card lacks a fingerprint taken with this driver. Simulated cards need none."""
     with database.read() as session:
-        card = session.get(tables.CardRow, card_id)
+        card = session.get(CardRow, card_id)
         if card is None or card.kind == "simulated":
             return False
         return (card.fingerprint.get("version"), card.fingerprint.get("driver")) != (FINGERPRINT_VERSION, driver)
@@ -368,7 +363,7 @@ def needs_fingerprint(database: Database, card_id: str, driver: str) -> bool:
 
 def keep_fingerprint(database: Database, card_id: str, fingerprint: Mapping[str, Any]) -> None:
     with database.write() as session:
-        card = session.get(tables.CardRow, card_id)
+        card = session.get(CardRow, card_id)
         if card is not None:
             card.fingerprint = dict(fingerprint)
             session.add(card)

@@ -16,11 +16,10 @@ from sqlmodel import Session, select
 from farm.errors import NoSuchCard, UnknownOperator, Unreadable, UsageError, did_you_mean
 from farm.jobs.items import open_items
 from farm.jobs.planning import add_round
-from farm.store import tables
 from farm.store.content import find_capture
 from farm.store.database import Database, database_now
 from farm.store.rows import locked
-from farm.store.tables import JobState
+from farm.store.tables import Capture, Job, JobState, Round, SignificantOperator, VerdictRow
 from farm.types.request import Request
 from farm.verdict.aggregate import aggregate, next_operators
 from farm.verdict.evidence import Evidence
@@ -67,19 +66,19 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
 
 
 def _close(session: Session, job_id: str, number: int) -> ClosedRound:
-    job = locked(session, tables.Job, job_id)
+    job = locked(session, Job, job_id)
     if job is None or job.state != JobState.OPEN or number != job.round:
         return ClosedRound(Closing.ALREADY)
-    this = session.get_one(tables.Round, (job_id, number))
+    this = session.get_one(Round, (job_id, number))
     if this.planned_at_s is None or open_items(session, job_id, number):
         return ClosedRound(Closing.OPEN)
-    there = select(tables.VerdictRow).where(tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == number)
+    there = select(VerdictRow).where(VerdictRow.job_id == job_id, VerdictRow.round == number)
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
     evidence = Evidence(session, job, number)
     verdict = evidence.verdict()
-    row = tables.VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    row = VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
     session.add(row)
     session.flush()
     following, why = None, ""
@@ -103,7 +102,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
     """End a job whose round cannot be judged; its verdict holds the reason. Its readings are kept."""
     try:
         with database.write() as session:
-            job = locked(session, tables.Job, job_id)
+            job = locked(session, Job, job_id)
             if job is None or job.state != JobState.OPEN or number != job.round:
                 return ClosedRound(Closing.ALREADY)
             try:
@@ -114,7 +113,7 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
             verdict = aggregate((), target=target, launch=launch)
             columns = verdict.withheld(why).columns()
             session.add(
-                tables.VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
+                VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
             )
             job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
             session.add(job)
@@ -123,14 +122,12 @@ def end_without_sum(database: Database, job_id: str, number: int, why: str) -> C
         return ClosedRound(Closing.ALREADY)
 
 
-def _next_round(
-    session: Session, job: tables.Job, request: Request, parts: Sequence[Part], verdict: Verdict
-) -> int | None:
+def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:
     """Plan another round if the card ran other operators than predicted, or if the accuracy loop adds operators."""
-    this = session.get_one(tables.Round, (job.id, job.round))
+    this = session.get_one(Round, (job.id, job.round))
     if this.capture_id is None:
         return None
-    predicted = session.get_one(tables.Capture, this.capture_id)
+    predicted = session.get_one(Capture, this.capture_id)
     newest = find_capture(
         session, predicted.variant_id, predicted.device_type, predicted.grad, predicted.torch, predicted.launch
     )
@@ -154,7 +151,7 @@ def _next_round(
 
 def significant(session: Session) -> set[str]:
     """The operator types that the accuracy loop starts with, for every model."""
-    return set(session.exec(select(tables.SignificantOperator.name)))
+    return set(session.exec(select(SignificantOperator.name)))
 
 
 def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
@@ -163,7 +160,7 @@ def remember_significant(session: Session, names: Sequence[str], added_by: str) 
     for name in dict.fromkeys(names):
         if name not in there:
             session.add(
-                tables.SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
+                SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
             )
 
 
@@ -175,7 +172,7 @@ def forget_significant(session: Session, names: Sequence[str]) -> None:
     """
     known = sorted(significant(session))
     for name in dict.fromkeys(names):
-        if (row := session.get(tables.SignificantOperator, name)) is None:
+        if (row := session.get(SignificantOperator, name)) is None:
             raise UnknownOperator(
                 f"'{name}' is not among the significant operators.",
                 did_you_mean(name, known) or f"The set has: {', '.join(known) or 'none'}.",

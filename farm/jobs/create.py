@@ -20,7 +20,6 @@ from farm.jobs.planning import PlannedRound, add_tuples, note_planning, tuples_w
 from farm.models.catalog import title_of
 from farm.operators.roofline import roofline_of
 from farm.requests.memory import WithMemory, check_step_fits
-from farm.store import tables
 from farm.store.content import (
     counts,
     find_capture,
@@ -32,7 +31,7 @@ from farm.store.content import (
 )
 from farm.store.database import Database
 from farm.store.rows import fetch, locked
-from farm.store.tables import JobState
+from farm.store.tables import Call, CardRow, Job, JobState, ModelVariant, Operator, SoftwareRow
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep, named
 from farm.types.tuple import OperatorTuple
@@ -125,18 +124,12 @@ def open_job(
         database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
     )
     return OpenedJob(
-        planned.job_id,
-        planned.round,
-        title,
-        len(tuples.calls),
-        sum(tuples.calls.values()),
-        planned.new,
-        planned.reused,
+        planned.job_id, planned.round, title, len(tuples.calls), sum(tuples.calls.values()), planned.new, planned.reused
     )
 
 
 def continue_planning(
-    database: Database, job: tables.Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
+    database: Database, job: Job, grown: Callable[[OpenedJob, int], None] = lambda opened, tried: None
 ) -> OpenedJob:
     """Continue the interrupted planning of a sweep's job. Harmless while another process plans it.
 
@@ -185,7 +178,7 @@ def _plan_sweep(
             grown(opened, expansion.tried)
         assert opened is not None, "a sweep of nothing possible has been refused"
         with database.write() as session:
-            job = locked(session, tables.Job, opened.job_id)
+            job = locked(session, Job, opened.job_id)
             if job is not None and job.state == JobState.OPEN:
                 note_planning(session, job, ended=True)
     except KeyboardInterrupt:
@@ -208,7 +201,7 @@ def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> Planne
     NoSuchJob: the job has ended meanwhile.
     """
     with database.write() as session:
-        job = locked(session, tables.Job, job_id)
+        job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
             raise NoSuchJob(
                 f"Job {job_id} ended before its planning was complete.", f"`farm retry {job_id}` continues it."
@@ -230,7 +223,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     device_type, torch = _device_and_torch(database, card_ids)
     if card is None:
         with database.read() as session:
-            cards = fetch(session, tables.CardRow, card_ids).values()
+            cards = fetch(session, CardRow, card_ids).values()
         card = min(cards, key=lambda one: one.memory_bytes, default=None)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
@@ -259,7 +252,7 @@ def capture_all_layers(database: Database, request: Request, card_ids: Sequence[
 def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -> None:
     if not (asked := named(request.operators)):
         return
-    there = {operator.short_name for operator in fetch(session, tables.Operator, tuple_ids).values()}
+    there = {operator.short_name for operator in fetch(session, Operator, tuple_ids).values()}
     if not there.intersection(asked):
         near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
         raise UnknownOperator(
@@ -272,8 +265,8 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
     """(device type, torch version) to capture for: those of the cards, if they are registered."""
     local = torch_version()
     with database.read() as session:
-        card = session.get(tables.CardRow, card_ids[0]) if card_ids else None
-        software = session.get(tables.SoftwareRow, card.software_id) if card and card.software_id else None
+        card = session.get(CardRow, card_ids[0]) if card_ids else None
+        software = session.get(SoftwareRow, card.software_id) if card and card.software_id else None
     device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
     simulated = card is not None and card.kind == "simulated"
     return device_type, local if software is None or simulated else software.torch
@@ -283,7 +276,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     """The operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
-    card = session.get(tables.CardRow, card_ids[0])
+    card = session.get(CardRow, card_ids[0])
     assert card is not None, "cards register before a job is planned"
     assert request.variant is not None
     roofline = roofline_of(
@@ -324,14 +317,14 @@ def capture_for(
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
     """Store the values of the activations of each call, from a run of the model, unless they are stored."""
-    call = tables.Call
+    call = Call
     with database.read() as session:
         if (
             session.exec(select(call.call_index).where(call.capture_id == capture_id, col(call.data).is_(None))).first()
             is None
         ):
             return
-        row = session.get(tables.ModelVariant, variant.id)
+        row = session.get(ModelVariant, variant.id)
         flops = row.flops if row else 0
     from farm.operators.observed_values import observe_values
 

@@ -21,10 +21,21 @@ from farm.devices.device import Card
 from farm.devices.host import is_installed
 from farm.jobs.balance import together_s
 from farm.jobs.create import open_job, tuples_of
-from farm.store import tables
 from farm.store.database import Database
 from farm.store.rows import in_batches
-from farm.store.tables import Item, ItemState
+from farm.store.tables import (
+    Call,
+    Capture,
+    CardRow,
+    Item,
+    ItemState,
+    ModelVariant,
+    Operator,
+    ProtocolRow,
+    ReadingRow,
+    SignificantOperator,
+    SoftwareRow,
+)
 from farm.types.protocol import Software, Variant
 from farm.types.request import Request
 
@@ -78,10 +89,10 @@ class DryRun:
         self.database = database
         self.scratch = scratch
         self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
-        self._copy(tables.SoftwareRow)
-        self._copy(tables.CardRow)
-        self._copy(tables.ProtocolRow)
-        self._copy(tables.SignificantOperator)
+        self._copy(SoftwareRow)
+        self._copy(CardRow)
+        self._copy(ProtocolRow)
+        self._copy(SignificantOperator)
         with self.scratch.write() as session:
             for card in own:
                 _renew(session, card)
@@ -96,10 +107,10 @@ class DryRun:
             self._copy_captures(request.variant)
             tuples = tuples_of(self.scratch, request, card_ids)
             for subject_ids in in_batches([*tuples.calls, request.variant.id]):
-                self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(subject_ids))
+                self._copy(ReadingRow, col(ReadingRow.subject_id).in_(subject_ids))
         elif request.sweep is not None:
-            of_its_kind = select(tables.Operator.id).where(tables.Operator.short_name == request.sweep.operator)
-            self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(of_its_kind))
+            of_its_kind = select(Operator.id).where(Operator.short_name == request.sweep.operator)
+            self._copy(ReadingRow, col(ReadingRow.subject_id).in_(of_its_kind))
         opened = open_job(self.scratch, request, card_ids, tuples=tuples)
         new, left_s = 0, defaultdict[str, float](float)
         with self.scratch.read() as session:
@@ -121,12 +132,12 @@ class DryRun:
             return together_s(session, left_s)
 
     def _copy_captures(self, variant: Variant) -> None:
-        captures = select(tables.Capture.id).where(tables.Capture.variant_id == variant.id)
-        called = select(tables.Call.operator_id).where(col(tables.Call.capture_id).in_(captures))
-        self._copy(tables.ModelVariant, tables.ModelVariant.id == variant.id)
-        self._copy(tables.Operator, col(tables.Operator.id).in_(called))
-        self._copy(tables.Capture, tables.Capture.variant_id == variant.id)
-        self._copy(tables.Call, col(tables.Call.capture_id).in_(captures))
+        captures = select(Capture.id).where(Capture.variant_id == variant.id)
+        called = select(Call.operator_id).where(col(Call.capture_id).in_(captures))
+        self._copy(ModelVariant, ModelVariant.id == variant.id)
+        self._copy(Operator, col(Operator.id).in_(called))
+        self._copy(Capture, Capture.variant_id == variant.id)
+        self._copy(Call, col(Call.capture_id).in_(captures))
 
     def _copy(self, table: type[SQLModel], *where: Any) -> None:
         if self.database is None:
@@ -141,12 +152,10 @@ class DryRun:
 
 def _renew(session: Session, card: Card) -> None:
     """Write a card of this host as its worker would register it, as far as that is known without the worker."""
-    row = session.get(tables.CardRow, card.id)
+    row = session.get(CardRow, card.id)
     if row is None:
-        row = tables.CardRow(
-            id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host
-        )
+        row = CardRow(id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host)
         session.add(row)
-    software = session.get(tables.SoftwareRow, row.software_id) if row.software_id else None
+    software = session.get(SoftwareRow, row.software_id) if row.software_id else None
     if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
         row.software_id = None

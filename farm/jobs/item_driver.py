@@ -27,10 +27,9 @@ from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.store import tables
 from farm.store.content import add_reading, predicted_counts, store_observed
 from farm.store.database import Database
-from farm.store.tables import CardState
+from farm.store.tables import CardState, Item, ReadingRow
 from farm.types.protocol import Protocol, Software, Subject
 
 log = logging.getLogger("farm.worker")
@@ -50,8 +49,7 @@ def check_health(process: BenchmarkProcess) -> Software:
     if reason := process.unhealthy:
         process.kill()
         raise UnhealthyCard(
-            reason,
-            f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its quarantine.",
+            reason, f"Check the card with `farm doctor`. `farm cards release {process.card_id}` ends its quarantine."
         )
     return software
 
@@ -104,7 +102,7 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
         raise
 
 
-def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> tables.ReadingRow:
+def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> ReadingRow:
     """Store a reading that belongs to no item, with its card."""
     with database.write() as session:
         cards.ensure_card(session, answer.card, answer.software)
@@ -257,7 +255,7 @@ class ItemDriver:
             if claimed.why is DeclineReason.REUSED:
                 return ItemOutcome("reused")
             with self.database.read() as session:
-                item = session.get(tables.Item, item_id)
+                item = session.get(Item, item_id)
             return ItemOutcome("failed", item.reason, item.message) if item else ItemOutcome("declined")
 
     def measure(self, claimed: Claim) -> Measured:

@@ -25,12 +25,25 @@ from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
 from farm.jobs import item_state
-from farm.store import tables
 from farm.store.content import find_tokens, reading_row
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.rows import in_batches, lock_items
-from farm.store.tables import OPEN, CardState, Item, ItemState
+from farm.store.tables import (
+    OPEN,
+    Call,
+    CardRow,
+    CardState,
+    Item,
+    ItemState,
+    Job,
+    JobState,
+    Operator,
+    ProtocolRow,
+    ReadingRow,
+    Round,
+    TraceRow,
+)
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -139,10 +152,10 @@ def _claim(
     """The claim or the reason against it, with the rounds that may have no open item any more."""
     # One query for all three: on a busy card these queries are most of the pause between two items.
     found = session.exec(
-        select(Item, tables.Job, tables.CardRow.state)
-        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
-        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
-        .where(Item.id == item_id, Item.card_id == card_id, tables.Job.state == tables.JobState.OPEN)
+        select(Item, Job, CardRow.state)
+        .join(Job, col(Job.id) == col(Item.job_id))
+        .join(CardRow, col(CardRow.id) == col(Item.card_id))
+        .where(Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
     ).first()
     if found is None or found[2] in (CardState.DRAINING, CardState.QUARANTINED):
         return _GONE
@@ -166,10 +179,10 @@ def _claim(
     return _describe(session, item, job, request, token) if session.exec(taken).rowcount else _GONE
 
 
-def _describe(session: Session, item: Item, job: tables.Job, request: Request, token: str) -> Claim:
+def _describe(session: Session, item: Item, job: Job, request: Request, token: str) -> Claim:
     capture_id = tokens = None
     if item.subject_kind == "operator":
-        operator = session.get(tables.Operator, item.subject_id)
+        operator = session.get(Operator, item.subject_id)
         assert operator is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = operator.spec, operator.label, operator.short_name
         if not isinstance(spec, dict):
@@ -178,7 +191,7 @@ def _describe(session: Session, item: Item, job: tables.Job, request: Request, t
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
         tokens = find_tokens(session, request.variant.text).to_json() if request.variant.text else None
-        newest = session.get(tables.Round, (job.id, item.round))
+        newest = session.get(Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
     assert item.id is not None
     return Claim(
@@ -201,7 +214,7 @@ _protocols: dict[str, Protocol] = {}  # content-addressed and never changed, so 
 
 def _protocol(session: Session, protocol_id: str) -> Protocol | None:
     if protocol_id not in _protocols:
-        row = session.get(tables.ProtocolRow, protocol_id)
+        row = session.get(ProtocolRow, protocol_id)
         if row is None or not row.spec:
             return None
         _protocols[protocol_id] = Protocol.from_json(row.spec)
@@ -211,7 +224,7 @@ def _protocol(session: Session, protocol_id: str) -> Protocol | None:
 def _key_of(session: Session, item_id: int, software_id: str) -> str | None:
     """The subject key of an item, None if the item or its job was deleted."""
     item = session.get(Item, item_id)
-    job = session.get(tables.Job, item.job_id) if item else None
+    job = session.get(Job, item.job_id) if item else None
     return subject_key(item, job.asked.get("reuse", "none"), software_id) if item and job else None
 
 
@@ -246,7 +259,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         item = _held(session, claimed)
         if item is None:
             return Closed(False)
-        row = tables.ReadingRow(
+        row = ReadingRow(
             id=uuid.uuid4().hex,
             subject_kind=claimed.subject.kind,
             subject_id=claimed.subject.id,
@@ -262,15 +275,15 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         session.add(row)
         session.flush()
         if packed is not None:
-            session.add(tables.TraceRow(reading_id=reading_id, packed=packed))
+            session.add(TraceRow(reading_id=reading_id, packed=packed))
         accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:
             session.rollback()
             return Closed(False)
         deferred = session.execute(
-            select(Item.id, tables.Job.request)
-            .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+            select(Item.id, Job.request)
+            .join(Job, col(Job.id) == col(Item.job_id))
             .where(Item.subject_key == item.subject_key, Item.state == ItemState.DEFERRED)
         )
         served = col(Item.id).in_([item_id for item_id, asked in deferred if _satisfies(row, asked)])
@@ -281,7 +294,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     return Closed(True, _finished(database, affected), woken)
 
 
-def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
+def _satisfies(reading: ReadingRow, asked: Mapping[str, Any]) -> bool:
     """Whether a reading is good enough for the stopping rule of another job's request."""
     try:
         return satisfies(reading, Request.from_json(asked).stopping)
@@ -324,7 +337,7 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     Args:
         capture_id: the observed capture.
     """
-    run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
+    run = select(Call.operator_id).where(Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:
         lock_items(session, *its)
@@ -410,7 +423,7 @@ def close_exhausted(
         col(Item.lease_until_s) < database_now() - after_s,
     )
     with database.read() as session:  # a write would make others wait, and there are rarely any
-        query = _in_jobs(select(Item), farm, job_id).where(*ended, tables.Job.state == tables.JobState.OPEN)
+        query = _in_jobs(select(Item), farm, job_id).where(*ended, Job.state == JobState.OPEN)
         found = list(session.exec(query))
     if not found:
         return Closed(False)
@@ -451,9 +464,9 @@ def wake_orphans(
 
 def _in_jobs(query: Any, farm: str | None, job_id: str | None) -> Any:
     """A query for items, joined with their jobs, of one farm or job only, in the order of ids."""
-    query = query.join(tables.Job, col(tables.Job.id) == col(Item.job_id)).order_by(col(Item.id))
+    query = query.join(Job, col(Job.id) == col(Item.job_id)).order_by(col(Item.id))
     if farm is not None:
-        query = query.where(tables.Job.farm == farm)
+        query = query.where(Job.farm == farm)
     return query if job_id is None else query.where(Item.job_id == job_id)
 
 

@@ -17,11 +17,22 @@ from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
 from farm.jobs.cards import views as card_views
 from farm.jobs.planning import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
-from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import lock_items, locked
-from farm.store.tables import OPEN, CardState, Item, ItemState, JobState
+from farm.store.tables import (
+    CLOSED,
+    OPEN,
+    CardState,
+    Item,
+    ItemState,
+    Job,
+    JobState,
+    Operator,
+    ReadingRow,
+    Round,
+    VerdictRow,
+)
 from farm.types.request import Request
 
 ABANDONED = "its `farm run` has died: the same command continues where it stopped"
@@ -53,7 +64,7 @@ class Progress:
     @property
     def closed(self) -> int:
         """The number of closed items."""
-        return sum(self.counts.get(state, 0) for state in tables.CLOSED)
+        return sum(self.counts.get(state, 0) for state in CLOSED)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -98,7 +109,7 @@ def create(
     """
     with database.write() as session:
         cards = chosen_cards(session, card_ids)
-        job = tables.Job(
+        job = Job(
             id=_new_id(session),
             kind="model" if request.variant else "sweep",
             title=title or request.title,
@@ -116,7 +127,7 @@ def create(
         )
 
 
-def find(session: Session, job_or_prefix: str) -> tables.Job:
+def find(session: Session, job_or_prefix: str) -> Job:
     """The job with this id, or the only job whose id begins so.
 
     Raises:
@@ -124,14 +135,14 @@ def find(session: Session, job_or_prefix: str) -> tables.Job:
     """
     if not job_or_prefix.strip():
         raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
-    jobs = list(session.exec(select(tables.Job).where(col(tables.Job.id).startswith(job_or_prefix, autoescape=True))))
+    jobs = list(session.exec(select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))))
     if len(jobs) == 1:
         return jobs[0]
     if exact := [job for job in jobs if job.id == job_or_prefix]:
         return exact[0]
     if jobs:
         raise NoSuchJob(f"Several jobs begin with '{job_or_prefix}'.", "Give more of the id; `farm jobs` lists them.")
-    near = did_you_mean(job_or_prefix, session.exec(select(tables.Job.id)))
+    near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
     raise NoSuchJob(f"There is no job '{job_or_prefix}'.", near or "List the jobs with `farm jobs`.")
 
 
@@ -141,7 +152,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
     Args:
         heartbeat_s: interval of heartbeats, after which cards count as lost. Default: the setting. Unit: s.
     """
-    job = session.get_one(tables.Job, job_id)
+    job = session.get_one(Job, job_id)
     now = read_clock_s(session)
     counts: dict[str, int] = {}
     reused = 0
@@ -159,16 +170,16 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
     if heartbeat_s is None:
         heartbeat_s = settings().heartbeat_s
     current = session.execute(
-        select(Item.card_id, Item.role, tables.Operator.label)
+        select(Item.card_id, Item.role, Operator.label)
         .select_from(Item)
-        .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
+        .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
         # Without a valid lease nobody measures the item: its card died.
         .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
         .order_by(col(Item.card_id))
     ).all()
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
-    newest = session.get(tables.Round, (job_id, job.round))
+    newest = session.get(Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None and not gone:
         cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
@@ -194,7 +205,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
 def cancel(database: Database, job_id: str) -> int:
     """Cancel a job and its open items, whose messages then find nothing to do; returns the number of items."""
     with database.write() as session:
-        job = locked(session, tables.Job, job_id)
+        job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
             return 0
         job.state, job.ended_at_s = JobState.CANCELLED, database_now()  # type: ignore[assignment]
@@ -210,7 +221,7 @@ def retry_failed(database: Database, job_id: str) -> int:
     Items that are still being measured since the cancel go on, and items with a reading are kept.
     """
     with database.write() as session:
-        job = locked(session, tables.Job, job_id)
+        job = locked(session, Job, job_id)
         if job is None:
             return 0
         its_closed = (col(Item.job_id) == job_id, col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]))
@@ -223,14 +234,12 @@ def retry_failed(database: Database, job_id: str) -> int:
         begun = session.exec(
             item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
         ).rowcount
-        newest = session.get(tables.Round, (job_id, job.round))
+        newest = session.get(Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
             note_planning(session, job)  # if it was interrupted, the caller continues it now
-            verdicts = select(tables.VerdictRow).where(
-                tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
-            )
+            verdicts = select(VerdictRow).where(VerdictRow.job_id == job_id, VerdictRow.round == job.round)
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
         return going_on + begun
@@ -245,7 +254,7 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
         heartbeat_s: interval of heartbeats. Unit: s.
     """
     with database.write() as session:
-        job = locked(session, tables.Job, job_id)
+        job = locked(session, Job, job_id)
         if job is None or job.farm == farm or not job.farm:
             return job is not None and job.farm == farm
         within_s = LOST_AFTER_HEARTBEATS * heartbeat_s
@@ -282,7 +291,7 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         CardState.QUARANTINED: f"`farm cards release {card_id}`",
     }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
     plural = "items wait" if number != 1 else "item waits"
-    named = session.get_one(tables.Job, job_id).asked.get("pinned")
+    named = session.get_one(Job, job_id).asked.get("pinned")
     other = "" if named else f" or a card of the same model ({view.card.model})"
     return f"{number} {plural} for {card_id} ({view.state}){other}: {mend}."
 
@@ -290,25 +299,21 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
 def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str]:
     """`Request.id` -> the newest job of the same request that is done without a failed item."""
     wanted = [request.id for request in requests]
-    asked = select(tables.Job.id).where(tables.Job.state == JobState.DONE, col(tables.Job.request_id).in_(wanted))
+    asked = select(Job.id).where(Job.state == JobState.DONE, col(Job.request_id).in_(wanted))
     with_failures = select(Item.job_id).where(
         col(Item.state).in_([ItemState.FAILED, ItemState.CANCELLED]), col(Item.reason) != item_state.NOT_RUN
     )
     of_several_softwares = (
         select(Item.job_id)
-        .join(tables.ReadingRow, col(tables.ReadingRow.id) == col(Item.reading_id))
+        .join(ReadingRow, col(ReadingRow.id) == col(Item.reading_id))
         .where(col(Item.job_id).in_(asked))
         .group_by(col(Item.job_id))
-        .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
+        .having(func.count(func.distinct(ReadingRow.software_id)) > 1)
     )
     query = (
-        select(tables.Job.request_id, tables.Job.id)
-        .where(
-            col(tables.Job.id).in_(asked),
-            col(tables.Job.id).not_in(with_failures),
-            col(tables.Job.id).not_in(of_several_softwares),
-        )
-        .order_by(col(tables.Job.created_at_s))
+        select(Job.request_id, Job.id)
+        .where(col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
+        .order_by(col(Job.created_at_s))
     )
     return {request_id: job_id for request_id, job_id in session.exec(query)}
 
@@ -318,5 +323,5 @@ def _new_id(session: Session) -> str:
     alphabet = "abcdefghjkmnpqrstuvwxyz23456789"
     while True:
         job_id = "".join(secrets.choice(alphabet) for _ in range(8))
-        if session.get(tables.Job, job_id) is None:
+        if session.get(Job, job_id) is None:
             return job_id

@@ -15,9 +15,8 @@ from sqlmodel import Session, and_, case, col, func, or_, select
 
 from farm.jobs import cards
 from farm.jobs.cards import CardStatus
-from farm.store import tables
 from farm.store.database import database_now
-from farm.store.tables import CLOSED, OPEN, Item, ItemState, JobState
+from farm.store.tables import CLOSED, OPEN, ImportedVerdict, Item, ItemState, Job, JobState, SoftwareRow, VerdictRow
 
 #: Upper bounds of the histogram of item durations. Unit: s.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -27,7 +26,7 @@ BUSY_SPAN_S = 300.0
 
 def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     """The newest jobs with their newest verdicts. Accuracies and coverage are fractions, None without a verdict."""
-    newest = session.exec(select(tables.Job).order_by(col(tables.Job.created_at_s).desc()).limit(limit)).all()
+    newest = session.exec(select(Job).order_by(col(Job.created_at_s).desc()).limit(limit)).all()
     ids = [job.id for job in newest]
     items: dict[str, int] = defaultdict(int)
     closed: dict[str, int] = defaultdict(int)
@@ -39,14 +38,12 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     for job_id, state, number in session.execute(counted):
         items[job_id] += number
         closed[job_id] += number if state in CLOSED else 0
-    by_round = (
-        select(tables.VerdictRow).where(col(tables.VerdictRow.job_id).in_(ids)).order_by(col(tables.VerdictRow.round))
-    )
+    by_round = select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
     # The details hold every tuple of the job.
-    without_details = by_round.options(defer(tables.VerdictRow.details))  # type: ignore[arg-type]
+    without_details = by_round.options(defer(VerdictRow.details))  # type: ignore[arg-type]
     verdicts = {verdict.job_id: verdict for verdict in session.exec(without_details)}
-    theirs = select(tables.ImportedVerdict.job_id, tables.ImportedVerdict.origin)
-    origins = dict(session.exec(theirs.where(col(tables.ImportedVerdict.job_id).in_(ids))).all())
+    theirs = select(ImportedVerdict.job_id, ImportedVerdict.origin)
+    origins = dict(session.exec(theirs.where(col(ImportedVerdict.job_id).in_(ids))).all())
     return [
         {
             "id": job.id,
@@ -66,7 +63,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     ]
 
 
-def _judged(verdict: tables.VerdictRow | None, outcome: str | None = None) -> dict[str, Any]:
+def _judged(verdict: VerdictRow | None, outcome: str | None = None) -> dict[str, Any]:
     return {
         "outcome": verdict.outcome if verdict else outcome,
         "accuracy_time": verdict.accuracy_time if verdict else None,
@@ -77,7 +74,7 @@ def _judged(verdict: tables.VerdictRow | None, outcome: str | None = None) -> di
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
     """Every card that ever joined the farm, with what it does now."""
-    software = {row.id: row.model_dump() for row in session.exec(select(tables.SoftwareRow))}
+    software = {row.id: row.model_dump() for row in session.exec(select(SoftwareRow))}
     return [
         {
             "id": view.card.id,
@@ -160,7 +157,7 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
 
 def open_jobs(session: Session) -> int:
     """The number of open jobs."""
-    return session.exec(select(func.count()).select_from(tables.Job).where(tables.Job.state == JobState.OPEN)).one()
+    return session.exec(select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)).one()
 
 
 def _by_state(ids: Sequence[str]) -> Any:

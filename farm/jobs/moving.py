@@ -20,16 +20,15 @@ from sqlmodel import Session, col, func, or_, select
 from farm.jobs import item_state
 from farm.jobs.balance import MovableItem, balance_groups, slowness
 from farm.jobs.planning import card_for_each, wait_on_card
-from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import in_batches, lock_items, lock_open_jobs, lock_with_open_jobs, locked
-from farm.store.tables import OPEN, Item, ItemState, JobState
+from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, JobState, ReadingRow
 
 
 def move_items(
     database: Database,
     card_id: str,
-    peers: Sequence[tables.CardRow],
+    peers: Sequence[CardRow],
     *,
     in_work: bool = True,
     unseen_s: float | None = None,
@@ -51,18 +50,13 @@ def move_items(
     if not peers:
         return []
     with database.write() as session:
-        its: list[Any] = [
-            Item.card_id == card_id,
-            col(Item.state).in_(OPEN),
-            Item.role == "tuple",
-            tables.Job.farm == farm,
-        ]
+        its: list[Any] = [Item.card_id == card_id, col(Item.state).in_(OPEN), Item.role == "tuple", Job.farm == farm]
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
         if not in_work:
             its.append(col(Item.lease_until_s) < database_now())
         if unseen_s is not None:
-            card = locked(session, tables.CardRow, card_id)
+            card = locked(session, CardRow, card_id)
             since_s = read_clock_s(session) - unseen_s
             if card is None or card.last_seen_at_s >= since_s:
                 return []
@@ -86,7 +80,7 @@ def move_items(
 def give_up(
     database: Database,
     away: Collection[str],
-    working: Sequence[tables.CardRow],
+    working: Sequence[CardRow],
     *,
     for_now: Collection[str] = (),
     farm: str = "",
@@ -112,8 +106,8 @@ def give_up(
             Item.role != "tuple",
             col(Item.state).in_([ItemState.WAITING, ItemState.CLAIMED]),
             col(Item.lease_until_s) < database_now(),
-            tables.Job.state == JobState.OPEN,
-            tables.Job.farm == farm,
+            Job.state == JobState.OPEN,
+            Job.farm == farm,
         ]
         if job_id is not None:
             its.append(col(Item.job_id) == job_id)
@@ -134,11 +128,9 @@ def give_up(
         return [item.id for item in wanted if item.id is not None]
 
 
-def _close_absent(
-    session: Session, job: tables.Job, items: Sequence[Item], working: Sequence[tables.CardRow]
-) -> Sequence[Item]:
+def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]) -> Sequence[Item]:
     """Close the last open items of a job, all of absent cards; returns the items to publish in their place, if any."""
-    own = {card.id: card for item in items if (card := session.get(tables.CardRow, item.card_id)) is not None}
+    own = {card.id: card for item in items if (card := session.get(CardRow, item.card_id)) is not None}
     kinds = {(card.model, card.software_id) for card in own.values()}
     takers = _takers(job, working)
     peers = [card for card in working if card.id in takers and (card.model, card.software_id) in kinds]
@@ -159,8 +151,8 @@ def _close_absent(
 def _contributors(session: Session, job_id: str) -> set[str]:
     """The cards whose readings are in the sum of the job."""
     query = (
-        select(tables.ReadingRow.card_id)
-        .join(Item, col(Item.reading_id) == col(tables.ReadingRow.id))
+        select(ReadingRow.card_id)
+        .join(Item, col(Item.reading_id) == col(ReadingRow.id))
         .where(Item.job_id == job_id, Item.role == "tuple")
         .distinct()
     )
@@ -181,9 +173,7 @@ class _Load:
         return self.most > 1 and min(ends_s, default=within_s) < within_s
 
 
-def rebalance(
-    database: Database, cards: Sequence[tables.CardRow], *, idle_within_s: float, farm: str = ""
-) -> list[int]:
+def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
     """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
 
     Args:
@@ -214,24 +204,24 @@ def _load(session: Session, card_ids: Sequence[str]) -> _Load:
     )
 
 
-def _movable(session: Session, cards: Sequence[tables.CardRow], farm: str) -> list[MovableItem]:
+def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
     """The tuples that wait for the cards, each with the cards that may take it."""
     rows = session.execute(
         select(Item.id, Item.card_id, Item.expected_s, Item.job_id)
-        .join(tables.Job, col(tables.Job.id) == col(Item.job_id))
+        .join(Job, col(Job.id) == col(Item.job_id))
         .where(
             col(Item.card_id).in_([card.id for card in cards]),
             Item.state == ItemState.WAITING,
             Item.role == "tuple",
-            tables.Job.state == JobState.OPEN,
-            tables.Job.farm == farm,
+            Job.state == JobState.OPEN,
+            Job.farm == farm,
         )
         .order_by(col(Item.id))
     ).all()
     takers = {
         job.id: _takers(job, cards)
         for batch in in_batches({job_id for *_, job_id in rows})
-        for job in session.exec(select(tables.Job).where(col(tables.Job.id).in_(batch)))
+        for job in session.exec(select(Job).where(col(Job.id).in_(batch)))
     }
     return [
         MovableItem(item_id, card_id, expected_s, job_id, takers[job_id])
@@ -264,7 +254,7 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
         return [item.id for item in wholes if item.id is not None] + moved
 
 
-def _takers(job: tables.Job, cards: Sequence[tables.CardRow]) -> frozenset[str]:
+def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:
     """The cards that may measure for a job: all of them, or only those that its person named."""
     ids = frozenset(card.id for card in cards)
     return ids & set(job.asked.get("cards", ())) if job.asked.get("pinned") else ids
@@ -274,5 +264,5 @@ def _missing_wholes(session: Session, moved: Sequence[Item]) -> list[Item]:
     """Wholes for cards that now contribute tuples: the verdict compares each card with itself."""
     wanted: list[Item] = []
     for job_id, card_id in sorted({(item.job_id, item.card_id) for item in moved}):
-        wanted += wait_on_card(session, session.get_one(tables.Job, job_id), card_id)
+        wanted += wait_on_card(session, session.get_one(Job, job_id), card_id)
     return wanted

@@ -18,12 +18,11 @@ from farm.errors import NoSuchCard, TupleRejected, UsageError
 from farm.jobs import item_state
 from farm.jobs.balance import QueuedItem, place
 from farm.operators.roofline import Roofline, roofline_of
-from farm.store import tables
 from farm.store.content import classes, store_protocol
 from farm.store.database import database_now, read_clock_s
 from farm.store.reuse import find_readings
 from farm.store.rows import in_batches
-from farm.store.tables import OPEN, Item, ItemState
+from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, Operator, Round
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
 
@@ -41,14 +40,14 @@ class PlannedRound:
     reused: int
 
 
-def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.CardRow]:
+def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
     """The cards with these ids, in this order, if one job can measure on all of them.
 
     Raises:
         NoSuchCard: a chosen card is not registered.
         UsageError: the chosen cards are of several models or run different software.
     """
-    found = {card.id: card for card in session.exec(select(tables.CardRow).where(col(tables.CardRow.id).in_(card_ids)))}
+    found = {card.id: card for card in session.exec(select(CardRow).where(col(CardRow.id).in_(card_ids)))}
     if missing := [card_id for card_id in card_ids if card_id not in found]:
         raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
     cards = [found[card_id] for card_id in card_ids]
@@ -69,7 +68,7 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[tables.CardR
 
 def add_round(
     session: Session,
-    job: tables.Job,
+    job: Job,
     *,
     scope: Sequence[str],
     capture_id: int | None,
@@ -95,7 +94,7 @@ def add_round(
     job.round += 1
     session.add(job)
     session.add(
-        tables.Round(
+        Round(
             job_id=job.id,
             number=job.round,
             reason=reason,
@@ -135,12 +134,12 @@ def add_round(
     return _planned(job, items)
 
 
-def _planned(job: tables.Job, items: Sequence[Item]) -> PlannedRound:
+def _planned(job: Job, items: Sequence[Item]) -> PlannedRound:
     closed = sum(item.state == ItemState.DONE for item in items)
     return PlannedRound(job.id, job.round, len(items) - closed, closed)
 
 
-def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -> PlannedRound:
+def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> PlannedRound:
     """Add tuples to the round of a sweep that is still being planned. The caller's transaction has locked the job.
 
     Tuples that the job has already are left out.
@@ -162,21 +161,17 @@ def add_tuples(session: Session, job: tables.Job, operator_ids: Sequence[str]) -
     return _planned(job, items)
 
 
-def note_planning(session: Session, job: tables.Job, *, ended: bool = False) -> None:
+def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     """Record progress in planning a job's newest round, or its end."""
     values: dict[str, Any] = {"progress_at_s": database_now()}
     if ended:
         values["planned_at_s"] = database_now()
-    this = (col(tables.Round.job_id) == job.id, col(tables.Round.number) == job.round)
-    session.execute(update(tables.Round).where(*this).values(**values))
+    this = (col(Round.job_id) == job.id, col(Round.number) == job.round)
+    session.execute(update(Round).where(*this).values(**values))
 
 
 def _tuples(
-    session: Session,
-    job: tables.Job,
-    request: Request,
-    cards: Sequence[tables.CardRow],
-    operators: Sequence[tuple[Any, str]],
+    session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str]]
 ) -> list[Item]:
     """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
     dtype = request.variant.computes_in if request.variant else "float32"
@@ -195,11 +190,7 @@ def _tuples(
 
 
 def _wholes(
-    session: Session,
-    job: tables.Job,
-    request: Request,
-    cards: Sequence[tables.CardRow],
-    tuples: Sequence[Item],
+    session: Session, job: Job, request: Request, cards: Sequence[CardRow], tuples: Sequence[Item]
 ) -> list[Item]:
     """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
     assert request.variant is not None
@@ -212,7 +203,7 @@ def _wholes(
     lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
     wholes = []
     for card_id in sorted(measuring | lenders) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get(tables.CardRow, card_id)
+        card = by_id.get(card_id) or session.get(CardRow, card_id)
         assert card is not None
         whole = new_item(job, card, *subject)
         _reuse(session, [whole], request, [card])
@@ -223,7 +214,7 @@ def _wholes(
     return wholes
 
 
-def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
+def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     """Let a job's whole wait on a card, and the items that were given up there; a new whole if the card has none."""
     its = (col(Item.job_id) == job.id, col(Item.role) != "tuple")
     # These rows are used again: a second row would have the same unique key.
@@ -235,7 +226,7 @@ def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
     if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
-        card, like = session.get_one(tables.CardRow, card_id), wholes[0]
+        card, like = session.get_one(CardRow, card_id), wholes[0]
         wanted.append(new_item(job, card, "whole", "variant", job.variant_id, like.protocol_id, like.expected_s))
     session.add_all(wanted)
     session.flush()
@@ -243,8 +234,8 @@ def wait_on_card(session: Session, job: tables.Job, card_id: str) -> list[Item]:
 
 
 def new_item(
-    job: tables.Job,
-    card: tables.CardRow,
+    job: Job,
+    card: CardRow,
     role: str,
     subject_kind: str,
     subject_id: str,
@@ -285,7 +276,7 @@ def _operators(
         pairs = list(classes(session, capture_id, request.protocol.data))
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
-    operator = tables.Operator
+    operator = Operator
     asked = select(operator.id, operator.short_name, operator.flops, operator.bytes_moved)
     found = {
         row.id: row
@@ -323,7 +314,7 @@ def _under_placements(
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
     """Stored tuples by id. Rows that do not parse as tuples, as in tests with simulated cards, are left out."""
-    operator, tuples = tables.Operator, {}
+    operator, tuples = Operator, {}
     for batch in in_batches(operator_ids):
         for id_, spec in session.execute(select(operator.id, operator.spec).where(col(operator.id).in_(batch))):
             with contextlib.suppress(TupleRejected):
@@ -331,7 +322,7 @@ def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, 
     return tuples
 
 
-def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[tables.CardRow]) -> None:
+def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Sequence[CardRow]) -> None:
     """Close the items that a reading serves."""
     software_id = cards[0].software_id
     if software_id is None:
@@ -343,7 +334,7 @@ def _reuse(session: Session, items: Sequence[Item], request: Request, cards: Seq
             item_state.REUSE.apply(item, reading_id=reading.id, card_id=reading.card_id, ended_at_s=now_s)
 
 
-def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[tables.CardRow]) -> list[str]:
+def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardRow]) -> list[str]:
     """A card id for each item: longest first, on the card that is free first, behind the items that wait (LPT)."""
     ahead = dict(
         session.execute(

@@ -18,9 +18,20 @@ from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
-from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import in_batches
+from farm.store.tables import (
+    Call,
+    Capture,
+    Job,
+    ModelVariant,
+    Operator,
+    ProtocolRow,
+    ReadingRow,
+    SoftwareRow,
+    TokenInput,
+    TraceRow,
+)
 from farm.types import protocol as protocols
 from farm.types.label import label_of
 from farm.types.reading import Reading, Verification
@@ -83,7 +94,7 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
 
 
 def store_software(session: Session, software: protocols.Software) -> str:
-    insert_new(session, tables.SoftwareRow, [{"id": software.id, **software.to_json()}])
+    insert_new(session, SoftwareRow, [{"id": software.id, **software.to_json()}])
     return software.id
 
 
@@ -95,7 +106,7 @@ def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
         "data": protocol.data,
         "spec": protocol.to_json(),
     }
-    insert_new(session, tables.ProtocolRow, [row])
+    insert_new(session, ProtocolRow, [row])
     return protocol.id
 
 
@@ -103,7 +114,7 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
     known = {
         operator_id
         for batch in in_batches(spec.id for spec in operators)
-        for operator_id in session.exec(select(tables.Operator.id).where(col(tables.Operator.id).in_(batch)))
+        for operator_id in session.exec(select(Operator.id).where(col(Operator.id).in_(batch)))
     }
     rows = [
         {
@@ -122,7 +133,7 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
         for spec, cost in operators.items()
         if spec.id not in known
     ]
-    insert_new(session, tables.Operator, rows)
+    insert_new(session, Operator, rows)
 
 
 def store_variant(
@@ -135,7 +146,7 @@ def store_variant(
         "model_flops": model_flops,
         "bytes_moved": bytes_moved,
     }
-    insert_new(session, tables.ModelVariant, [row])
+    insert_new(session, ModelVariant, [row])
     return variant.id
 
 
@@ -149,7 +160,7 @@ def store_tokens(session: Session, tokens: Tokens) -> str:
         "padding": tokens.padding,
         "packed": tokens.compressed(),
     }
-    insert_new(session, tables.TokenInput, [row])
+    insert_new(session, TokenInput, [row])
     return tokens.id
 
 
@@ -170,7 +181,7 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     Raises:
         Unreadable: there are none of that id, or no longer the ones that were stored.
     """
-    row = session.get(tables.TokenInput, tokens_id)
+    row = session.get(TokenInput, tokens_id)
     if row is None:
         raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
     try:
@@ -188,19 +199,19 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
 
 def find_capture(
     session: Session, variant_id: str, device_type: str, grad: bool, torch: str, launch: str
-) -> tables.Capture | None:
+) -> Capture | None:
     """Return the capture to use: an observed one if there is one, otherwise a predicted one."""
     query = (
-        select(tables.Capture)
+        select(Capture)
         .where(
-            tables.Capture.variant_id == variant_id,
-            tables.Capture.device_type == device_type,
-            tables.Capture.grad == grad,
-            tables.Capture.torch == torch,
-            tables.Capture.launch == launch,
-            col(tables.Capture.origin).in_(("observed", "predicted")),  # of this farm's own cards and programs
+            Capture.variant_id == variant_id,
+            Capture.device_type == device_type,
+            Capture.grad == grad,
+            Capture.torch == torch,
+            Capture.launch == launch,
+            col(Capture.origin).in_(("observed", "predicted")),  # of this farm's own cards and programs
         )
-        .order_by(col(tables.Capture.origin))  # "observed" < "predicted"
+        .order_by(col(Capture.origin))  # "observed" < "predicted"
     )
     return session.exec(query).first()
 
@@ -219,18 +230,18 @@ def store_capture(
     verification: Verification | None = None,
 ) -> int:
     """Store a capture if it is new; return its id. Its operators must be stored before."""
-    query = select(tables.Capture).where(
-        tables.Capture.variant_id == variant_id,
-        tables.Capture.device_type == device_type,
-        tables.Capture.grad == grad,
-        tables.Capture.torch == torch,
-        tables.Capture.launch == launch,
-        tables.Capture.origin == origin,
+    query = select(Capture).where(
+        Capture.variant_id == variant_id,
+        Capture.device_type == device_type,
+        Capture.grad == grad,
+        Capture.torch == torch,
+        Capture.launch == launch,
+        Capture.origin == origin,
     )
     if (known := session.exec(query).first()) is not None:
         assert known.id is not None
         return known.id
-    capture = tables.Capture(
+    capture = Capture(
         variant_id=variant_id,
         device_type=device_type,
         grad=grad,
@@ -258,7 +269,7 @@ def store_capture(
         for call in calls
     ]
     if rows:
-        session.execute(insert(tables.Call), rows)
+        session.execute(insert(Call), rows)
     return capture.id
 
 
@@ -270,7 +281,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     row["flags"] = list(reading.flags)
     row["details"] = reading.details.to_json()
     row["method"] = reading.details.method
-    columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
+    columns = ReadingRow.__table__.columns  # type: ignore[attr-defined]
     # A required number that is not finite is kept, so that the database refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
@@ -287,10 +298,10 @@ def add_reading(
     software: protocols.Software,
     card_id: str,
     card_model: str,
-) -> tables.ReadingRow:
+) -> ReadingRow:
     """Add the row of a reading without an item, with its trace. Its card must be stored before."""
     values = reading_row(reading)
-    row = tables.ReadingRow(
+    row = ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
         subject_id=subject.id,
@@ -305,7 +316,7 @@ def add_reading(
     session.add(row)
     session.flush()
     if reading.trace is not None:
-        session.add(tables.TraceRow(reading_id=row.id, packed=reading.trace.pack()))
+        session.add(TraceRow(reading_id=row.id, packed=reading.trace.pack()))
     session.refresh(row)
     return row
 
@@ -339,7 +350,7 @@ def store_values(
 
     A call without a match, or with another number of activations, gets an empty list: nothing is known.
     """
-    call, operator = tables.Call, tables.Operator
+    call, operator = Call, Operator
     query = (
         select(call.call_index, call.module_path, operator.name, operator.spec)
         .join(operator, col(operator.id) == col(call.operator_id))
@@ -363,7 +374,7 @@ def store_values(
 
 
 def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    call, operator = tables.Call, tables.Operator
+    call, operator = Call, Operator
     query = (
         select(call.module_path, operator.name, call.data)
         .join(operator, col(operator.id) == col(call.operator_id))
@@ -392,7 +403,7 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     Args:
         data: `Protocol.data`. Any value but `seen` applies to every call.
     """
-    call = tables.Call
+    call = Call
     query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
     return [
         PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
@@ -412,26 +423,21 @@ def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[
     new as the reading of the whole model.
     """
     with database.read() as session:
-        capture = session.get_one(tables.Capture, capture_id)
-        began_s = session.get_one(tables.Job, job_id).created_at_s
+        capture = session.get_one(Capture, capture_id)
+        began_s = session.get_one(Job, job_id).created_at_s
         read_at_s = Verification.from_json(capture.verification).read_at_s
         return counts(session, capture_id), read_at_s is None or read_at_s < began_s
 
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
     """Tuple id -> number of calls of a capture."""
-    call = tables.Call
+    call = Call
     query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
     return {operator_id: int(number) for operator_id, number in session.execute(query)}
 
 
 def store_observed(
-    database: Database,
-    capture_id: int,
-    observed: Mapping[str, Any] | None,
-    found: Verification,
-    *,
-    card_id: str,
+    database: Database, capture_id: int, observed: Mapping[str, Any] | None, found: Verification, *, card_id: str
 ) -> int | None:
     """Store the verification of a predicted capture. If the observed calls differ, store them as a capture and return
     its id.
@@ -440,7 +446,7 @@ def store_observed(
     """
 
     with database.write() as session:
-        predicted = session.get_one(tables.Capture, capture_id)
+        predicted = session.get_one(Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
         session.add(predicted)
@@ -472,7 +478,7 @@ def store_observed(
 def _labelled(session: Session, found: Verification) -> Verification:
     """The verification with labels in place of the ids of missing tuples; the card knows only their ids."""
     missing = list(found.missing or ())
-    operator = tables.Operator
+    operator = Operator
     labels = dict(session.exec(select(operator.id, operator.label).where(col(operator.id).in_(missing))).all())
 
     def named(difference: str) -> str:
@@ -483,5 +489,5 @@ def _labelled(session: Session, found: Verification) -> Verification:
 
 
 def _same_calls(session: Session, capture_id: int, seen: list[StoredCall]) -> bool:
-    query = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
-    return list(session.exec(query.order_by(col(tables.Call.call_index)))) == [call.tuple_id for call in seen]
+    query = select(Call.operator_id).where(Call.capture_id == capture_id)
+    return list(session.exec(query.order_by(col(Call.call_index)))) == [call.tuple_id for call in seen]

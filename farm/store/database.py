@@ -196,9 +196,9 @@ class Database:
             if inspect(connection).has_table(VERSION_TABLE):
                 command.upgrade(config, "head")
             else:
-                from farm.store import tables
+                from farm.store.tables import SQLModel
 
-                tables.SQLModel.metadata.create_all(connection)
+                SQLModel.metadata.create_all(connection)
                 command.stamp(config, "head")
 
     def _check_known(self, version: str) -> None:
@@ -308,11 +308,7 @@ def _engine(url: Any) -> Engine:
     try:
         if url.get_backend_name() == "postgresql":
             return create_engine(
-                url,
-                pool_size=4,
-                pool_pre_ping=True,
-                connect_args=POSTGRESQL_OPTIONS,
-                json_deserializer=_from_json,
+                url, pool_size=4, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS, json_deserializer=_from_json
             )
         if url.get_backend_name() == "sqlite":
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)

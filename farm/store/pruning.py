@@ -10,10 +10,9 @@ from typing import Any
 from sqlalchemy import delete
 from sqlmodel import Session, col, func, select
 
-from farm.store import tables
 from farm.store.database import Database, database_now
 from farm.store.rows import in_batches, locked
-from farm.store.tables import Item, JobState
+from farm.store.tables import Item, Job, JobState, ReadingRow, TraceRow
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ def prunable(database: Database, older_than_s: float) -> Prunable:
         older_than_s: least age of a reading, or least time since a job ended.
     """
     with database.read() as session:
-        series = select(func.count(), func.coalesce(func.sum(func.length(tables.TraceRow.packed)), 0)).where(
-            col(tables.TraceRow.reading_id).in_(_old_readings(older_than_s))
+        series = select(func.count(), func.coalesce(func.sum(func.length(TraceRow.packed)), 0)).where(
+            col(TraceRow.reading_id).in_(_old_readings(older_than_s))
         )
         traces, traces_bytes = session.exec(series).one()
-        jobs = session.exec(select(tables.Job.id).where(*_without_reading(older_than_s)).order_by(col(tables.Job.id)))
+        jobs = session.exec(select(Job.id).where(*_without_reading(older_than_s)).order_by(col(Job.id)))
         return Prunable(traces, int(traces_bytes), tuple(jobs))
 
 
@@ -45,11 +44,11 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     found = prunable(database, older_than_s)
     with database.read() as session:
         ids = session.exec(
-            select(tables.TraceRow.reading_id).where(col(tables.TraceRow.reading_id).in_(_old_readings(older_than_s)))
+            select(TraceRow.reading_id).where(col(TraceRow.reading_id).in_(_old_readings(older_than_s)))
         ).all()
     for reading_ids in in_batches(ids):
         with database.write() as session:
-            session.execute(delete(tables.TraceRow).where(col(tables.TraceRow.reading_id).in_(reading_ids)))
+            session.execute(delete(TraceRow).where(col(TraceRow.reading_id).in_(reading_ids)))
     gone = [job_id for job_id in found.jobs if _delete_job(database, job_id, older_than_s)]
     return Prunable(len(ids), found.traces_bytes, tuple(gone))
 
@@ -57,25 +56,21 @@ def prune(database: Database, older_than_s: float) -> Prunable:
 def _delete_job(database: Database, job_id: str, older_than_s: float) -> bool:
     with database.write() as session:
         # The job may have been opened again since.
-        if locked(session, tables.Job, job_id) is None or not _still_without(session, job_id, older_than_s):
+        if locked(session, Job, job_id) is None or not _still_without(session, job_id, older_than_s):
             return False
-        session.execute(delete(tables.Job).where(col(tables.Job.id) == job_id))  # rounds, items, verdicts with it
+        session.execute(delete(Job).where(col(Job.id) == job_id))  # rounds, items, verdicts with it
         return True
 
 
 def _still_without(session: Session, job_id: str, older_than_s: float) -> bool:
-    query = select(tables.Job.id).where(tables.Job.id == job_id, *_without_reading(older_than_s))
+    query = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
     return session.exec(query).first() is not None
 
 
 def _old_readings(older_than_s: float) -> Any:
-    return select(tables.ReadingRow.id).where(col(tables.ReadingRow.created_at_s) <= database_now() - older_than_s)
+    return select(ReadingRow.id).where(col(ReadingRow.created_at_s) <= database_now() - older_than_s)
 
 
 def _without_reading(older_than_s: float) -> tuple[Any, ...]:
-    read = select(Item.job_id).where(col(Item.job_id) == col(tables.Job.id), col(Item.reading_id).is_not(None))
-    return (
-        tables.Job.state != JobState.OPEN,
-        col(tables.Job.ended_at_s) <= database_now() - older_than_s,
-        ~read.exists(),
-    )
+    read = select(Item.job_id).where(col(Item.job_id) == col(Job.id), col(Item.reading_id).is_not(None))
+    return (Job.state != JobState.OPEN, col(Job.ended_at_s) <= database_now() - older_than_s, ~read.exists())

@@ -12,9 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sqlmodel import Session, col, select
 
-from farm.store import tables
 from farm.store.rows import in_batches
-from farm.store.tables import Item
+from farm.store.tables import Item, ReadingRow
 from farm.types.protocol import Stopping
 from farm.types.reading import METHOD, Details
 from farm.types.request import Request
@@ -29,7 +28,7 @@ def subject_key(item: Item, reuse: str, software_id: str) -> str:
 
 def find_readings(
     session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
-) -> list[tables.ReadingRow | None]:
+) -> list[ReadingRow | None]:
     """Return the reading that serves each item; None if there is none.
 
     Args:
@@ -37,24 +36,22 @@ def find_readings(
     """
     if request.reuse == "none":
         return [None] * len(items)
-    candidates: dict[tuple[str, str], list[tables.ReadingRow]] = defaultdict(list)
+    candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
     for subject_ids in in_batches(item.subject_id for item in items):
-        query = select(tables.ReadingRow).where(
-            col(tables.ReadingRow.subject_id).in_(subject_ids),
-            col(tables.ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
-            tables.ReadingRow.software_id == software_id,
-            col(tables.ReadingRow.simulated).is_(False),
+        query = select(ReadingRow).where(
+            col(ReadingRow.subject_id).in_(subject_ids),
+            col(ReadingRow.protocol_id).in_({item.protocol_id for item in items}),
+            ReadingRow.software_id == software_id,
+            col(ReadingRow.simulated).is_(False),
         )
         if request.reuse != "imported":
-            query = query.where(tables.ReadingRow.origin == "")
+            query = query.where(ReadingRow.origin == "")
         for reading in session.exec(query):
             candidates[reading.subject_id, reading.protocol_id].append(reading)
     return [_best(candidates[item.subject_id, item.protocol_id], item, request, card_ids) for item in items]
 
 
-def _best(
-    readings: Iterable[tables.ReadingRow], item: Item, request: Request, card_ids: Collection[str]
-) -> tables.ReadingRow | None:
+def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
     """Return the best of the readings of one subject, protocol and software: chosen cards first, then the newest."""
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
@@ -70,7 +67,7 @@ def _best(
 DOUBTFUL = {"shared", "starved", "throttled_thermal", "canary_off"}
 
 
-def sound(reading: tables.ReadingRow) -> bool:
+def sound(reading: ReadingRow) -> bool:
     """Whether a reading is of the current method and not doubtful."""
     return Details.from_json(reading.details).method == METHOD and not DOUBTFUL & set(reading.flags)
 
@@ -80,7 +77,7 @@ def tells_others(flags: Iterable[str] | None) -> bool:
     return not (DOUBTFUL | {"study"}) & set(flags or ())
 
 
-def satisfies(reading: tables.ReadingRow, wanted: Stopping) -> bool:
+def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
     """Whether a reading is precise enough. One that did not converge serves a request with the same or a shorter
     window.
 
