@@ -13,6 +13,7 @@ from farm.devices.simulated import SOFTWARE
 from farm.jobs import cards, items, jobs
 from farm.jobs.create import capture_for
 from farm.models import catalog
+from farm.operators.captured import CapturedCall
 from farm.store import content, tables
 from farm.store.database import Database
 from farm.types.protocol import Protocol, Stopping, Variant
@@ -70,16 +71,13 @@ def plan_model(database: Database, card_ids: Sequence[str], short_names: Sequenc
             operator.short_name = short_name
             session.add(operator)
         content.store_variant(session, variant)
-        calls = [content.StoredCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)]
+        calls = [CapturedCall(index, "", operator_id, (), ()) for index, operator_id in enumerate(ids)]
         capture_id = content.store_capture(
             session,
             calls,
-            variant_id=variant.id,
-            device_type="cpu",
-            grad=False,
-            torch="t",
-            launch="eager",
-            origin="predicted",
+            tables.Capture(
+                variant_id=variant.id, device_type="cpu", grad=False, torch="t", launch="eager", origin="predicted"
+            ),
         )
     scope = changes.pop("scope", ("all",))
     request = Request(variant=variant, protocol=Protocol(launch="eager"), **changes)

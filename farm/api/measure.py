@@ -35,7 +35,7 @@ from farm.requests.card_selection import choose_cards
 from farm.requests.partial_request import QUICK, PartialRequest, complete, default_data, defaults_for
 from farm.settings import settings
 from farm.store import tables
-from farm.store.content import store_capture, store_operators, store_values, store_variant
+from farm.store.content import store_extraction, store_operators, store_values
 from farm.store.database import Database
 from farm.types.label import label_of
 from farm.types.memory_tiers import Placements
@@ -331,20 +331,11 @@ def _torch_state_restored() -> Iterator[None]:
 def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: str, torch: str) -> Tuples:
     """Store the model's tuples and calls; for the data policy `seen` also the values in its tensors."""
     extraction, device_type = model.extraction, "cuda" if card_kind == "cuda" else "cpu"
-    taken = extraction.capture
+    capture = tables.Capture(
+        variant_id=model.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
+    )
     with database.write() as session:
-        store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
-        store_variant(session, model.variant, flops=extraction.flops, bytes_moved=extraction.bytes_moved)
-        capture_id = store_capture(
-            session,
-            taken.calls,
-            variant_id=model.variant.id,
-            device_type=device_type,
-            grad=how.grad,
-            torch=torch,
-            launch=how.launch,
-            origin="predicted",
-        )
+        capture_id = store_extraction(session, model.variant, extraction, capture)
     if how.data == "seen":
         from farm.operators.observed_values import watch_values
 
@@ -352,7 +343,7 @@ def _store(database: Database, model: CapturedModel, how: Protocol, card_kind: s
             seen = watch_values(copy.deepcopy(model.model), model.args, dict(model.kwargs))
         with database.write() as session:
             store_values(session, capture_id, seen)
-    return Tuples(taken.counts, capture_id)
+    return Tuples(extraction.capture.counts, capture_id)
 
 
 # ------------------------------------------------------------------------------------------ what, where and how

@@ -128,9 +128,7 @@ def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Pa
     if this.capture_id is None:
         return None
     predicted = session.get_one(Capture, this.capture_id)
-    newest = find_capture(
-        session, predicted.variant_id, predicted.device_type, predicted.grad, predicted.torch, predicted.launch
-    )
+    newest = find_capture(session, predicted)
     if newest is not None and newest.id != this.capture_id:
         reason = "the card ran other operators than predicted"
         return add_round(session, job, scope=this.operators, capture_id=newest.id, reason=reason).round

@@ -24,15 +24,14 @@ from farm.store.content import (
     counts,
     find_capture,
     share_tokens,
-    store_capture,
+    store_extraction,
     store_operators,
     store_values,
-    store_variant,
 )
 from farm.store.database import Database
 from farm.store.rows import fetch, locked
-from farm.store.tables import Call, CardRow, Job, JobState, ModelVariant, Operator, SoftwareRow
-from farm.types.protocol import Protocol, Variant
+from farm.store.tables import Call, Capture, CardRow, Job, JobState, ModelVariant, Operator, SoftwareRow
+from farm.types.protocol import Variant
 from farm.types.request import Request, Sweep, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
@@ -303,13 +302,15 @@ def capture_for(
     if request.variant.text:
         with database.write() as session:
             share_tokens(session, request.variant.text)
+    how = request.protocol
+    like = Capture(
+        variant_id=request.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
+    )
     with database.read() as session:
-        known = find_capture(
-            session, request.variant.id, device_type, request.protocol.grad, torch, request.protocol.launch
-        )
+        known = find_capture(session, like)
     capture_id = known.id if known is not None else None
     if capture_id is None:
-        capture_id = _predict(database, request.variant, request.protocol, device_type, torch, card)
+        capture_id = _predict(database, request.variant, like, card)
     if request.protocol.data == "seen":
         _look_at_values(database, capture_id, request.variant)
     return capture_id
@@ -335,27 +336,13 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
         store_values(session, capture_id, seen or {})
 
 
-def _predict(
-    database: Database, variant: Variant, protocol: Protocol, device_type: str, torch: str, card: WithMemory | None
-) -> int:
+def _predict(database: Database, variant: Variant, capture: Capture, card: WithMemory | None) -> int:
     from farm.training.extract import extract
 
-    apart = extract(variant, device_type=device_type, grad=protocol.grad)
-    taken = apart.capture
-    if (refusal := apart.refusal(variant.model)) is not None:
+    extraction = extract(variant, device_type=capture.device_type, grad=capture.grad)
+    if (refusal := extraction.refusal(variant.model)) is not None:
         raise refusal
     if card is not None:
-        check_step_fits(variant, card, apart.least_peak_bytes)
+        check_step_fits(variant, card, extraction.least_peak_bytes)
     with database.write() as session:
-        store_operators(session, {spec: apart.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
-        store_variant(session, variant, flops=apart.flops, bytes_moved=apart.bytes_moved, model_flops=apart.model_flops)
-        return store_capture(
-            session,
-            taken.calls,
-            variant_id=variant.id,
-            device_type=device_type,
-            grad=protocol.grad,
-            torch=torch,
-            launch=protocol.launch,
-            origin="predicted",
-        )
+        return store_extraction(session, variant, extraction, capture)

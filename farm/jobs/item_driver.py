@@ -27,7 +27,7 @@ from farm.jobs import cards, items
 from farm.jobs.items import Claim, Closed, DeclineReason
 from farm.jobs.spool import Spool
 from farm.settings import settings
-from farm.store.content import add_reading, predicted_counts, store_observed
+from farm.store.content import add_reading, predicted_counts, store_observed, store_protocol, store_software
 from farm.store.database import Database
 from farm.store.tables import CardState, Item, ReadingRow
 from farm.types.protocol import Protocol, Software, Subject
@@ -104,17 +104,15 @@ def quarantining(database: Database | None, card: Card) -> Iterator[None]:
 
 def keep_reading(database: Database, answer: Measured, subject: Subject, protocol: Protocol) -> ReadingRow:
     """Store a reading that belongs to no item, with its card."""
+    reading = answer.reading
+    trace = reading.trace.pack() if reading.trace is not None else None
     with database.write() as session:
         cards.ensure_card(session, answer.card, answer.software)
-        return add_reading(
-            session,
-            answer.reading,
-            subject=subject,
-            protocol=protocol,
-            software=answer.software,
-            card_id=answer.card.id,
-            card_model=answer.card.model,
-        )
+        software_id, protocol_id = store_software(session, answer.software), store_protocol(session, protocol)
+        ids = {"card_id": answer.card.id, "card_model": answer.card.model, "software_id": software_id}
+        row = add_reading(session, reading, trace, subject, **ids, protocol_id=protocol_id)
+        session.refresh(row)
+        return row
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
 from farm.jobs import item_state
-from farm.store.content import find_tokens, reading_row
+from farm.store.content import add_reading, find_tokens
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.rows import in_batches, lock_items
@@ -42,7 +42,6 @@ from farm.store.tables import (
     ProtocolRow,
     ReadingRow,
     Round,
-    TraceRow,
 )
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
@@ -259,23 +258,9 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
         item = _held(session, claimed)
         if item is None:
             return Closed(False)
-        row = ReadingRow(
-            id=uuid.uuid4().hex,
-            subject_kind=claimed.subject.kind,
-            subject_id=claimed.subject.id,
-            card_id=card_id,
-            card_model=item.card_model,
-            software_id=software_id,
-            protocol_id=claimed.protocol.id,
-            simulated=reading.power_source == "simulated" or "simulated" in reading.flags,
-            created_at_s=database_now(),  # type: ignore[arg-type]
-            **reading_row(reading),
-        )
+        ids = {"card_id": card_id, "card_model": item.card_model, "software_id": software_id}
+        row = add_reading(session, reading, packed, claimed.subject, **ids, protocol_id=claimed.protocol.id)
         reading_id = row.id
-        session.add(row)
-        session.flush()
-        if packed is not None:
-            session.add(TraceRow(reading_id=reading_id, packed=packed))
         accept = item_state.KEEP if item.state == ItemState.CANCELLED else item_state.READ
         its_own = (col(Item.id) == item.id, col(Item.token) == claimed.token)
         if not session.exec(accept.update(*its_own, reading_id=reading_id)).rowcount:

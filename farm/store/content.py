@@ -11,15 +11,16 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
 from sqlmodel import Session, SQLModel, col, func, select
 
 from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
+from farm.operators.captured import CapturedCall
 from farm.store.database import Database, database_now, read_clock_s
-from farm.store.rows import in_batches
+from farm.store.rows import fetch, fetch_values
 from farm.store.tables import (
     Call,
     Capture,
@@ -32,99 +33,55 @@ from farm.store.tables import (
     TokenInput,
     TraceRow,
 )
-from farm.types import protocol as protocols
 from farm.types.label import label_of
+from farm.types.protocol import Protocol, Software, Subject, Variant
 from farm.types.reading import Reading, Verification
 from farm.types.tokens import Tokens, TokensRejected
-from farm.types.tuple import Cost, parse
+from farm.types.tuple import Cost, OperatorTuple, parse
 from farm.types.value_profiles import class_of
 
 if TYPE_CHECKING:
-    from farm.types.tuple import OperatorTuple
+    from farm.training.extract import Extraction
 
-
-class CallLike(Protocol):
-    """One call in order; `farm.operators.capture.Call` is one."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def module_path(self) -> str: ...
-    @property
-    def tuple_id(self) -> str: ...
-    @property
-    def reads(self) -> Sequence[int]: ...
-    @property
-    def writes(self) -> Sequence[int]: ...
-    @property
-    def part(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredCall:
-    """A call from a benchmark process, received as JSON."""
-
-    index: int
-    module_path: str
-    tuple_id: str
-    reads: Sequence[int]
-    writes: Sequence[int]
-    part: str = ""
-    owner: str = ""
+#: The columns of a capture that decide which captures can stand for each other.
+_CAPTURE_KEY = ("variant_id", "device_type", "grad", "torch", "launch")
 
 
 def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet, in the order of ids: two writers of the same rows wait for each
-    other.
+    """Insert the rows whose key is not there yet.
 
-    In different orders, each would wait for a row of the other.
+    In the order of ids: two writers of the same rows in different orders would each wait for a row of the other.
     """
     if not rows:
         return
-    rows = sorted(rows, key=lambda row: row["id"])
     # The engine has loaded its dialect; the other one would be a twentieth of every worker's start.
     dialect: Any
     if session.get_bind().dialect.name == "sqlite":
         from sqlalchemy.dialects import sqlite as dialect
     else:
         from sqlalchemy.dialects import postgresql as dialect
-    session.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+    session.execute(dialect.insert(table).on_conflict_do_nothing(), sorted(rows, key=lambda row: row["id"]))
 
 
-def store_software(session: Session, software: protocols.Software) -> str:
+def store_software(session: Session, software: Software) -> str:
     insert_new(session, SoftwareRow, [{"id": software.id, **software.to_json()}])
     return software.id
 
 
-def store_protocol(session: Session, protocol: protocols.Protocol) -> str:
-    row = {
-        "id": protocol.id,
-        "launch": protocol.launch,
-        "residency": protocol.residency,
-        "data": protocol.data,
-        "spec": protocol.to_json(),
-    }
-    insert_new(session, ProtocolRow, [row])
+def store_protocol(session: Session, protocol: Protocol) -> str:
+    columns = {name: getattr(protocol, name) for name in ("id", "launch", "residency", "data")}
+    insert_new(session, ProtocolRow, [{**columns, "spec": protocol.to_json()}])
     return protocol.id
 
 
 def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
-    known = {
-        operator_id
-        for batch in in_batches(spec.id for spec in operators)
-        for operator_id in session.exec(select(Operator.id).where(col(Operator.id).in_(batch)))
-    }
+    known = fetch_values(session, [col(Operator.id)], (spec.id for spec in operators))
     rows = [
         {
-            "id": spec.id,
+            **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
             "schema_version": spec.to_json()["schema"],
             "name": spec.operator,
-            "short_name": spec.short_name,
-            "kind": spec.kind,
             "label": label_of(spec),
-            "training": spec.training,
             "flops": cost.flops,
             "bytes_moved": cost.bytes,
             "parameters": spec.parameters_for_query(),
@@ -136,31 +93,15 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
     insert_new(session, Operator, rows)
 
 
-def store_variant(
-    session: Session, variant: protocols.Variant, *, flops: int = 0, model_flops: int = 0, bytes_moved: int = 0
-) -> str:
-    row = {
-        "id": variant.id,
-        **dataclasses.asdict(variant),
-        "flops": flops,
-        "model_flops": model_flops,
-        "bytes_moved": bytes_moved,
-    }
-    insert_new(session, ModelVariant, [row])
-    return variant.id
+def store_variant(session: Session, variant: Variant, **costs: int) -> None:
+    """Store a variant. ``costs``: its flops, model_flops and bytes_moved, if known."""
+    insert_new(session, ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}])
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
-    row = {
-        "id": tokens.id,
-        "batch": tokens.batch,
-        "length": tokens.length,
-        "row_lengths": list(tokens.row_lengths),
-        "padding": tokens.padding,
-        "packed": tokens.compressed(),
-    }
-    insert_new(session, TokenInput, [row])
+    columns = {name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")}
+    insert_new(session, TokenInput, [{**columns, "packed": tokens.compressed()}])
     return tokens.id
 
 
@@ -197,74 +138,32 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     )
 
 
-def find_capture(
-    session: Session, variant_id: str, device_type: str, grad: bool, torch: str, launch: str
-) -> Capture | None:
-    """Return the capture to use: an observed one if there is one, otherwise a predicted one."""
-    query = (
-        select(Capture)
-        .where(
-            Capture.variant_id == variant_id,
-            Capture.device_type == device_type,
-            Capture.grad == grad,
-            Capture.torch == torch,
-            Capture.launch == launch,
-            col(Capture.origin).in_(("observed", "predicted")),  # of this farm's own cards and programs
-        )
-        .order_by(col(Capture.origin))  # "observed" < "predicted"
-    )
-    return session.exec(query).first()
+def find_capture(session: Session, like: Capture) -> Capture | None:
+    """The capture to use for the variant, device type, grad mode, torch version and launch of ``like``.
+
+    An observed one if there is one, otherwise a predicted one; only captures of this farm's own cards and programs.
+    """
+    same = [getattr(Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
+    own = col(Capture.origin).in_(("observed", "predicted"))
+    return session.exec(select(Capture).where(*same, own).order_by(col(Capture.origin))).first()
 
 
-def store_capture(
-    session: Session,
-    calls: Iterable[CallLike],
-    *,
-    variant_id: str,
-    device_type: str,
-    grad: bool,
-    torch: str,
-    launch: str,
-    origin: str,
-    card_id: str | None = None,
-    verification: Verification | None = None,
-) -> int:
-    """Store a capture if it is new; return its id. Its operators must be stored before."""
-    query = select(Capture).where(
-        Capture.variant_id == variant_id,
-        Capture.device_type == device_type,
-        Capture.grad == grad,
-        Capture.torch == torch,
-        Capture.launch == launch,
-        Capture.origin == origin,
-    )
-    if (known := session.exec(query).first()) is not None:
-        assert known.id is not None
-        return known.id
-    capture = Capture(
-        variant_id=variant_id,
-        device_type=device_type,
-        grad=grad,
-        torch=torch,
-        launch=launch,
-        origin=origin,
-        card_id=card_id,
-        verification=verification.to_json() if verification else {},
-        created_at_s=database_now(),  # type: ignore[arg-type]
-    )
+def store_capture(session: Session, calls: Iterable[CapturedCall], capture: Capture) -> int:
+    """Store a capture with its calls if it is new; return its id. Its operators must be stored before."""
+    same = [getattr(Capture, name) == getattr(capture, name) for name in (*_CAPTURE_KEY, "origin")]
+    if (known := session.exec(select(Capture.id).where(*same)).first()) is not None:
+        return known
+    capture.created_at_s = database_now()  # type: ignore[assignment]
     session.add(capture)
     session.flush()
     assert capture.id is not None
+    copied = ("module_path", "reads", "writes", "part", "owner")
     rows = [
         {
             "capture_id": capture.id,
             "call_index": call.index,
-            "module_path": call.module_path,
             "operator_id": call.tuple_id,
-            "reads": list(call.reads),
-            "writes": list(call.writes),
-            "part": call.part,
-            "owner": call.owner,
+            **{name: getattr(call, name) for name in copied},
         }
         for call in calls
     ]
@@ -273,14 +172,19 @@ def store_capture(
     return capture.id
 
 
+def store_extraction(session: Session, variant: Variant, extraction: Extraction, capture: Capture) -> int:
+    """Store a variant with its operators and its predicted capture; return the id of the capture."""
+    taken = extraction.capture
+    store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
+    costs = {name: getattr(extraction, name) for name in ("flops", "model_flops", "bytes_moved")}
+    store_variant(session, variant, **costs)
+    return store_capture(session, taken.calls, capture)
+
+
 def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading without its provenance."""
-    skip = {"trace"}
-    row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name not in skip}
-    row["throttle_reasons"] = list(reading.throttle_reasons)
-    row["flags"] = list(reading.flags)
-    row["details"] = reading.details.to_json()
-    row["method"] = reading.details.method
+    row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
+    row |= {"details": reading.details.to_json(), "method": reading.details.method}
     columns = ReadingRow.__table__.columns  # type: ignore[attr-defined]
     # A required number that is not finite is kept, so that the database refuses the row.
     return {
@@ -289,35 +193,26 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     }
 
 
-def add_reading(
-    session: Session,
-    reading: Reading,
-    *,
-    subject: protocols.Subject,
-    protocol: protocols.Protocol,
-    software: protocols.Software,
-    card_id: str,
-    card_model: str,
-) -> ReadingRow:
-    """Add the row of a reading without an item, with its trace. Its card must be stored before."""
-    values = reading_row(reading)
+def add_reading(session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str) -> ReadingRow:
+    """Add the row of a reading, and its trace.
+
+    Args:
+        trace: packed (`farm.types.reading.Trace.pack`).
+        ids: card_id, card_model, software_id and protocol_id of rows that are stored before.
+    """
     row = ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
         subject_id=subject.id,
-        card_id=card_id,
-        card_model=card_model,
-        software_id=store_software(session, software),
-        protocol_id=store_protocol(session, protocol),
-        simulated="simulated" in values["flags"],
+        simulated=reading.power_source == "simulated" or "simulated" in reading.flags,
         created_at_s=database_now(),  # type: ignore[arg-type]
-        **values,
+        **ids,
+        **reading_row(reading),
     )
     session.add(row)
     session.flush()
-    if reading.trace is not None:
-        session.add(TraceRow(reading_id=row.id, packed=reading.trace.pack()))
-    session.refresh(row)
+    if trace is not None:
+        session.add(TraceRow(reading_id=row.id, packed=trace))
     return row
 
 
@@ -439,12 +334,14 @@ def counts(session: Session, capture_id: int) -> dict[str, int]:
 def store_observed(
     database: Database, capture_id: int, observed: Mapping[str, Any] | None, found: Verification, *, card_id: str
 ) -> int | None:
-    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture and return
-    its id.
+    """Store the verification of a predicted capture, and the observed calls as a capture if they differ.
 
-    ``observed`` comes from the benchmark process of the card and is validated before it is stored.
+    Args:
+        observed: from the benchmark process of the card; validated before it is stored.
+
+    Returns:
+        The id of the observed capture, if it was stored.
     """
-
     with database.write() as session:
         predicted = session.get_one(Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
@@ -452,24 +349,15 @@ def store_observed(
         session.add(predicted)
         if observed is None:
             return None
-        seen = [StoredCall(**call) for call in observed["calls"]]
-        if _same_calls(session, capture_id, seen):
+        seen = [CapturedCall(**call) for call in observed["calls"]]
+        there = select(Call.operator_id).where(Call.capture_id == capture_id).order_by(col(Call.call_index))
+        if session.exec(there).all() == [call.tuple_id for call in seen]:
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
-        costs = {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()}
-        store_operators(session, costs)
-        observed_id = store_capture(
-            session,
-            seen,
-            variant_id=predicted.variant_id,
-            device_type=predicted.device_type,
-            grad=predicted.grad,
-            torch=predicted.torch,
-            launch=predicted.launch,
-            origin="observed",
-            card_id=card_id,
-            verification=verification,
-        )
+        store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
+        same = {name: getattr(predicted, name) for name in _CAPTURE_KEY}
+        kept = Capture(**same, origin="observed", card_id=card_id, verification=verification.to_json())
+        observed_id = store_capture(session, seen, kept)
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)
         return observed_id
@@ -477,17 +365,10 @@ def store_observed(
 
 def _labelled(session: Session, found: Verification) -> Verification:
     """The verification with labels in place of the ids of missing tuples; the card knows only their ids."""
-    missing = list(found.missing or ())
-    operator = Operator
-    labels = dict(session.exec(select(operator.id, operator.label).where(col(operator.id).in_(missing))).all())
+    labels = {row.id: row.label for row in fetch(session, Operator, found.missing or ()).values()}
 
     def named(difference: str) -> str:
         words, _, last = difference.rpartition(" ")
         return f"{words} {labels[last]}" if last in labels else difference
 
-    return dataclasses.replace(found, differences=tuple(named(text) for text in found.differences or ()))
-
-
-def _same_calls(session: Session, capture_id: int, seen: list[StoredCall]) -> bool:
-    query = select(Call.operator_id).where(Call.capture_id == capture_id)
-    return list(session.exec(query.order_by(col(Call.call_index)))) == [call.tuple_id for call in seen]
+    return dataclasses.replace(found, differences=tuple(map(named, found.differences or ())))

@@ -11,6 +11,7 @@ from sqlmodel import select
 from farm.devices.simulated import SOFTWARE
 from farm.jobs import items, jobs
 from farm.jobs.closing import Closing, close_round, end_without_sum, significant
+from farm.operators.captured import CapturedCall
 from farm.report import report
 from farm.store import content, tables
 from farm.types.reading import Verification
@@ -77,18 +78,15 @@ def observe(database, job_id):
         session.add(tables.Operator(**extra.model_dump()))
         session.flush()
         observed = [
-            content.StoredCall(0, "", "observed", (), ()),
-            content.StoredCall(1, "", calls[1].operator_id, (), ()),
+            CapturedCall(0, "", "observed", (), ()),
+            CapturedCall(1, "", calls[1].operator_id, (), ()),
         ]
         return content.store_capture(
             session,
             observed,
-            variant_id=job.variant_id,
-            device_type="cpu",
-            grad=False,
-            torch="t",
-            launch="eager",
-            origin="observed",
+            tables.Capture(
+                variant_id=job.variant_id, device_type="cpu", grad=False, torch="t", launch="eager", origin="observed"
+            ),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from farm.jobs import items, jobs
+from farm.operators.captured import CapturedCall
 from farm.store import content, tables
 from farm.store.content import classes, store_values, stored_values
 from farm.store.database import Database
@@ -22,16 +23,13 @@ def capture(database: Database, origin: str = "predicted") -> int:
     (operator_id,) = store_operators(database, [""])
     with database.write() as session:
         content.store_variant(session, VARIANT)
-        calls = [content.StoredCall(index, f"layer{index}", operator_id, (), ()) for index in range(3)]
+        calls = [CapturedCall(index, f"layer{index}", operator_id, (), ()) for index in range(3)]
         return content.store_capture(
             session,
             calls,
-            variant_id=VARIANT.id,
-            device_type="cpu",
-            grad=False,
-            torch="t",
-            launch="graph",
-            origin=origin,
+            tables.Capture(
+                variant_id=VARIANT.id, device_type="cpu", grad=False, torch="t", launch="graph", origin=origin
+            ),
         )
 
 

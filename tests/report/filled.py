@@ -69,14 +69,15 @@ def fill(
         capture_id = content.store_capture(
             session,
             taken.capture.calls,
-            variant_id=variant.id,
-            device_type="cuda",
-            grad=False,
-            torch=software.torch,
-            launch=protocol.launch,
-            origin="predicted",
-            verification=Verification(
-                card=card, tuple_kernels=dict.fromkeys(taken.capture.tuples, KERNELS), numerics={}
+            tables.Capture(
+                variant_id=variant.id,
+                device_type="cuda",
+                grad=False,
+                torch=software.torch,
+                launch=protocol.launch,
+                verification=Verification(
+                    card=card, tuple_kernels=dict.fromkeys(taken.capture.tuples, KERNELS), numerics={}
+                ).to_json(),
             ),
         )
         assert capture_id

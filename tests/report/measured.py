@@ -26,18 +26,9 @@ def measured(database: Database, variant: Variant = rows.VARIANT, job_id: str = 
     with database.write() as session:
         if session.get(tables.CardRow, rows.CARD) is None:
             rows.ground(session)
-        content.store_variant(session, variant)
-        content.store_operators(session, {apart.capture.tuples[id_]: cost for id_, cost in apart.costs.items()})
-        captured = content.store_capture(
-            session,
-            apart.capture.calls,
-            variant_id=variant.id,
-            device_type="cuda",
-            grad=False,
-            launch=asked.protocol.launch,
-            torch="2.11.0",
-            origin="predicted",
-        )
+        launch = asked.protocol.launch
+        capture = tables.Capture(variant_id=variant.id, device_type="cuda", launch=launch, torch="2.11.0")
+        captured = content.store_extraction(session, variant, apart, capture)
         rows.job(session, asked, job_id)
         session.add(tables.Round(job_id=job_id, number=1, operators=["all"], capture_id=captured, reason="first"))
         session.flush()

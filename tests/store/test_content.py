@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,18 +13,12 @@ from farm.errors import Unreadable
 from farm.store.content import find_tokens, store_operators, store_tokens
 from farm.store.tables import Operator, TokenInput
 from farm.types.tokens import Tokens
-from farm.types.tuple import OperatorTuple
+from farm.types.tuple import Cost, OperatorTuple
 from tests.statements import values_at_once
 
 
-@dataclass(frozen=True)
-class Cost:
-    flops: int = 1
-    bytes: int = 1
-
-
 def operators(*numbers: int) -> dict[Any, Cost]:
-    return {OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost() for number in numbers}
+    return {OperatorTuple("torch.add", "function", arguments=(number, 1)): Cost(1, 1) for number in numbers}
 
 
 def test_two_that_store_the_same_operators_in_opposite_orders_wait_for_each_other(any_database):
