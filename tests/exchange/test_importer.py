@@ -121,7 +121,10 @@ def test_own_jobs_neither_go_by_imported_captures_nor_offer_imported_cards(datab
     exported(other_database, tmp_path / "h200")
     import_export(database, tmp_path / "h200")
     with database.read() as session:
-        assert find_capture(session, filled.VARIANT.id, "cuda", False, filled.SOFTWARE.torch, "graph") is None
+        like = tables.Capture(
+            variant_id=filled.VARIANT.id, device_type="cuda", torch=filled.SOFTWARE.torch, launch="graph"
+        )
+        assert find_capture(session, like) is None
         assert listing.registered_cards(session, 5.0) == []
 
 
