@@ -6,6 +6,7 @@ Torch is imported only if a model has to be captured; a variant with a capture i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,8 @@ from farm.devices.host import torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
 from farm.jobs.closing import significant
-from farm.jobs.planning import PlannedRound, add_tuples, note_planning, tuples_with_ids
+from farm.jobs.planning import PlannedRound, add_tuples, note_planning, roofline_on, tuples_with_ids
 from farm.models.catalog import title_of
-from farm.operators.roofline import roofline_of
 from farm.requests.memory import WithMemory, check_step_fits
 from farm.store.content import (
     counts,
@@ -32,7 +32,7 @@ from farm.store.database import Database
 from farm.store.rows import fetch, locked
 from farm.store.tables import Call, Capture, CardRow, Job, JobState, ModelVariant, Operator, SoftwareRow
 from farm.types.protocol import Variant
-from farm.types.request import Request, Sweep, named
+from farm.types.request import Request, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
 from farm.verdict.evidence import unscoped_parts
@@ -101,15 +101,14 @@ def open_job(
         UnknownOperator, CaptureError: see `tuples_of`.
         NoSuchCard, UsageError: see `jobs.create`.
     """
+    create = functools.partial(jobs.create, database, request, card_ids, farm=farm, pinned=pinned)
     if request.sweep is not None:
 
-        def create(operator_ids: Sequence[str]) -> PlannedRound:
+        def begin(operator_ids: Sequence[str]) -> PlannedRound:
             ready()
-            return jobs.create(
-                database, request, card_ids, operator_ids=operator_ids, farm=farm, pinned=pinned, whole=False
-            )
+            return create(operator_ids=operator_ids, whole=False)
 
-        return _plan_sweep(database, request.sweep, create, grown, request.placements != "none")
+        return _plan_sweep(database, request, begin, grown)
     if tuples is None:
         tuples = tuples_of(database, request, card_ids)
     ready()
@@ -119,12 +118,9 @@ def open_job(
             _look_at_outputs(tuples_with_ids(session, tuples.calls).values())
     assert request.variant is not None
     title = title or title_of(request.variant)
-    planned = jobs.create(
-        database, request, card_ids, scope=scope, capture_id=tuples.capture_id, farm=farm, pinned=pinned, title=title
-    )
-    return OpenedJob(
-        planned.job_id, planned.round, title, len(tuples.calls), sum(tuples.calls.values()), planned.new, planned.reused
-    )
+    planned = create(scope=scope, capture_id=tuples.capture_id, title=title)
+    number, calls = len(tuples.calls), sum(tuples.calls.values())
+    return OpenedJob(planned.job_id, planned.round, title, number, calls, planned.new, planned.reused)
 
 
 def continue_planning(
@@ -136,43 +132,33 @@ def continue_planning(
         grown: see `open_job`.
     """
     request = Request.from_json(job.request)
-    sweep = request.sweep
-    assert sweep is not None, "only a sweep is planned in parts"
-    placed = request.placements != "none"
-    return _plan_sweep(database, sweep, lambda operator_ids: _add(database, job.id, operator_ids), grown, placed)
+    return _plan_sweep(database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown)
 
 
 def _plan_sweep(
     database: Database,
-    sweep: Sweep,
+    request: Request,
     begin: Callable[[Sequence[str]], PlannedRound],
     grown: Callable[[OpenedJob, int], None],
-    placed: bool,
 ) -> OpenedJob:
     from farm.operators.sweep import Expansion
 
-    expansion = Expansion(sweep)
+    assert request.sweep is not None, "only a sweep is planned in parts"
+    expansion = Expansion(request.sweep)
     opened: OpenedJob | None = None
     try:
         for batch in expansion.batches():
-            if placed:
+            if request.placements != "none":
                 _look_at_outputs(batch)
             with database.write() as session:
                 store_operators(session, batch)
             ids = [spec.id for spec in batch]
-            if opened is None:
-                planned = begin(ids)
-                opened = OpenedJob(planned.job_id, planned.round, str(sweep), 0, 0, 0, 0)
-            else:
-                planned = _add(database, opened.job_id, ids)
-            tuples = opened.tuples + len(ids)
+            planned = begin(ids) if opened is None else _add(database, opened.job_id, ids)
+            before = opened or OpenedJob(planned.job_id, planned.round, str(request.sweep), 0, 0, 0, 0)
+            tuples = before.tuples + len(ids)
+            new, reused = before.new + planned.new, before.reused + planned.reused
             opened = dataclasses.replace(
-                opened,
-                tuples=tuples,
-                calls=tuples,
-                new=opened.new + planned.new,
-                reused=opened.reused + planned.reused,
-                left_out=expansion.skipped,
+                before, tuples=tuples, calls=tuples, new=new, reused=reused, left_out=expansion.skipped
             )
             grown(opened, expansion.tried)
         assert opened is not None, "a sweep of nothing possible has been refused"
@@ -219,15 +205,22 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
         CaptureError: the model cannot be captured without gaps.
         UsageError: a training step needs more memory than a card has.
     """
-    device_type, torch = _device_and_torch(database, card_ids)
     if card is None:
         with database.read() as session:
             cards = fetch(session, CardRow, card_ids).values()
         card = min(cards, key=lambda one: one.memory_bytes, default=None)
+    device_type, torch = _device_and_torch(database, card_ids)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
         calls = counts(session, capture_id)
-        _check_named(session, request, calls)
+        if wanted := named(request.operators):
+            there = {operator.short_name for operator in fetch(session, Operator, calls).values()}
+            if not there.intersection(wanted):
+                near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
+                raise UnknownOperator(
+                    f"{request.title} has none of the operators {', '.join(wanted)}.",
+                    f"{near} It has {', '.join(sorted(there))}.".strip(),
+                )
     return Tuples(calls, capture_id)
 
 
@@ -235,29 +228,14 @@ def capture_all_layers(database: Database, request: Request, card_ids: Sequence[
     """Capture all layers of a model of which only some are measured: its report has a sum for all layers."""
     if request.variant is None or not request.variant.layers:
         return
-    whole = request.replace(
-        variant=dataclasses.replace(request.variant, layers=0),
-        protocol=request.protocol.with_data(
-            "normal"
-        ),  # without running it for its values: it may not fit on any machine
-    )
+    # Without running it for its values: all layers may not fit on any machine.
+    protocol = request.protocol.with_data("normal")
+    whole = request.replace(variant=dataclasses.replace(request.variant, layers=0), protocol=protocol)
     device_type, torch = _device_and_torch(database, card_ids)
     try:
         capture_for(database, whole, device_type=device_type, torch=torch)
     except (CaptureError, UsageError) as error:
         _log.warning("%s has no sum for all layers in its report: %s", request.variant, error.message)
-
-
-def _check_named(session: Session, request: Request, tuple_ids: Iterable[str]) -> None:
-    if not (asked := named(request.operators)):
-        return
-    there = {operator.short_name for operator in fetch(session, Operator, tuple_ids).values()}
-    if not there.intersection(asked):
-        near = next(filter(None, (did_you_mean(name, there) for name in asked)), "")
-        raise UnknownOperator(
-            f"{request.title} has none of the operators {', '.join(asked)}.",
-            f"{near} It has {', '.join(sorted(there))}.".strip(),
-        )
 
 
 def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str, str]:
@@ -275,12 +253,7 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     """The operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
-    card = session.get(CardRow, card_ids[0])
-    assert card is not None, "cards register before a job is planned"
-    assert request.variant is not None
-    roofline = roofline_of(
-        card.kind, card.model, card.fingerprint, dtype=request.variant.computes_in, tf32=request.protocol.tf32
-    )
+    roofline = roofline_on(session.get_one(CardRow, card_ids[0]), request)  # cards register before a job is planned
     parts = unscoped_parts(session, capture_id, roofline)
     return next_operators(parts, significant(session), target=request.target)
 
@@ -310,7 +283,15 @@ def capture_for(
         known = find_capture(session, like)
     capture_id = known.id if known is not None else None
     if capture_id is None:
-        capture_id = _predict(database, request.variant, like, card)
+        from farm.training.extract import extract
+
+        extraction = extract(request.variant, device_type=device_type, grad=how.grad)
+        if (refusal := extraction.refusal(request.variant.model)) is not None:
+            raise refusal
+        if card is not None:
+            check_step_fits(request.variant, card, extraction.least_peak_bytes)
+        with database.write() as session:
+            capture_id = store_extraction(session, request.variant, extraction, like)
     if request.protocol.data == "seen":
         _look_at_values(database, capture_id, request.variant)
     return capture_id
@@ -318,31 +299,15 @@ def capture_for(
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
     """Store the values of the activations of each call, from a run of the model, unless they are stored."""
-    call = Call
+    unseen = select(Call.call_index).where(Call.capture_id == capture_id, col(Call.data).is_(None))
     with database.read() as session:
-        if (
-            session.exec(select(call.call_index).where(call.capture_id == capture_id, col(call.data).is_(None))).first()
-            is None
-        ):
+        if session.exec(unseen).first() is None:
             return
         row = session.get(ModelVariant, variant.id)
-        flops = row.flops if row else 0
     from farm.operators.observed_values import observe_values
 
-    seen = observe_values(variant, flops)
+    seen = observe_values(variant, row.flops if row else 0)
     if seen is None:
         _log.warning("Using random normal inputs: %s is too large to run once for real values.", variant)
     with database.write() as session:
         store_values(session, capture_id, seen or {})
-
-
-def _predict(database: Database, variant: Variant, capture: Capture, card: WithMemory | None) -> int:
-    from farm.training.extract import extract
-
-    extraction = extract(variant, device_type=capture.device_type, grad=capture.grad)
-    if (refusal := extraction.refusal(variant.model)) is not None:
-        raise refusal
-    if card is not None:
-        check_step_fits(variant, card, extraction.least_peak_bytes)
-    with database.write() as session:
-        return store_extraction(session, variant, extraction, capture)

@@ -7,7 +7,8 @@ model and a canary. All of this happens in the transaction of the caller that op
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from farm.operators.roofline import Roofline, roofline_of
 from farm.store.content import classes, store_protocol
 from farm.store.database import database_now, read_clock_s
 from farm.store.reuse import find_readings
-from farm.store.rows import in_batches
+from farm.store.rows import fetch, fetch_values, in_batches
 from farm.store.tables import OPEN, CardRow, Item, ItemState, Job, Operator, Round
 from farm.types.request import Request
 from farm.types.tuple import OperatorTuple, parse
@@ -47,7 +48,7 @@ def chosen_cards(session: Session, card_ids: Sequence[str]) -> list[CardRow]:
         NoSuchCard: a chosen card is not registered.
         UsageError: the chosen cards are of several models or run different software.
     """
-    found = {card.id: card for card in session.exec(select(CardRow).where(col(CardRow.id).in_(card_ids)))}
+    found = fetch(session, CardRow, card_ids)
     if missing := [card_id for card_id in card_ids if card_id not in found]:
         raise NoSuchCard(f"No card '{missing[0]}' is registered.", "Start its worker with `farm worker`.")
     cards = [found[card_id] for card_id in card_ids]
@@ -106,15 +107,9 @@ def add_round(
         )
     )
     session.flush()
-    there = set(
-        session.exec(select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")).all()
-    )
-    wanted = [
-        (operator, protocol_id)
-        for operator, protocol_id in _operators(session, request, capture_id, operator_ids)
-        if (operator.id, protocol_id) not in there and ("all" in scope or operator.short_name in scope)
-    ]
-    tuples = _tuples(session, job, request, cards, wanted)
+    operators = _operators(session, job, request, capture_id, operator_ids)
+    scoped = [pair for pair in operators if "all" in scope or pair[0].short_name in scope]
+    tuples = _tuples(session, job, request, cards, scoped)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     busy = {item.card_id for item in new}
     extra: list[Item] = []
@@ -122,8 +117,8 @@ def add_round(
         extra += _wholes(session, job, request, cards, tuples)
         if len(busy) > 1:
             heaviest = max(new, key=lambda item: item.expected_s)
-            subject = (heaviest.subject_kind, heaviest.subject_id, heaviest.protocol_id, heaviest.expected_s)
-            extra += [new_item(job, card, "canary", *subject) for card in cards if card.id in busy]
+            subject = heaviest.model_dump(include=_SUBJECT)
+            extra += [new_item(job, card, "canary", **subject) for card in cards if card.id in busy]
     elif request.variant is not None:
         for card_id in sorted(busy):
             extra += wait_on_card(session, job, card_id)
@@ -149,12 +144,7 @@ def add_tuples(session: Session, job: Job, operator_ids: Sequence[str]) -> Plann
     """
     request = Request.from_json(job.request)
     cards = chosen_cards(session, job.request["cards"])
-    there: set[tuple[str, str]] = set()
-    for batch in in_batches(operator_ids):
-        its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.subject_kind == "operator")
-        there.update(session.exec(its.where(col(Item.subject_id).in_(batch))))
-    wanted = [pair for pair in _operators(session, request, None, operator_ids) if (pair[0].id, pair[1]) not in there]
-    items = _tuples(session, job, request, cards, wanted)
+    items = _tuples(session, job, request, cards, _operators(session, job, request, None, operator_ids))
     session.add_all(items)
     note_planning(session, job)
     session.flush()
@@ -170,18 +160,25 @@ def note_planning(session: Session, job: Job, *, ended: bool = False) -> None:
     session.execute(update(Round).where(*this).values(**values))
 
 
+def roofline_on(card: CardRow, request: Request) -> Roofline:
+    """The roofline of a card for the dtype of a request."""
+    dtype = request.variant.computes_in if request.variant else "float32"
+    return roofline_of(card.kind, card.model, card.fingerprint, dtype=dtype, tf32=request.protocol.tf32)
+
+
 def _tuples(
     session: Session, job: Job, request: Request, cards: Sequence[CardRow], operators: Sequence[tuple[Any, str]]
 ) -> list[Item]:
     """Items of (operator, protocol id): closed if a reading serves them, or placed on a card."""
-    dtype = request.variant.computes_in if request.variant else "float32"
-    kind = (cards[0].kind, cards[0].model, cards[0].fingerprint)
-    roofline = roofline_of(*kind, dtype=dtype, tf32=request.protocol.tf32)
+    roofline, stopping = roofline_on(cards[0], request), request.stopping
     now_s = read_clock_s(session)
     tuples = []
     for operator, protocol_id in operators:
-        expected_s = _expected_s(request, roofline, operator)
-        tuples.append(new_item(job, cards[0], "tuple", "operator", operator.id, protocol_id, expected_s, now_s))
+        one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
+        # The window holds at least a dozen passes.
+        expected_s = ITEM_OVERHEAD_S + stopping.warm_up_s + max(stopping.minimum_s, 12 * one_pass_s)
+        subject = {"subject_kind": "operator", "subject_id": operator.id, "protocol_id": protocol_id}
+        tuples.append(new_item(job, cards[0], "tuple", now_s, **subject, expected_s=expected_s))
     _reuse(session, tuples, request, cards)
     new = [item for item in tuples if item.state == ItemState.WAITING]
     for item, card_id in zip(new, card_for_each(session, new, cards), strict=True):
@@ -194,24 +191,18 @@ def _wholes(
 ) -> list[Item]:
     """Items of the whole model on every contributing card: cards that measure, and cards whose readings are reused."""
     assert request.variant is not None
-    protocol = request.protocol.of_whole
-    store_protocol(session, protocol)
     mean_s = sum(item.expected_s for item in tuples) / max(1, len(tuples))
-    subject = ("whole", "variant", request.variant.id, protocol.id, mean_s + 2.0)
+    subject: dict[str, Any] = {"subject_kind": "variant", "subject_id": request.variant.id, "expected_s": mean_s + 2.0}
+    subject["protocol_id"] = store_protocol(session, request.protocol.of_whole)
     by_id = {card.id: card for card in cards}
-    measuring = {item.card_id for item in tuples if item.state == ItemState.WAITING}
-    lenders = {item.card_id for item in tuples if item.state == ItemState.DONE}
     wholes = []
-    for card_id in sorted(measuring | lenders) or [cards[0].id]:
-        card = by_id.get(card_id) or session.get(CardRow, card_id)
-        assert card is not None
-        whole = new_item(job, card, *subject)
+    for card_id in sorted({item.card_id for item in tuples}) or [cards[0].id]:
+        card = by_id.get(card_id) or session.get_one(CardRow, card_id)
+        whole = new_item(job, card, "whole", **subject)
         _reuse(session, [whole], request, [card])
         if whole.state == ItemState.DONE or card_id in by_id:
             wholes.append(whole)  # a card that was not chosen lends readings, but measures nothing
-    if not wholes:
-        wholes.append(new_item(job, cards[0], *subject))
-    return wholes
+    return wholes or [new_item(job, cards[0], "whole", **subject)]
 
 
 def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
@@ -225,91 +216,68 @@ def wait_on_card(session: Session, job: Job, card_id: str) -> list[Item]:
     ).all()
     wanted = [item for item in bound if item.id in again]
     wholes = [item for item in bound if item.role == "whole"]
-    if wholes and job.variant_id is not None and all(item.card_id != card_id for item in wholes):
-        card, like = session.get_one(CardRow, card_id), wholes[0]
-        wanted.append(new_item(job, card, "whole", "variant", job.variant_id, like.protocol_id, like.expected_s))
+    if wholes and all(item.card_id != card_id for item in wholes):
+        subject = wholes[0].model_dump(include=_SUBJECT)
+        wanted.append(new_item(job, session.get_one(CardRow, card_id), "whole", **subject))
     session.add_all(wanted)
     session.flush()
     return wanted
 
 
-def new_item(
-    job: Job,
-    card: CardRow,
-    role: str,
-    subject_kind: str,
-    subject_id: str,
-    protocol_id: str,
-    expected_s: float,
-    now_s: float | None = None,
-) -> Item:
+#: The columns of an item that say what is measured.
+_SUBJECT = {"subject_kind", "subject_id", "protocol_id", "expected_s"}
+
+
+def new_item(job: Job, card: CardRow, role: str, now_s: float | None = None, **subject: Any) -> Item:
     """A new waiting item.
 
     Args:
         now_s: the time on the clock of the database, if the caller makes many: rows with a time that the database fills
             in are inserted one by one. Unit: s.
+        subject: the columns of `_SUBJECT`.
     """
-    item = Item(
-        job_id=job.id,
-        round=job.round,
-        role=role,
-        subject_kind=subject_kind,
-        subject_id=subject_id,
-        protocol_id=protocol_id,
-        card_id=card.id,
-        card_model=card.model,
-        expected_s=expected_s,
-        created_at_s=database_now() if now_s is None else now_s,  # type: ignore[arg-type]
-    )
+    about = {"job_id": job.id, "round": job.round, "role": role, "card_id": card.id, "card_model": card.model}
+    item = Item(**about, **subject, created_at_s=database_now() if now_s is None else now_s)  # type: ignore[arg-type]
     item_state.PLAN.apply(item)
     return item
 
 
 def _operators(
-    session: Session, request: Request, capture_id: int | None, operator_ids: Sequence[str]
+    session: Session, job: Job, request: Request, capture_id: int | None, operator_ids: Sequence[str]
 ) -> list[tuple[Any, str]]:
-    """(operator, protocol id) of everything to measure. A tuple with two classes of data has two protocols.
+    """(operator, protocol id) of everything to measure that the job has no item of yet.
 
-    The operators are rows of the columns that planning needs, without specs.
+    A tuple with two classes of data has two protocols. The operators are rows of the columns that planning needs,
+    without specs.
     """
+
+    @functools.cache
+    def protocol_id(data: str, placement: str = "") -> str:
+        protocol = request.protocol.with_data(data)
+        return store_protocol(session, protocol.with_placement(placement) if placement else protocol)
+
     if capture_id is not None:
         pairs = list(classes(session, capture_id, request.protocol.data))
     else:
         pairs = [(operator_id, request.protocol.of_whole.data) for operator_id in dict.fromkeys(operator_ids)]
-    operator = Operator
-    asked = select(operator.id, operator.short_name, operator.flops, operator.bytes_moved)
-    found = {
-        row.id: row
-        for batch in in_batches(operator_id for operator_id, _ in pairs)
-        for row in session.execute(asked.where(col(operator.id).in_(batch)))
-    }
-    protocol_ids = {
-        data: store_protocol(session, request.protocol.with_data(data)) for data in {data for _, data in pairs}
-    }
-    wanted = [(found[operator_id], protocol_ids[data]) for operator_id, data in pairs]
-    if request.placements == "none":
-        return wanted
-    return wanted + _under_placements(session, request, found, pairs)
+    first = dict(reversed(pairs))  # tuple id -> data of its first call
+    columns = (Operator.id, Operator.short_name, Operator.flops, Operator.bytes_moved)
+    found = fetch_values(session, columns, first)
+    wanted = [(found[operator_id], protocol_id(data)) for operator_id, data in pairs]
+    if request.placements != "none":
+        from farm.operators.replay import placements_of
 
-
-def _under_placements(
-    session: Session, request: Request, found: Mapping[str, Any], pairs: Sequence[tuple[str, str]]
-) -> list[tuple[Any, str]]:
-    """The tuples under each requested placement, with the data of their first call: values do not affect transfers."""
-    from farm.operators.replay import placements_of
-
-    first = dict(reversed(pairs))
-    specs = tuples_with_ids(session, first)
-    protocol_ids: dict[tuple[str, str], str] = {}
-    wanted = []
-    for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs):
-        data = first[operator_id]
-        for word in placements_of(specs[operator_id], request.placements) if operator_id in specs else ():
-            if (data, word) not in protocol_ids:
-                placed = request.protocol.with_data(data).with_placement(word)
-                protocol_ids[data, word] = store_protocol(session, placed)
-            wanted.append((found[operator_id], protocol_ids[data, word]))
-    return wanted
+        specs = tuples_with_ids(session, first)
+        # Under each placement with the data of the first call only: values do not affect transfers.
+        wanted += [
+            (found[operator_id], protocol_id(first[operator_id], word))
+            for operator_id in dict.fromkeys(operator_id for operator_id, _ in pairs)
+            if operator_id in specs
+            for word in placements_of(specs[operator_id], request.placements)
+        ]
+    its = select(Item.subject_id, Item.protocol_id).where(Item.job_id == job.id, Item.role == "tuple")
+    there = {pair for batch in in_batches(found) for pair in session.exec(its.where(col(Item.subject_id).in_(batch)))}
+    return [pair for pair in wanted if (pair[0].id, pair[1]) not in there]
 
 
 def tuples_with_ids(session: Session, operator_ids: Iterable[str]) -> dict[str, OperatorTuple]:
@@ -348,9 +316,3 @@ def card_for_each(session: Session, items: Sequence[Item], cards: Sequence[CardR
     placed = place((QueuedItem(key, items[number].expected_s) for key, number in enumerate(in_order)), free_at_s)
     chosen = {number: placed[key] for key, number in enumerate(in_order)}
     return [chosen[number] for number in range(len(items))]
-
-
-def _expected_s(request: Request, roofline: Roofline, operator: Any) -> float:
-    """Estimate an item's time on the card: the window holds at least a dozen passes. Unit: s."""
-    one_pass_s = roofline.estimate_us(operator.flops, operator.bytes_moved) * 1e-6
-    return ITEM_OVERHEAD_S + request.stopping.warm_up_s + max(request.stopping.minimum_s, 12 * one_pass_s)

@@ -13,17 +13,10 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, select, text
-from sqlalchemy.exc import (
-    ArgumentError,
-    DatabaseError,
-    DBAPIError,
-    NoSuchModuleError,
-    OperationalError,
-    SQLAlchemyError,
-)
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, select, text
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import Float
@@ -32,9 +25,6 @@ from sqlmodel import Session
 from farm.errors import DatabaseUnreachable, NoDatabase, SchemaMismatch, SettingsError
 from farm.settings import settings
 from farm.types.format import masked
-
-if TYPE_CHECKING:  # every process checks the schema, which does not need Alembic
-    from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
@@ -85,6 +75,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = make_url_or_explain(url)
         self.engine = _engine(self.url)
+        self._is_sqlite = self.url.get_backend_name() == "sqlite"
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
@@ -96,7 +87,7 @@ class Database:
     def write(self) -> Iterator[Session]:
         """Open a transaction: commit at the end, roll back on any exception."""
         with self._explained(), Session(self.engine, expire_on_commit=False) as session:
-            if self.engine.dialect.name == "sqlite":
+            if self._is_sqlite:
                 session.connection(execution_options={"sqlite_begin": "IMMEDIATE"})
             yield session
             session.commit()
@@ -106,14 +97,13 @@ class Database:
         try:
             yield
         except OperationalError as error:
-            if self.engine.dialect.name == "sqlite":
-                raise DatabaseUnreachable(
-                    f"The database {self} does not answer: {first_line(error)}.", _sqlite_step(first_line(error))
-                ) from error
-            raise DatabaseUnreachable(
-                f"The database {self} does not answer: {first_line(error)}",
-                "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost.",
-            ) from error
+            line = first_line(error)
+            if self._is_sqlite:
+                problem, step = f"does not answer: {line}.", _sqlite_step(line)
+            else:
+                problem = f"does not answer: {line}"
+                step = "Check FARM_DATABASE_URL and that the server runs, then try again; nothing was lost."
+            raise DatabaseUnreachable(f"The database {self} {problem}", step) from error
         except DatabaseError as error:
             if getattr(error.orig, "sqlstate", None) == READ_ONLY:
                 raise DatabaseUnreachable(
@@ -130,7 +120,7 @@ class Database:
     @property
     def missing(self) -> bool:
         """True if the database is an SQLite file that does not exist. Connecting would create an empty one."""
-        return _is_missing(self.url)
+        return not is_there(self.url)
 
     def schema_version(self) -> str | None:
         """Return the schema version of the database; None if it has no farm tables."""
@@ -140,14 +130,32 @@ class Database:
             version: str | None = connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}"))
             return version
 
-    def _check_not_foreign(self) -> None:
-        """Raise `SchemaMismatch` if the database without a schema version has tables: another program owns them."""
-        with self._explained(), self.engine.connect() as connection:
-            if set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
-                raise SchemaMismatch(
-                    f"The database {self} has tables that are not the farm's.",
-                    "Set FARM_DATABASE_URL to a database for the farm alone; this one was not changed.",
-                )
+    def _readable_schema(self) -> str | None:
+        """The schema version; None if the database is empty.
+
+        Raises:
+            SchemaMismatch: the schema is newer than this program or too old, or another program owns the tables.
+        """
+        version, known = self.schema_version(), known_schemas()
+        if version in known:
+            return version
+        if version is None:
+            with self._explained(), self.engine.connect() as connection:
+                if not set(inspect(connection).get_table_names()) - {VERSION_TABLE}:
+                    return None
+            raise SchemaMismatch(
+                f"The database {self} has tables that are not the farm's.",
+                "Set FARM_DATABASE_URL to a database for the farm alone; this one was not changed.",
+            )
+        if version < min(known):
+            raise SchemaMismatch(
+                f"The database {self} has schema {version}; this program reads {min(known)} and newer.",
+                "Run `farm export` with the program that wrote it, and `farm import` with this one.",
+            )
+        raise SchemaMismatch(
+            f"The database {self} has schema {version}, which is newer than this program ({newest_schema()}).",
+            "Update this host's program to the version of the other hosts.",
+        )
 
     def check_schema(self) -> None:
         """Check that the schema is the one of this program.
@@ -161,17 +169,14 @@ class Database:
                 f"There is no database {self} yet.",
                 "`farm run` and `farm import` create it; `farm db upgrade` creates an empty one.",
             )
-        version, newest = self.schema_version(), newest_schema()
-        if version == newest:
-            return
+        version = self._readable_schema()
         if version is None:
-            self._check_not_foreign()
             raise NoDatabase(f"The database {self} is empty.", "Create its tables with `farm db upgrade`.")
-        self._check_known(version)
-        raise SchemaMismatch(
-            f"The database {self} has schema {version}, this program needs {newest}.",
-            "Stop the workers, then run `farm db upgrade`.",
-        )
+        if version != newest_schema():
+            raise SchemaMismatch(
+                f"The database {self} has schema {version}, this program needs {newest_schema()}.",
+                "Stop the workers, then run `farm db upgrade`.",
+            )
 
     def upgrade(self) -> None:
         """Create the tables in an empty database, or migrate an older schema to the newest.
@@ -179,65 +184,47 @@ class Database:
         Raises:
             SchemaMismatch: the schema is newer, too old, or of another program; nothing was changed.
         """
-        if self.engine.dialect.name == "sqlite" and self.url.database:
+        if self._is_sqlite:
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-        version = self.schema_version()
-        if version == newest_schema():
+        if self._readable_schema() == newest_schema():
             return
-        if version is None:
-            self._check_not_foreign()
-        else:
-            self._check_known(version)
         from alembic import command
+        from alembic.config import Config
 
-        config = alembic_config()
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
         with self._explained(), self._alone() as connection:
             config.attributes["connection"] = connection
             if inspect(connection).has_table(VERSION_TABLE):
                 command.upgrade(config, "head")
             else:
-                from farm.store.tables import SQLModel
+                from farm.store import tables
 
-                SQLModel.metadata.create_all(connection)
+                tables.SQLModel.metadata.create_all(connection)
                 command.stamp(config, "head")
-
-    def _check_known(self, version: str) -> None:
-        if version in known_schemas():
-            return
-        if version < min(known_schemas()):
-            raise SchemaMismatch(
-                f"The database {self} has schema {version}; this program reads {min(known_schemas())} and newer.",
-                "Run `farm export` with the program that wrote it, and `farm import` with this one.",
-            )
-        raise SchemaMismatch(
-            f"The database {self} has schema {version}, which is newer than this program ({newest_schema()}).",
-            "Update this host's program to the version of the other hosts.",
-        )
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[Connection]:
         """Open a transaction that excludes other upgrades: hosts that start together upgrade one after the other."""
-        connection = self.engine.connect().execution_options(sqlite_begin="IMMEDIATE")
-        sqlite = self.engine.dialect.name == "sqlite"
-        driver: Any = connection.connection.dbapi_connection
-        try:
-            if sqlite:
-                # SQLite changes a table by copying and dropping it, and a drop would cascade to the rows that refer to
-                # it.
-                driver.execute("PRAGMA foreign_keys=OFF")
-            with connection.begin():
-                if not sqlite:
+        with self.engine.connect().execution_options(sqlite_begin="IMMEDIATE") as connection:
+            if not self._is_sqlite:
+                with connection.begin():
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
-                yield connection
-                if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
-                    raise SchemaMismatch(
-                        f"Upgrading {self} would break a foreign key of the table {broken[0]}.",
-                        "Nothing was changed. Restore a backup, or report this bug.",
-                    )
-        finally:
-            if sqlite:
+                    yield connection
+                return
+            driver: Any = connection.connection.dbapi_connection
+            # SQLite changes a table by copying and dropping it; a drop would cascade to the rows that refer to it.
+            driver.execute("PRAGMA foreign_keys=OFF")
+            try:
+                with connection.begin():
+                    yield connection
+                    if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+                        raise SchemaMismatch(
+                            f"Upgrading {self} would break a foreign key of the table {broken[0]}.",
+                            "Nothing was changed. Restore a backup, or report this bug.",
+                        )
+            finally:
                 driver.execute("PRAGMA foreign_keys=ON")
-            connection.close()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -257,20 +244,17 @@ def open_database() -> Database:
     return database
 
 
-def is_there(url: str) -> bool:
+def is_there(url: str | URL) -> bool:
     """True unless the URL names an SQLite file that does not exist.
 
     Raises:
         SettingsError: see `make_url_or_explain`.
     """
-    return not _is_missing(make_url_or_explain(url))
+    parsed = make_url_or_explain(url)
+    return parsed.get_backend_name() != "sqlite" or Path(parsed.database).exists()
 
 
-def _is_missing(url: Any) -> bool:
-    return url.get_backend_name() == "sqlite" and bool(url.database) and not Path(url.database).exists()
-
-
-def make_url_or_explain(url: str) -> Any:
+def make_url_or_explain(url: str | URL) -> Any:
     """Parse a database URL.
 
     Raises:
@@ -292,7 +276,10 @@ def make_url_or_explain(url: str) -> Any:
         raise SettingsError(
             f"The database '{parsed.get_backend_name()}' is not supported.", "Use SQLite or PostgreSQL."
         )
-    if parsed.get_backend_name() == "sqlite" and _in_memory(parsed):
+    file, mode = parsed.database, parsed.query.get("mode")
+    if parsed.get_backend_name() == "sqlite" and (
+        file in (None, "", ":memory:") or mode == "memory" or "mode=memory" in file
+    ):
         raise SettingsError(
             "An SQLite database in memory is visible to one process only, and a farm has several.",
             "Give a file: sqlite:////path/farm.db.",
@@ -300,21 +287,15 @@ def make_url_or_explain(url: str) -> Any:
     return parsed
 
 
-def _in_memory(url: Any) -> bool:
-    return url.database in (None, "", ":memory:") or url.query.get("mode") == "memory" or "mode=memory" in url.database
-
-
 def _engine(url: Any) -> Engine:
+    sqlite = url.get_backend_name() == "sqlite"
+    options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}}
+    if not sqlite:
+        options = {"connect_args": POSTGRESQL_OPTIONS, "pool_size": 4, "pool_pre_ping": True}
     try:
-        if url.get_backend_name() == "postgresql":
-            return create_engine(
-                url, pool_size=4, pool_pre_ping=True, connect_args=POSTGRESQL_OPTIONS, json_deserializer=_from_json
-            )
-        if url.get_backend_name() == "sqlite":
+        if sqlite:
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(
-            url, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000}, json_deserializer=_from_json
-        )
+        engine = create_engine(url, json_deserializer=_from_json, **options)
     except (NoSuchModuleError, ImportError) as error:
         raise SettingsError(
             f"The driver for {url.drivername} is missing.", "Install it with `pip install 'operator-farm[postgresql]'`."
@@ -323,23 +304,22 @@ def _engine(url: Any) -> Engine:
         raise DatabaseUnreachable(
             f"The folder of {url.database} cannot be created: {error}.", "Set FARM_STATE_DIR or FARM_DATABASE_URL."
         ) from error
-
-    @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # `_begin` starts the transactions, not the driver
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
-        _write_ahead(cursor)
-        cursor.execute("PRAGMA foreign_keys=ON")
-        cursor.execute("PRAGMA synchronous=NORMAL")
-        cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Any) -> None:
-        mode = connection.get_execution_options().get("sqlite_begin", "DEFERRED")
-        connection.exec_driver_sql(f"BEGIN {mode}")
-
+    if sqlite:
+        event.listen(engine, "connect", _configure_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # `_begin_sqlite` starts the transactions, not the driver
+    connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+    _write_ahead(connection)
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'DEFERRED')}")
 
 
 _DECODER = json.JSONDecoder()
@@ -360,7 +340,7 @@ def _from_json(text: str | bytes) -> Any:
         return None
 
 
-def _write_ahead(cursor: Any) -> None:
+def _write_ahead(connection: Any) -> None:
     """Switch a file to write-ahead logging; the switch is permanent.
 
     The switch needs exclusive access and fails at once if another process has the file open, whatever the busy timeout.
@@ -369,7 +349,7 @@ def _write_ahead(cursor: Any) -> None:
     deadline_s = time.monotonic() + SQLITE_BUSY_TIMEOUT_MS / 1000
     while True:
         try:
-            cursor.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA journal_mode=WAL")
             return
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline_s:
@@ -389,14 +369,6 @@ def _sqlite_step(problem: str) -> str:
     return f"Check whether its disk is full, read-only or failing, {elsewhere}"
 
 
-def alembic_config() -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    return config
-
-
 @functools.cache
 def known_schemas() -> frozenset[str]:
     """Return the versions of all migrations, from their file names."""
@@ -408,5 +380,5 @@ def newest_schema() -> str:
 
 
 def first_line(error: SQLAlchemyError) -> str:
-    text = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    text = str(getattr(error, "orig", error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__
