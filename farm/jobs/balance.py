@@ -66,7 +66,7 @@ def place(
 
     Args:
         free_at_s: card id -> when the card will be idle.
-        slowness: as in `Queue`; 1 if unknown.
+        slowness: card id -> slowness as in `CardQueue`; 1 if unknown.
     """
     ends_s = dict(free_at_s)
     placed = {}
@@ -136,7 +136,7 @@ def balance_groups(
 
     Args:
         open_s: card id -> expected seconds of all its open items, also of those that must stay. Unit: s.
-        slowness: card id -> slowness as in `Queue`; 1 if unknown.
+        slowness: as in `place`.
         idle_within_s: as in `balance`.
     """
     open_s = dict(open_s)
@@ -165,10 +165,16 @@ def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> floa
     """
     if not open_s:
         return 0.0
-    ahead_s = _before_job(session, job)
-    return together_s(
-        session, {card_id: expected_s + ahead_s.get(card_id, 0.0) for card_id, expected_s in open_s.items()}
+    earlier = select(Job.id).where(
+        Job.state == JobState.OPEN, Job.farm == job.farm, col(Job.created_at_s) < job.created_at_s
     )
+    before_s = dict(open_s)
+    its = (col(Item.state).in_(OPEN), col(Item.card_id).in_(open_s))
+    for batch in in_batches(session.exec(earlier)):
+        query = select(Item.card_id, func.sum(Item.expected_s)).where(col(Item.job_id).in_(batch), *its)
+        for card_id, expected_s in session.execute(query.group_by(col(Item.card_id))):
+            before_s[card_id] += expected_s or 0.0
+    return together_s(session, before_s)
 
 
 def together_s(session: Session, before_s: Mapping[str, float]) -> float:
@@ -211,18 +217,3 @@ def slowness(session: Session, card_ids: Sequence[str]) -> dict[str, float]:
         number[card_id] += 1
         free_s[card_id] = ended_s
     return {card: max(0.001, taken_s[card] / expected_s[card]) for card in number if number[card] >= FEWEST}
-
-
-def _before_job(session: Session, job: Job) -> dict[str, float]:
-    """Card id -> expected seconds of the open items of jobs that are older than this one."""
-    earlier = select(Job.id).where(
-        Job.state == JobState.OPEN, Job.farm == job.farm, col(Job.created_at_s) < job.created_at_s
-    )
-    found: dict[str, float] = defaultdict(float)
-    for batch in in_batches(session.exec(earlier)):
-        query = select(Item.card_id, func.sum(Item.expected_s)).where(
-            col(Item.job_id).in_(batch), col(Item.state).in_(OPEN)
-        )
-        for card_id, expected_s in session.execute(query.group_by(col(Item.card_id))):
-            found[card_id] += expected_s or 0.0
-    return found

@@ -6,7 +6,7 @@ next round are one transaction, so that a crash cannot lose a round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,9 +47,16 @@ class ClosedRound:
 
 def close_round(database: Database, job_id: str, number: int) -> ClosedRound:
     """Aggregate a round once all its items are closed."""
+    return _closing(database, job_id, number, _close)
+
+
+def _closing(database: Database, job_id: str, number: int, close: Callable[[Session, Job], ClosedRound]) -> ClosedRound:
+    """Close the newest round of an open job, in one transaction."""
     try:
         with database.write() as session:
-            return _close(session, job_id, number)
+            job = locked(session, Job, job_id)
+            open_round = job is not None and job.state == JobState.OPEN and number == job.round
+            return close(session, job) if job is not None and open_round else ClosedRound(Closing.ALREADY)
     except IntegrityError:
         return ClosedRound(Closing.ALREADY)
 
@@ -65,22 +72,17 @@ def close_known_rounds(database: Database, job_id: str, number: int) -> int | No
     return None
 
 
-def _close(session: Session, job_id: str, number: int) -> ClosedRound:
-    job = locked(session, Job, job_id)
-    if job is None or job.state != JobState.OPEN or number != job.round:
-        return ClosedRound(Closing.ALREADY)
-    this = session.get_one(Round, (job_id, number))
-    if this.planned_at_s is None or open_items(session, job_id, number):
+def _close(session: Session, job: Job) -> ClosedRound:
+    this = session.get_one(Round, (job.id, job.round))
+    if this.planned_at_s is None or open_items(session, job.id, job.round):
         return ClosedRound(Closing.OPEN)
-    there = select(VerdictRow).where(VerdictRow.job_id == job_id, VerdictRow.round == number)
+    there = select(VerdictRow).where(VerdictRow.job_id == job.id, VerdictRow.round == job.round)
     if session.exec(there).first() is not None:
         return ClosedRound(Closing.ALREADY)
     request = Request.from_json(job.request)
-    evidence = Evidence(session, job, number)
+    evidence = Evidence(session, job, job.round)
     verdict = evidence.verdict()
-    row = VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
-    session.add(row)
-    session.flush()
+    row = _add_verdict(session, job, verdict)
     following, why = None, ""
     try:
         following = _next_round(session, job, request, evidence.parts, verdict)
@@ -93,6 +95,17 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
         session.add(row)
     if following is not None:
         return ClosedRound(Closing.NEXT, following, verdict.outcome)
+    return _end(session, job, verdict)
+
+
+def _add_verdict(session: Session, job: Job, verdict: Verdict) -> VerdictRow:
+    row = VerdictRow(job_id=job.id, round=job.round, created_at_s=database_now(), **verdict.columns())  # type: ignore[arg-type]
+    session.add(row)
+    session.flush()
+    return row
+
+
+def _end(session: Session, job: Job, verdict: Verdict) -> ClosedRound:
     job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
     session.add(job)
     return ClosedRound(Closing.DONE, None, verdict.outcome)
@@ -100,26 +113,18 @@ def _close(session: Session, job_id: str, number: int) -> ClosedRound:
 
 def end_without_sum(database: Database, job_id: str, number: int, why: str) -> ClosedRound:
     """End a job whose round cannot be judged; its verdict holds the reason. Its readings are kept."""
-    try:
-        with database.write() as session:
-            job = locked(session, Job, job_id)
-            if job is None or job.state != JobState.OPEN or number != job.round:
-                return ClosedRound(Closing.ALREADY)
-            try:
-                request = Request.from_json(job.request)
-                target, launch = request.target, request.protocol.launch
-            except Unreadable:
-                target, launch = 0.0, "graph"
-            verdict = aggregate((), target=target, launch=launch)
-            columns = verdict.withheld(why).columns()
-            session.add(
-                VerdictRow(job_id=job_id, round=number, created_at_s=database_now(), **columns)  # type: ignore[arg-type]
-            )
-            job.state, job.ended_at_s = JobState.DONE, database_now()  # type: ignore[assignment]
-            session.add(job)
-            return ClosedRound(Closing.DONE, None, verdict.outcome)
-    except IntegrityError:
-        return ClosedRound(Closing.ALREADY)
+
+    def end(session: Session, job: Job) -> ClosedRound:
+        try:
+            request = Request.from_json(job.request)
+            target, launch = request.target, request.protocol.launch
+        except Unreadable:
+            target, launch = 0.0, "graph"
+        verdict = aggregate((), target=target, launch=launch).withheld(why)
+        _add_verdict(session, job, verdict)
+        return _end(session, job, verdict)
+
+    return _closing(database, job_id, number, end)
 
 
 def _next_round(session: Session, job: Job, request: Request, parts: Sequence[Part], verdict: Verdict) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from farm.store.tables import (
     SignificantOperator,
     SoftwareRow,
 )
-from farm.types.protocol import Software, Variant
+from farm.types.protocol import Software
 from farm.types.request import Request
 
 
@@ -89,10 +89,8 @@ class DryRun:
         self.database = database
         self.scratch = scratch
         self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
-        self._copy(SoftwareRow)
-        self._copy(CardRow)
-        self._copy(ProtocolRow)
-        self._copy(SignificantOperator)
+        for table in (SoftwareRow, CardRow, ProtocolRow, SignificantOperator):
+            self._copy(table)
         with self.scratch.write() as session:
             for card in own:
                 _renew(session, card)
@@ -104,7 +102,12 @@ class DryRun:
         """
         tuples = None
         if request.variant is not None:
-            self._copy_captures(request.variant)
+            captures = select(Capture.id).where(Capture.variant_id == request.variant.id)
+            called = select(Call.operator_id).where(col(Call.capture_id).in_(captures))
+            self._copy(ModelVariant, ModelVariant.id == request.variant.id)
+            self._copy(Operator, col(Operator.id).in_(called))
+            self._copy(Capture, Capture.variant_id == request.variant.id)
+            self._copy(Call, col(Call.capture_id).in_(captures))
             tuples = tuples_of(self.scratch, request, card_ids)
             for subject_ids in in_batches([*tuples.calls, request.variant.id]):
                 self._copy(ReadingRow, col(ReadingRow.subject_id).in_(subject_ids))
@@ -122,22 +125,12 @@ class DryRun:
                     new += 1
                     left_s[item.card_id] += item.expected_s
                     self.met.add(subject)
+        expected_s = 0.0
+        if left_s:
+            with (self.database or self.scratch).read() as session:
+                expected_s = together_s(session, left_s)
         known = opened.new + opened.reused - new
-        return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, self._takes_s(left_s))
-
-    def _takes_s(self, left_s: Mapping[str, float]) -> float:
-        if not left_s:
-            return 0.0
-        with (self.database or self.scratch).read() as session:
-            return together_s(session, left_s)
-
-    def _copy_captures(self, variant: Variant) -> None:
-        captures = select(Capture.id).where(Capture.variant_id == variant.id)
-        called = select(Call.operator_id).where(col(Call.capture_id).in_(captures))
-        self._copy(ModelVariant, ModelVariant.id == variant.id)
-        self._copy(Operator, col(Operator.id).in_(called))
-        self._copy(Capture, Capture.variant_id == variant.id)
-        self._copy(Call, col(Call.capture_id).in_(captures))
+        return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, expected_s)
 
     def _copy(self, table: type[SQLModel], *where: Any) -> None:
         if self.database is None:

@@ -3,16 +3,14 @@
 A move changes the card of an item in the database and publishes a new message; the old message finds its claim gone.
 Each function is a transaction that returns the ids of the items to publish.
 
-Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary measures
-its own
-card: it waits for that card, and is given up only when its job waits for nothing else.
+Only tuples move, and only to cards that the person who submitted the job named, if any. A whole or a canary waits for
+its own card, and is given up only when its job waits for nothing else.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlmodel import Session, col, func, or_, select
@@ -73,8 +71,7 @@ def move_items(
             for item, peer_id in zip(items, to, strict=True):
                 item_state.MOVE.apply(item, card_id=peer_id)
             session.flush()
-        wholes = _missing_wholes(session, movable)
-        return [item.id for item in [*wholes, *movable] if item.id is not None]
+        return _ids([*_missing_wholes(session, movable), *movable])
 
 
 def give_up(
@@ -125,7 +122,7 @@ def give_up(
                 if any(item.card_id in for_now and item.card_id in contributors for item in items):
                     continue
             wanted += _close_absent(session, jobs[key], items, working)
-        return [item.id for item in wanted if item.id is not None]
+        return _ids(wanted)
 
 
 def _close_absent(session: Session, job: Job, items: Sequence[Item], working: Sequence[CardRow]) -> Sequence[Item]:
@@ -159,20 +156,6 @@ def _contributors(session: Session, job_id: str) -> set[str]:
     return set(session.exec(query))
 
 
-@dataclass(frozen=True)
-class _Load:
-    """The open items of cards of one kind."""
-
-    open_s: dict[str, float]  # card id -> expected seconds of its open items
-    most: int  # the highest number of open items of a card
-    slowness: dict[str, float]  # card id -> `balance.slowness`
-
-    def idle_soon(self, within_s: float) -> bool:
-        """True if a card will be idle this soon while another has queued items."""
-        ends_s = (self.slowness.get(card_id, 1.0) * open_s for card_id, open_s in self.open_s.items())
-        return self.most > 1 and min(ends_s, default=within_s) < within_s
-
-
 def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: float, farm: str = "") -> list[int]:
     """Move waiting tuples of the fullest cards to cards that will be idle; returns the ids to publish.
 
@@ -181,27 +164,23 @@ def rebalance(database: Database, cards: Sequence[CardRow], *, idle_within_s: fl
         idle_within_s: a card with less work than this gets more. Unit: s.
         farm: only jobs of this farm.
     """
+    ids = [card.id for card in cards]
+    loads = (
+        select(Item.card_id, func.sum(Item.expected_s), func.count())
+        .where(col(Item.card_id).in_(ids), col(Item.state).in_(OPEN))
+        .group_by(col(Item.card_id))
+    )
     with database.read() as session:
-        load = _load(session, [card.id for card in cards])
-        if not load.idle_soon(idle_within_s):
+        rows = session.execute(loads).all()
+        if all(number <= 1 for *_, number in rows):
+            return []
+        open_s = dict.fromkeys(ids, 0.0) | {card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows}
+        slow = slowness(session, ids)
+        if min(slow.get(card_id, 1.0) * load_s for card_id, load_s in open_s.items()) >= idle_within_s:
             return []
         waiting = _movable(session, cards, farm)
-    moves = balance_groups(waiting, load.open_s, load.slowness, idle_within_s=idle_within_s)
+    moves = balance_groups(waiting, open_s, slow, idle_within_s=idle_within_s)
     return _carry_out(database, moves, waiting) if moves else []
-
-
-def _load(session: Session, card_ids: Sequence[str]) -> _Load:
-    rows = session.execute(
-        select(Item.card_id, func.sum(Item.expected_s), func.count())
-        .where(col(Item.card_id).in_(card_ids), col(Item.state).in_(OPEN))
-        .group_by(col(Item.card_id))
-    ).all()
-    open_s = {card_id: float(expected_s or 0.0) for card_id, expected_s, _ in rows}
-    return _Load(
-        {card_id: open_s.get(card_id, 0.0) for card_id in card_ids},
-        max((number for *_, number in rows), default=0),
-        slowness(session, card_ids),
-    )
 
 
 def _movable(session: Session, cards: Sequence[CardRow], farm: str) -> list[MovableItem]:
@@ -250,8 +229,11 @@ def _carry_out(database: Database, moves: Mapping[int, str], waiting: Sequence[M
         items: list[Item] = []
         for batch in in_batches(moved):
             items += session.exec(select(Item).where(col(Item.id).in_(batch)))
-        wholes = _missing_wholes(session, items)
-        return [item.id for item in wholes if item.id is not None] + moved
+        return _ids(_missing_wholes(session, items)) + moved
+
+
+def _ids(items: Iterable[Item]) -> list[int]:
+    return [item.id for item in items if item.id is not None]
 
 
 def _takers(job: Job, cards: Sequence[CardRow]) -> frozenset[str]:

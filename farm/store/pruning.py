@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete
-from sqlmodel import Session, col, func, select
+from sqlmodel import col, func, select
 
 from farm.store.database import Database, database_now
 from farm.store.rows import in_batches, locked
@@ -31,9 +31,8 @@ def prunable(database: Database, older_than_s: float) -> Prunable:
         older_than_s: least age of a reading, or least time since a job ended.
     """
     with database.read() as session:
-        series = select(func.count(), func.coalesce(func.sum(func.length(TraceRow.packed)), 0)).where(
-            col(TraceRow.reading_id).in_(_old_readings(older_than_s))
-        )
+        size_bytes = func.coalesce(func.sum(func.length(TraceRow.packed)), 0)
+        series = select(func.count(), size_bytes).where(_of_old_readings(older_than_s))
         traces, traces_bytes = session.exec(series).one()
         jobs = session.exec(select(Job.id).where(*_without_reading(older_than_s)).order_by(col(Job.id)))
         return Prunable(traces, int(traces_bytes), tuple(jobs))
@@ -43,32 +42,24 @@ def prune(database: Database, older_than_s: float) -> Prunable:
     """Delete in small transactions, so that other writers do not wait long; return what was deleted."""
     found = prunable(database, older_than_s)
     with database.read() as session:
-        ids = session.exec(
-            select(TraceRow.reading_id).where(col(TraceRow.reading_id).in_(_old_readings(older_than_s)))
-        ).all()
+        ids = session.exec(select(TraceRow.reading_id).where(_of_old_readings(older_than_s))).all()
     for reading_ids in in_batches(ids):
         with database.write() as session:
             session.execute(delete(TraceRow).where(col(TraceRow.reading_id).in_(reading_ids)))
-    gone = [job_id for job_id in found.jobs if _delete_job(database, job_id, older_than_s)]
+    gone = []
+    for job_id in found.jobs:
+        still = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
+        with database.write() as session:
+            # The job may have been opened again since.
+            if locked(session, Job, job_id) is not None and session.exec(still).first() is not None:
+                session.execute(delete(Job).where(col(Job.id) == job_id))  # rounds, items, verdicts with it
+                gone.append(job_id)
     return Prunable(len(ids), found.traces_bytes, tuple(gone))
 
 
-def _delete_job(database: Database, job_id: str, older_than_s: float) -> bool:
-    with database.write() as session:
-        # The job may have been opened again since.
-        if locked(session, Job, job_id) is None or not _still_without(session, job_id, older_than_s):
-            return False
-        session.execute(delete(Job).where(col(Job.id) == job_id))  # rounds, items, verdicts with it
-        return True
-
-
-def _still_without(session: Session, job_id: str, older_than_s: float) -> bool:
-    query = select(Job.id).where(Job.id == job_id, *_without_reading(older_than_s))
-    return session.exec(query).first() is not None
-
-
-def _old_readings(older_than_s: float) -> Any:
-    return select(ReadingRow.id).where(col(ReadingRow.created_at_s) <= database_now() - older_than_s)
+def _of_old_readings(older_than_s: float) -> Any:
+    old = select(ReadingRow.id).where(col(ReadingRow.created_at_s) <= database_now() - older_than_s)
+    return col(TraceRow.reading_id).in_(old)
 
 
 def _without_reading(older_than_s: float) -> tuple[Any, ...]:
