@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -135,11 +135,10 @@ def find(session: Session, job_or_prefix: str) -> Job:
     """
     if not job_or_prefix.strip():
         raise NoSuchJob("The id of a job is empty.", "Give its id or the beginning of it; `farm jobs` lists them.")
-    jobs = list(session.exec(select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))))
-    if len(jobs) == 1:
-        return jobs[0]
-    if exact := [job for job in jobs if job.id == job_or_prefix]:
-        return exact[0]
+    jobs = session.exec(select(Job).where(col(Job.id).startswith(job_or_prefix, autoescape=True))).all()
+    exact = [job for job in jobs if job.id == job_or_prefix]
+    if exact or len(jobs) == 1:
+        return (exact or jobs)[0]
     if jobs:
         raise NoSuchJob(f"Several jobs begin with '{job_or_prefix}'.", "Give more of the id; `farm jobs` lists them.")
     near = did_you_mean(job_or_prefix, session.exec(select(Job.id)))
@@ -154,23 +153,21 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
     """
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
-    counts: dict[str, int] = {}
-    reused = 0
-    left_s: dict[str, float] = defaultdict(float)
+    if heartbeat_s is None:
+        heartbeat_s = settings().heartbeat_s
     query = (
         sqlalchemy.select(Item.state, Item.reused, Item.card_id, func.count(), func.sum(Item.expected_s))  # type: ignore[call-overload]
         .where(Item.job_id == job_id)
         .group_by(col(Item.state), col(Item.reused), col(Item.card_id))
     )
+    counts, left_s, reused = Counter[str](), defaultdict[str, float](float), 0
     for state, was_reused, card_id, number, expected_s in session.execute(query):
-        counts[state] = counts.get(state, 0) + number
+        counts[state] += number
         reused += number if was_reused else 0
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
-    if heartbeat_s is None:
-        heartbeat_s = settings().heartbeat_s
     current = session.execute(
-        select(Item.card_id, Item.role, Operator.label)
+        select(Item.card_id, Operator.label)
         .select_from(Item)
         .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
         # Without a valid lease nobody measures the item: its card died.
@@ -194,7 +191,7 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         reused,
         sum(counts.values()),
         time_left_s(session, job, left_s) if job.state == JobState.OPEN and not gone else 0.0,
-        () if gone else tuple((card_id, label or job.title) for card_id, _role, label in current),
+        () if gone else tuple((card_id, label or job.title) for card_id, label in current),
         job.created_at_s,
         (job.ended_at_s or now) - job.created_at_s,
         message,
@@ -277,14 +274,11 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         .group_by(col(Item.card_id))
         .order_by(col(Item.card_id))
     ).all()
-    idle = [
-        (card_id, number, views[card_id])
-        for card_id, number in rows
-        if card_id in views and views[card_id].state not in (CardState.IDLE, CardState.BUSY)
-    ]
-    if not idle:
+    idle = (row for row in rows if row[0] in views and views[row[0]].state not in (CardState.IDLE, CardState.BUSY))
+    if (first := next(idle, None)) is None:
         return ""
-    card_id, number, view = idle[0]
+    card_id, number = first
+    view = views[card_id]
     mend = {
         CardState.STARTING: "its worker is starting",
         CardState.DRAINING: f"`farm cards resume {card_id}`",
@@ -310,12 +304,9 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
         .group_by(col(Item.job_id))
         .having(func.count(func.distinct(ReadingRow.software_id)) > 1)
     )
-    query = (
-        select(Job.request_id, Job.id)
-        .where(col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
-        .order_by(col(Job.created_at_s))
-    )
-    return {request_id: job_id for request_id, job_id in session.exec(query)}
+    sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
+    query = select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))
+    return dict(session.exec(query).all())
 
 
 def _new_id(session: Session) -> str:

@@ -5,11 +5,12 @@ The rows of the lists are plain, with units in their keys, ready for JSON and fo
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy.orm import defer
 from sqlmodel import Session, and_, case, col, func, or_, select
 
@@ -28,14 +29,9 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     """The newest jobs with their newest verdicts. Accuracies and coverage are fractions, None without a verdict."""
     newest = session.exec(select(Job).order_by(col(Job.created_at_s).desc()).limit(limit)).all()
     ids = [job.id for job in newest]
-    items: dict[str, int] = defaultdict(int)
-    closed: dict[str, int] = defaultdict(int)
-    counted = (
-        select(Item.job_id, Item.state, func.count())
-        .where(col(Item.job_id).in_(ids))
-        .group_by(col(Item.job_id), col(Item.state))
-    )
-    for job_id, state, number in session.execute(counted):
+    items, closed = Counter[str](), Counter[str]()
+    counted = select(Item.job_id, Item.state, func.count()).where(col(Item.job_id).in_(ids))
+    for job_id, state, number in session.execute(counted.group_by(col(Item.job_id), col(Item.state))):
         items[job_id] += number
         closed[job_id] += number if state in CLOSED else 0
     by_round = select(VerdictRow).where(col(VerdictRow.job_id).in_(ids)).order_by(col(VerdictRow.round))
@@ -46,9 +42,7 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
     origins = dict(session.exec(theirs.where(col(ImportedVerdict.job_id).in_(ids))).all())
     return [
         {
-            "id": job.id,
-            "kind": job.kind,
-            "title": job.title,
+            **{name: getattr(job, name) for name in ("id", "kind", "title")},
             "state": str(job.state),
             "round": job.round,
             "items": items[job.id],
@@ -64,28 +58,23 @@ def jobs(session: Session, limit: int) -> list[dict[str, Any]]:
 
 
 def _judged(verdict: VerdictRow | None, outcome: str | None = None) -> dict[str, Any]:
+    figures = ("accuracy_time", "accuracy_energy", "coverage")
     return {
         "outcome": verdict.outcome if verdict else outcome,
-        "accuracy_time": verdict.accuracy_time if verdict else None,
-        "accuracy_energy": verdict.accuracy_energy if verdict else None,
-        "coverage": verdict.coverage if verdict else None,
+        **{name: getattr(verdict, name) if verdict else None for name in figures},
     }
 
 
 def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any]]:
     """Every card that ever joined the farm, with what it does now."""
+    described = ("id", "kind", "model", "host", "index", "memory_bytes", "driver")
     software = {row.id: row.model_dump() for row in session.exec(select(SoftwareRow))}
     return [
         {
-            "id": view.card.id,
-            "kind": view.card.kind,
-            "model": view.card.model,
-            "host": view.card.host,
-            "index": view.card.index,
-            "memory_bytes": view.card.memory_bytes,
-            "driver": view.card.driver,
+            **{name: getattr(view.card, name) for name in described},
             "state": str(view.state),
-            "state_reason": view.card.state_reason or _silence(view.silent_s),
+            "state_reason": view.card.state_reason
+            or (f"has taken nothing for {view.silent_s:.0f} s, though items wait" if view.silent_s else ""),
             "measuring": view.measuring,
             "waiting": view.waiting,
             "deferred": view.deferred,
@@ -101,10 +90,6 @@ def registered_cards(session: Session, heartbeat_s: float) -> list[dict[str, Any
     ]
 
 
-def _silence(silent_s: float) -> str:
-    return f"has taken nothing for {silent_s:.0f} s, though items wait" if silent_s else ""
-
-
 @dataclass
 class CardCounts:
     """The items of one card in numbers. ``within`` is cumulative and belongs to `DURATION_BOUNDS_S`.
@@ -118,8 +103,8 @@ class CardCounts:
     reused: int = 0
     begun_again: int = 0
     repeated: int = 0
-    failed: dict[str, int] = field(default_factory=dict)  # reason -> items
-    open: dict[str, int] = field(default_factory=dict)  # state -> items
+    failed: Counter[str] = field(default_factory=Counter)  # reason -> items
+    open: Counter[str] = field(default_factory=Counter)  # state -> items
     oldest_waiting_s: float = 0.0
     within: tuple[int, ...] = (0,) * len(DURATION_BOUNDS_S)
     duration_s: float = 0.0
@@ -132,8 +117,16 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
     The totals come from the database, so they survive restarts.
     """
     found = {view.card.id: CardCounts(view) for view in cards.views(session, heartbeat_s) if view.card.host == host}
-    ids = list(found)
-    for card_id, state, reused, reason, number, attempts, repeated in session.execute(_by_state(ids)):
+    now = database_now()
+
+    def per_card(*columns: Any, where: Sequence[Any] = (), by: Sequence[Any] = ()) -> Any:
+        query = sqlalchemy.select(col(Item.card_id), *by, *columns).where(col(Item.card_id).in_(found), *where)
+        return session.execute(query.group_by(col(Item.card_id), *by))
+
+    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
+    kind = (col(Item.state), col(Item.reused), col(Item.reason))
+    numbers = per_card(func.count(), func.sum(again), func.sum(Item.repeated), by=kind)
+    for card_id, state, reused, reason, number, attempts, repeated in numbers:
         entry = found[card_id]
         entry.begun_again += int(attempts or 0)
         entry.repeated += int(repeated or 0)
@@ -142,69 +135,31 @@ def count_items(session: Session, host: str, heartbeat_s: float) -> list[CardCou
         elif state == ItemState.DONE:
             entry.measured += number
         elif state == ItemState.FAILED:
-            entry.failed[reason or "unknown"] = entry.failed.get(reason or "unknown", 0) + number
+            entry.failed[reason or "unknown"] += number
         elif state in OPEN:
-            entry.open[state] = entry.open.get(state, 0) + number
-    for card_id, oldest_s in session.execute(_oldest(ids)):
+            entry.open[state] += number
+    # An item that is tried again waits from its newest message on.
+    waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
+    for card_id, oldest_s in per_card(now - func.min(waiting_since_s), where=[Item.state == ItemState.WAITING]):
         found[card_id].oldest_waiting_s = max(0.0, float(oldest_s or 0.0))
-    for card_id, duration_s, *within in session.execute(_durations(ids)):
-        found[card_id].duration_s = float(duration_s or 0.0)
+    measured = (col(Item.started_at_s).is_not(None), col(Item.reused).is_(False))
+    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
+    in_bounds = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
+    durations = per_card(func.sum(duration_s), *in_bounds, where=[Item.state == ItemState.DONE, *measured])
+    for card_id, total_s, *within in durations:
+        found[card_id].duration_s = float(total_s or 0.0)
         found[card_id].within = tuple(int(number or 0) for number in within)
-    for card_id, busy_s in session.execute(_busy(ids)):
-        found[card_id].busy_share = min(1.0, max(0.0, float(busy_s or 0.0) / BUSY_SPAN_S))
+    begin = now - BUSY_SPAN_S
+    began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
+    busy_s = func.sum(func.coalesce(col(Item.ended_at_s), now) - began)
+    running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
+    # The states are named so that the index is used instead of reading all items ever closed.
+    lately = or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running)
+    for card_id, seconds in per_card(busy_s, where=[*measured, lately]):
+        found[card_id].busy_share = min(1.0, max(0.0, float(seconds or 0.0) / BUSY_SPAN_S))
     return list(found.values())
 
 
 def open_jobs(session: Session) -> int:
     """The number of open jobs."""
     return session.exec(select(func.count()).select_from(Job).where(Job.state == JobState.OPEN)).one()
-
-
-def _by_state(ids: Sequence[str]) -> Any:
-    again = case((col(Item.attempts) > 1, col(Item.attempts) - 1), else_=0)
-    kind = (col(Item.card_id), col(Item.state), col(Item.reused), col(Item.reason))
-    query = select(*kind, func.count(), func.sum(again), func.sum(Item.repeated))  # type: ignore[call-overload]
-    return query.where(col(Item.card_id).in_(ids)).group_by(*kind)
-
-
-def _oldest(ids: Sequence[str]) -> Any:
-    # An item that is tried again waits from its newest message on.
-    waiting_since_s = func.coalesce(col(Item.published_at_s), col(Item.created_at_s))
-    return (
-        select(Item.card_id, database_now() - func.min(waiting_since_s))
-        .where(col(Item.card_id).in_(ids), Item.state == ItemState.WAITING)
-        .group_by(col(Item.card_id))
-    )
-
-
-def _durations(ids: Sequence[str]) -> Any:
-    duration_s = col(Item.ended_at_s) - col(Item.started_at_s)
-    within = [func.sum(case((duration_s <= bound, 1), else_=0)) for bound in DURATION_BOUNDS_S]
-    return (
-        select(Item.card_id, func.sum(duration_s), *within)  # type: ignore[call-overload]
-        .where(
-            col(Item.card_id).in_(ids),
-            Item.state == ItemState.DONE,
-            col(Item.reused).is_(False),
-            col(Item.started_at_s).is_not(None),
-        )
-        .group_by(col(Item.card_id))
-    )
-
-
-def _busy(ids: Sequence[str]) -> Any:
-    now, begin = database_now(), database_now() - BUSY_SPAN_S
-    began = case((col(Item.started_at_s) < begin, begin), else_=col(Item.started_at_s))
-    ended = func.coalesce(col(Item.ended_at_s), now)
-    running = and_(col(Item.state) == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
-    return (
-        select(Item.card_id, func.sum(ended - began))
-        .where(
-            col(Item.card_id).in_(ids),
-            col(Item.started_at_s).is_not(None),
-            col(Item.reused).is_(False),
-            # The states are named so that the index is used instead of reading all items ever closed.
-            or_(and_(col(Item.state).in_(CLOSED), col(Item.ended_at_s) > begin), running),
-        )
-        .group_by(col(Item.card_id))
-    )
