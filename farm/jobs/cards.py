@@ -101,7 +101,7 @@ def announce(database: Database, card_id: str, card: Card | None, *, holder: str
         card: the card as the host finds it. None: the host does not find it, and only a registered card is written.
     """
     with database.write() as session:
-        row = _described(session, card_id, card)
+        row = _described(session, card) if card else locked(session, CardRow, card_id)
         if row is not None:
             _serve(session, row, holder, queue, CardState.STARTING)
 
@@ -114,32 +114,26 @@ def register(
     A drain or a quarantine outlives its worker.
     """
     with database.write() as session:
-        software_id = store_software(session, software)
-        row = _described(session, card.id, card)
-        assert row is not None
-        row.software_id, row.capabilities = software_id, sorted(capabilities)
+        row = _described(session, card)
+        row.software_id, row.capabilities = store_software(session, software), sorted(capabilities)
         _serve(session, row, holder, queue, CardState.IDLE)
-    return software_id
+        return row.software_id
 
 
 def ensure_card(session: Session, card: Card, software: Software | None = None) -> None:
     """Create the card's row, which readings refer to, unless there is one. Jobs are not planned on it."""
     if session.get(CardRow, card.id) is None:
-        row = _described(session, card.id, card)
-        assert row is not None
+        row = _described(session, card)
         row.software_id = store_software(session, software) if software else None
         session.add(row)
         session.flush()
 
 
-def _described(session: Session, card_id: str, card: Card | None) -> CardRow | None:
-    """The locked row of a card with its newest description, new if there was none; None if both are unknown."""
-    row = locked(session, CardRow, card_id)
-    if card is None:
-        return row
-    row = row or CardRow(id=card.id, kind=card.kind, model=card.model)
-    row.kind, row.model, row.memory_bytes, row.driver = card.kind, card.model, card.memory_bytes, card.driver
-    row.host, row.index = card.host, card.index
+def _described(session: Session, card: Card) -> CardRow:
+    """The locked row of a card with its newest description, new if there was none."""
+    row = locked(session, CardRow, card.id) or CardRow(id=card.id, kind=card.kind, model=card.model)
+    for name in ("kind", "model", "memory_bytes", "driver", "host", "index"):
+        setattr(row, name, getattr(card, name))
     row.origin = ""  # its readings may have been imported before it joined
     if not row.registered_at_s:
         row.registered_at_s = database_now()  # type: ignore[assignment]

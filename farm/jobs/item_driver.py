@@ -208,7 +208,7 @@ class ItemDriver:
         self.software = None
         farm = cards.farm_of(self.holder)
         try:
-            self.ask(partial(cards.quarantine, self.database, self.card_id, failure.message, farm=farm), claimed=False)
+            self.ask(cards.quarantine, self.database, self.card_id, failure.message, farm=farm, claimed=False)
         except NoSuchCard:
             log.error("The card %s cannot be served: %s", self.card_id, failure.message)
         else:
@@ -225,12 +225,12 @@ class ItemDriver:
         current = settings()
         if self.spool is not None and item_id in self.spool.items():
             # A new claim would invalidate the token of the reading that waits on disk.
-            for closed in self.ask(partial(self.spool.flush, self.database, self.card_id), claimed=False):
+            for closed in self.ask(self.spool.flush, self.database, self.card_id, claimed=False):
                 self.follow_up(closed)
         while True:
             if self.software is None:  # no process is started for the messages of a card in quarantine
-                self.ask(partial(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED), claimed=False)
-            claim = partial(
+                self.ask(refuse_card_in, self.database, self.card_id, CardState.QUARANTINED, claimed=False)
+            claimed = self.ask(
                 items.claim,
                 self.database,
                 item_id,
@@ -239,8 +239,8 @@ class ItemDriver:
                 software_id=self.ready().id,
                 lease_s=current.lease_s,
                 max_attempts=current.max_attempts,
+                claimed=False,
             )
-            claimed = self.ask(claim, claimed=False)
             if isinstance(claimed, Claim):
                 if (outcome := self._attempt(claimed)) is not None:
                     return outcome
@@ -264,7 +264,7 @@ class ItemDriver:
         """
         predicted, verify = None, False
         if claimed.role == "whole" and claimed.capture_id is not None:
-            predicted, verify = self.ask(partial(predicted_counts, self.database, claimed.capture_id, claimed.job_id))
+            predicted, verify = self.ask(predicted_counts, self.database, claimed.capture_id, claimed.job_id)
             if not verify and self.benchmark.card.kind != "simulated":
                 predicted = None  # only a simulated card makes its figures from them
         return self.benchmark.measure(
@@ -277,8 +277,8 @@ class ItemDriver:
             on_phase=partial(self.phase, claimed),
         )
 
-    def ask(self, query: Callable[[], T], *, claimed: bool = True) -> T:
-        """Ask the database; wait while it is away, since the card could do nothing without it.
+    def ask(self, query: Callable[..., T], *arguments: Any, claimed: bool = True, **options: Any) -> T:
+        """Return ``query(*arguments, **options)``; wait while the database is away, since the card depends on it.
 
         Args:
             claimed: this driver holds a claim whose outcome must be written: it goes on waiting when told to stop.
@@ -291,7 +291,7 @@ class ItemDriver:
         pauses_s = _pauses_s(2.0)
         while True:
             try:
-                return query()
+                return query(*arguments, **options)
             except DatabaseUnreachable as error:
                 pause_s = next(pauses_s)
                 if time.monotonic() + pause_s > deadline_s or (self.stop_requested() and not claimed):
@@ -331,16 +331,16 @@ class ItemDriver:
             log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
             crashed = error.reason == "crashed"
             close = items.note_attempt if crashed else items.fail
-            self.follow_up(self.ask(partial(close, self.database, claimed, error.reason, error.message)))
+            self.follow_up(self.ask(close, self.database, claimed, error.reason, error.message))
             if not crashed:
                 return ItemOutcome("failed", error.reason, error.message)
             self.retrying(error.reason, error.message)
             return None
         if answer.verification is not None and claimed.capture_id is not None:
-            found = (answer.observed, answer.verification)
-            store = partial(store_observed, self.database, claimed.capture_id, *found, card_id=self.card_id)
-            if (observed_id := self.ask(store)) is not None:
-                self.ask(partial(items.drop_not_run, self.database, claimed.job_id, observed_id))
+            about = (claimed.capture_id, answer.observed, answer.verification)
+            observed_id = self.ask(store_observed, self.database, *about, card_id=self.card_id)
+            if observed_id is not None:
+                self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, answer)
         if closed is None:
             return ItemOutcome("spooled")
