@@ -13,7 +13,7 @@ from farm.types.format import plural, span
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from farm.jobs.dry_run import JobPreview
+    from farm.jobs.create import JobPreview
     from farm.jobs.jobs import Progress
     from farm.report.report import Report
     from farm.store.database import Database

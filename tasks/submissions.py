@@ -22,8 +22,7 @@ from farm.errors import (
     UsageError,
 )
 from farm.jobs import jobs
-from farm.jobs.create import OpenedJob, tuples_of
-from farm.jobs.dry_run import JobPreview, dry_running
+from farm.jobs.create import JobPreview, OpenedJob, dry_running, tuples_of
 from farm.models.catalog import title_of
 from farm.requests.card_selection import by_model
 from farm.requests.memory import check_fits
@@ -171,7 +170,7 @@ class Submissions:
 
         Args:
             database: None if there is none yet.
-            own: see `farm.jobs.dry_run.dry_running`.
+            own: see `farm.jobs.create.dry_running`.
         """
         left = list(planned) if database is None else self.still_to_do(database, planned)
         found = []

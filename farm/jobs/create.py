@@ -1,5 +1,8 @@
 """From a request to a job: capture the model, check the requested operators, choose the scope, plan the first round.
 
+Also the dry run of a job: the same code plans it in a temporary database, into which cards, captures and readings are
+copied; the farm's database is only read.
+
 Torch is imported only if a model has to be captured; a variant with a capture in the database costs one query.
 """
 
@@ -8,18 +11,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from sqlmodel import Session, col, select
+from sqlalchemy import insert
+from sqlmodel import Session, SQLModel, col, select
 
-from farm.devices.host import torch_version
+from farm.devices.device import Card
+from farm.devices.host import is_installed, torch_version
 from farm.errors import CaptureError, NoSuchJob, UnknownOperator, UsageError, did_you_mean
 from farm.jobs import jobs
+from farm.jobs.balance import together_s
 from farm.jobs.closing import significant
 from farm.jobs.planning import PlannedRound, add_tuples, note_planning, roofline_on, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.requests.memory import WithMemory, check_step_fits
+from farm.store import tables
 from farm.store.content import (
     counts,
     find_capture,
@@ -29,9 +41,9 @@ from farm.store.content import (
     store_values,
 )
 from farm.store.database import Database
-from farm.store.rows import fetch, locked
-from farm.store.tables import Call, Capture, CardRow, Job, JobState, ModelVariant, Operator, SoftwareRow
-from farm.types.protocol import Variant
+from farm.store.rows import fetch, in_batches, locked
+from farm.store.tables import Item, ItemState, Job, JobState
+from farm.types.protocol import Software, Variant
 from farm.types.request import Request, named
 from farm.types.tuple import OperatorTuple
 from farm.verdict.aggregate import next_operators
@@ -207,14 +219,14 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     """
     if card is None:
         with database.read() as session:
-            cards = fetch(session, CardRow, card_ids).values()
+            cards = fetch(session, tables.CardRow, card_ids).values()
         card = min(cards, key=lambda one: one.memory_bytes, default=None)
     device_type, torch = _device_and_torch(database, card_ids)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
         calls = counts(session, capture_id)
         if wanted := named(request.operators):
-            there = {operator.short_name for operator in fetch(session, Operator, calls).values()}
+            there = {operator.short_name for operator in fetch(session, tables.Operator, calls).values()}
             if not there.intersection(wanted):
                 near = next(filter(None, (did_you_mean(name, there) for name in wanted)), "")
                 raise UnknownOperator(
@@ -242,8 +254,8 @@ def _device_and_torch(database: Database, card_ids: Sequence[str]) -> tuple[str,
     """(device type, torch version) to capture for: those of the cards, if they are registered."""
     local = torch_version()
     with database.read() as session:
-        card = session.get(CardRow, card_ids[0]) if card_ids else None
-        software = session.get(SoftwareRow, card.software_id) if card and card.software_id else None
+        card = session.get(tables.CardRow, card_ids[0]) if card_ids else None
+        software = session.get(tables.SoftwareRow, card.software_id) if card and card.software_id else None
     device_type = "cuda" if card_ids and card_ids[0].startswith("GPU-") else "cpu"
     simulated = card is not None and card.kind == "simulated"
     return device_type, local if software is None or simulated else software.torch
@@ -253,7 +265,9 @@ def _first_scope(session: Session, request: Request, capture_id: int, card_ids: 
     """The operator types of the first round."""
     if request.operators != ("auto",):
         return list(request.operators)
-    roofline = roofline_on(session.get_one(CardRow, card_ids[0]), request)  # cards register before a job is planned
+    roofline = roofline_on(
+        session.get_one(tables.CardRow, card_ids[0]), request
+    )  # cards register before a job is planned
     parts = unscoped_parts(session, capture_id, roofline)
     return next_operators(parts, significant(session), target=request.target)
 
@@ -276,7 +290,7 @@ def capture_for(
         with database.write() as session:
             share_tokens(session, request.variant.text)
     how = request.protocol
-    like = Capture(
+    like = tables.Capture(
         variant_id=request.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
     )
     with database.read() as session:
@@ -299,11 +313,11 @@ def capture_for(
 
 def _look_at_values(database: Database, capture_id: int, variant: Variant) -> None:
     """Store the values of the activations of each call, from a run of the model, unless they are stored."""
-    unseen = select(Call.call_index).where(Call.capture_id == capture_id, col(Call.data).is_(None))
+    unseen = select(tables.Call.call_index).where(tables.Call.capture_id == capture_id, col(tables.Call.data).is_(None))
     with database.read() as session:
         if session.exec(unseen).first() is None:
             return
-        row = session.get(ModelVariant, variant.id)
+        row = session.get(tables.ModelVariant, variant.id)
     from farm.operators.observed_values import observe_values
 
     seen = observe_values(variant, row.flops if row else 0)
@@ -311,3 +325,122 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
         _log.warning("Using random normal inputs: %s is too large to run once for real values.", variant)
     with database.write() as session:
         store_values(session, capture_id, seen or {})
+
+
+# ------------------------------------------------------------------------------------------ dry runs
+
+
+@dataclass(frozen=True)
+class JobPreview:
+    """The plan of a job. Items that an earlier job of the same command measures are not new in a later one."""
+
+    title: str
+    cards: tuple[str, ...]  # ids
+    tuples: int
+    calls: int
+    new: int  # items to measure
+    reused: int  # items that a reading serves
+    expected_s: float  # without other work, if the cards stay as fast as lately
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "cards": list(self.cards),
+            "tuples": self.tuples,
+            "calls": self.calls,
+            "items_new": self.new,
+            "items_reused": self.reused,
+            "expected_s": self.expected_s,
+        }
+
+
+@contextmanager
+def dry_running(database: Database | None, own: Collection[Card] = ()) -> Iterator[DryRun]:
+    """A dry run of the jobs of one command.
+
+    Args:
+        database: None: there is none yet.
+        own: cards of this host whose workers would start with the jobs; readings of other software than the installed
+            one do not serve them.
+    """
+    with tempfile.TemporaryDirectory(prefix="farm-dry-run-") as folder:
+        scratch = Database(f"sqlite:///{Path(folder, 'farm.db')}")
+        try:
+            scratch.upgrade()
+            yield DryRun(database, scratch, own)
+        finally:
+            scratch.close()
+
+
+class DryRun:
+    """Plans jobs in a temporary database; see `dry_running`."""
+
+    def __init__(self, database: Database | None, scratch: Database, own: Collection[Card]) -> None:
+        self.database = database
+        self.scratch = scratch
+        self.met: set[tuple[str, str, str]] = set()  # subjects that earlier jobs of this command measure
+        for table in (tables.SoftwareRow, tables.CardRow, tables.ProtocolRow, tables.SignificantOperator):
+            self._copy(table)
+        with self.scratch.write() as session:
+            for card in own:
+                _renew(session, card)
+
+    def preview(self, request: Request, card_ids: Sequence[str]) -> JobPreview:
+        """
+        Raises:
+            FarmError: as `farm.jobs.create.open_job`.
+        """
+        tuples = None
+        if request.variant is not None:
+            captures = select(tables.Capture.id).where(tables.Capture.variant_id == request.variant.id)
+            called = select(tables.Call.operator_id).where(col(tables.Call.capture_id).in_(captures))
+            self._copy(tables.ModelVariant, tables.ModelVariant.id == request.variant.id)
+            self._copy(tables.Operator, col(tables.Operator.id).in_(called))
+            self._copy(tables.Capture, tables.Capture.variant_id == request.variant.id)
+            self._copy(tables.Call, col(tables.Call.capture_id).in_(captures))
+            tuples = tuples_of(self.scratch, request, card_ids)
+            for subject_ids in in_batches([*tuples.calls, request.variant.id]):
+                self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(subject_ids))
+        elif request.sweep is not None:
+            of_its_kind = select(tables.Operator.id).where(tables.Operator.short_name == request.sweep.operator)
+            self._copy(tables.ReadingRow, col(tables.ReadingRow.subject_id).in_(of_its_kind))
+        opened = open_job(self.scratch, request, card_ids, tuples=tuples)
+        new, left_s = 0, defaultdict[str, float](float)
+        with self.scratch.read() as session:
+            waiting = select(Item).where(Item.job_id == opened.job_id, Item.state == ItemState.WAITING)
+            for item in session.exec(waiting):
+                scope = item.card_model if item.role == "tuple" else item.card_id
+                subject = (item.subject_id, item.protocol_id, scope)
+                if request.reuse == "none" or subject not in self.met:
+                    new += 1
+                    left_s[item.card_id] += item.expected_s
+                    self.met.add(subject)
+        expected_s = 0.0
+        if left_s:
+            with (self.database or self.scratch).read() as session:
+                expected_s = together_s(session, left_s)
+        known = opened.new + opened.reused - new
+        return JobPreview(opened.title, tuple(card_ids), opened.tuples, opened.calls, new, known, expected_s)
+
+    def _copy(self, table: type[SQLModel], *where: Any) -> None:
+        if self.database is None:
+            return
+        of = table.__table__  # type: ignore[attr-defined]
+        with self.database.read() as session:
+            rows = [dict(row) for row in session.execute(select(of).where(*where)).mappings()]
+        if rows:
+            with self.scratch.write() as session:
+                session.execute(insert(of).prefix_with("OR IGNORE", dialect="sqlite"), rows)
+
+
+def _renew(session: Session, card: Card) -> None:
+    """Write a card of this host as its worker would register it, as far as that is known without the worker."""
+    row = session.get(tables.CardRow, card.id)
+    if row is None:
+        row = tables.CardRow(
+            id=card.id, kind=card.kind, model=card.model, memory_bytes=card.memory_bytes, host=card.host
+        )
+        session.add(row)
+    software = session.get(tables.SoftwareRow, row.software_id) if row.software_id else None
+    if software is None or not is_installed(Software(**software.model_dump(exclude={"id"})), card):
+        row.software_id = None

@@ -25,24 +25,12 @@ from sqlmodel import Session, and_, col, or_, select
 
 from farm.errors import Unreadable
 from farm.jobs import item_state
+from farm.store import tables
 from farm.store.content import add_reading, find_tokens
 from farm.store.database import Database, database_now
 from farm.store.reuse import find_readings, satisfies, subject_key
 from farm.store.rows import in_batches, lock_items
-from farm.store.tables import (
-    OPEN,
-    Call,
-    CardRow,
-    CardState,
-    Item,
-    ItemState,
-    Job,
-    JobState,
-    Operator,
-    ProtocolRow,
-    ReadingRow,
-    Round,
-)
+from farm.store.tables import OPEN, Item, ItemState, Job, JobState
 from farm.types.protocol import Protocol, Stopping, Subject
 from farm.types.reading import Reading
 from farm.types.request import Request
@@ -151,12 +139,12 @@ def _claim(
     """The claim or the reason against it, with the rounds that may have no open item any more."""
     # One query for all three: on a busy card these queries are most of the pause between two items.
     found = session.exec(
-        select(Item, Job, CardRow.state)
+        select(Item, Job, tables.CardRow.state)
         .join(Job, col(Job.id) == col(Item.job_id))
-        .join(CardRow, col(CardRow.id) == col(Item.card_id))
+        .join(tables.CardRow, col(tables.CardRow.id) == col(Item.card_id))
         .where(Item.id == item_id, Item.card_id == card_id, Job.state == JobState.OPEN)
     ).first()
-    if found is None or found[2] in (CardState.DRAINING, CardState.QUARANTINED):
+    if found is None or found[2] in (tables.CardState.DRAINING, tables.CardState.QUARANTINED):
         return _GONE
     item, job, _ = found
     request = Request.from_json(job.request)
@@ -181,7 +169,7 @@ def _claim(
 def _describe(session: Session, item: Item, job: Job, request: Request, token: str) -> Claim:
     capture_id = tokens = None
     if item.subject_kind == "operator":
-        operator = session.get(Operator, item.subject_id)
+        operator = session.get(tables.Operator, item.subject_id)
         assert operator is not None, "foreign data: an item's operator is stored before the item"
         spec, label, short_name = operator.spec, operator.label, operator.short_name
         if not isinstance(spec, dict):
@@ -190,7 +178,7 @@ def _describe(session: Session, item: Item, job: Job, request: Request, token: s
         assert request.variant is not None
         spec, label, short_name = request.variant.to_json(), str(request.variant), "whole model"
         tokens = find_tokens(session, request.variant.text).to_json() if request.variant.text else None
-        newest = session.get(Round, (job.id, item.round))
+        newest = session.get(tables.Round, (job.id, item.round))
         capture_id = newest.capture_id if newest else None
     assert item.id is not None
     return Claim(
@@ -213,7 +201,7 @@ _protocols: dict[str, Protocol] = {}  # content-addressed and never changed, so 
 
 def _protocol(session: Session, protocol_id: str) -> Protocol | None:
     if protocol_id not in _protocols:
-        row = session.get(ProtocolRow, protocol_id)
+        row = session.get(tables.ProtocolRow, protocol_id)
         if row is None or not row.spec:
             return None
         _protocols[protocol_id] = Protocol.from_json(row.spec)
@@ -279,7 +267,7 @@ def complete(database: Database, claimed: Claim, reading: Reading, *, card_id: s
     return Closed(True, _finished(database, affected), woken)
 
 
-def _satisfies(reading: ReadingRow, asked: Mapping[str, Any]) -> bool:
+def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
     """Whether a reading is good enough for the stopping rule of another job's request."""
     try:
         return satisfies(reading, Request.from_json(asked).stopping)
@@ -322,7 +310,7 @@ def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
     Args:
         capture_id: the observed capture.
     """
-    run = select(Call.operator_id).where(Call.capture_id == capture_id)
+    run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:
         lock_items(session, *its)

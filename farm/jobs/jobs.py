@@ -17,22 +17,11 @@ from farm.jobs.cards import LOST_AFTER_HEARTBEATS, farm_of, is_gone
 from farm.jobs.cards import views as card_views
 from farm.jobs.planning import PlannedRound, add_round, chosen_cards, note_planning
 from farm.settings import settings
+from farm.store import tables
 from farm.store.content import store_protocol
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import lock_items, locked
-from farm.store.tables import (
-    CLOSED,
-    OPEN,
-    CardState,
-    Item,
-    ItemState,
-    Job,
-    JobState,
-    Operator,
-    ReadingRow,
-    Round,
-    VerdictRow,
-)
+from farm.store.tables import CLOSED, OPEN, Item, ItemState, Job, JobState
 from farm.types.request import Request
 
 ABANDONED = "its `farm run` has died: the same command continues where it stopped"
@@ -167,16 +156,16 @@ def progress(session: Session, job_id: str, heartbeat_s: float | None = None) ->
         if state in OPEN:
             left_s[card_id] += expected_s or 0.0
     current = session.execute(
-        select(Item.card_id, Operator.label)
+        select(Item.card_id, tables.Operator.label)
         .select_from(Item)
-        .join(Operator, col(Operator.id) == col(Item.subject_id), isouter=True)
+        .join(tables.Operator, col(tables.Operator.id) == col(Item.subject_id), isouter=True)
         # Without a valid lease nobody measures the item: its card died.
         .where(Item.job_id == job_id, Item.state == ItemState.CLAIMED, col(Item.lease_until_s) >= now)
         .order_by(col(Item.card_id))
     ).all()
     gone = job.state == JobState.OPEN and is_gone(job.farm, settings().host)
     message = ABANDONED if gone else ""
-    newest = session.get(Round, (job_id, job.round))
+    newest = session.get(tables.Round, (job_id, job.round))
     if newest is not None and newest.planned_at_s is None and not gone:
         cut = f"its planning was interrupted: `farm retry {job_id}` continues it"
         message = "more items are being planned" if job.state == JobState.OPEN else cut
@@ -231,12 +220,14 @@ def retry_failed(database: Database, job_id: str) -> int:
         begun = session.exec(
             item_state.AGAIN.update(its, col(Item.reason) != item_state.NOT_RUN, round=job.round)
         ).rowcount
-        newest = session.get(Round, (job_id, job.round))
+        newest = session.get(tables.Round, (job_id, job.round))
         if kept or going_on or begun or (newest is not None and newest.planned_at_s is None):
             job.state, job.ended_at_s = JobState.OPEN, None
             session.add(job)
             note_planning(session, job)  # if it was interrupted, the caller continues it now
-            verdicts = select(VerdictRow).where(VerdictRow.job_id == job_id, VerdictRow.round == job.round)
+            verdicts = select(tables.VerdictRow).where(
+                tables.VerdictRow.job_id == job_id, tables.VerdictRow.round == job.round
+            )
             for verdict in session.exec(verdicts):
                 session.delete(verdict)
         return going_on + begun
@@ -274,16 +265,20 @@ def waits_for(session: Session, job_id: str, heartbeat_s: float) -> str:
         .group_by(col(Item.card_id))
         .order_by(col(Item.card_id))
     ).all()
-    idle = (row for row in rows if row[0] in views and views[row[0]].state not in (CardState.IDLE, CardState.BUSY))
+    idle = (
+        row
+        for row in rows
+        if row[0] in views and views[row[0]].state not in (tables.CardState.IDLE, tables.CardState.BUSY)
+    )
     if (first := next(idle, None)) is None:
         return ""
     card_id, number = first
     view = views[card_id]
     mend = {
-        CardState.STARTING: "its worker is starting",
-        CardState.DRAINING: f"`farm cards resume {card_id}`",
-        CardState.QUARANTINED: f"`farm cards release {card_id}`",
-    }.get(CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
+        tables.CardState.STARTING: "its worker is starting",
+        tables.CardState.DRAINING: f"`farm cards resume {card_id}`",
+        tables.CardState.QUARANTINED: f"`farm cards release {card_id}`",
+    }.get(tables.CardState(view.state), f"start its worker on {view.card.host or 'its host'} with `farm worker`")
     plural = "items wait" if number != 1 else "item waits"
     named = session.get_one(Job, job_id).asked.get("pinned")
     other = "" if named else f" or a card of the same model ({view.card.model})"
@@ -299,10 +294,10 @@ def done_entries(session: Session, requests: Sequence[Request]) -> dict[str, str
     )
     of_several_softwares = (
         select(Item.job_id)
-        .join(ReadingRow, col(ReadingRow.id) == col(Item.reading_id))
+        .join(tables.ReadingRow, col(tables.ReadingRow.id) == col(Item.reading_id))
         .where(col(Item.job_id).in_(asked))
         .group_by(col(Item.job_id))
-        .having(func.count(func.distinct(ReadingRow.software_id)) > 1)
+        .having(func.count(func.distinct(tables.ReadingRow.software_id)) > 1)
     )
     sound = (col(Job.id).in_(asked), col(Job.id).not_in(with_failures), col(Job.id).not_in(of_several_softwares))
     query = select(Job.request_id, Job.id).where(*sound).order_by(col(Job.created_at_s))

@@ -19,20 +19,10 @@ from sqlmodel import Session, SQLModel, col, func, select
 from farm.errors import Unreadable, UsageError
 from farm.models.texts import hold_tokens, holds_tokens, tokens_of_text
 from farm.operators.captured import CapturedCall
+from farm.store import tables
 from farm.store.database import Database, database_now, read_clock_s
 from farm.store.rows import fetch, fetch_values
-from farm.store.tables import (
-    Call,
-    Capture,
-    Job,
-    ModelVariant,
-    Operator,
-    ProtocolRow,
-    ReadingRow,
-    SoftwareRow,
-    TokenInput,
-    TraceRow,
-)
+from farm.store.tables import Job
 from farm.types.label import label_of
 from farm.types.protocol import Protocol, Software, Subject, Variant
 from farm.types.reading import Reading, Verification
@@ -64,18 +54,18 @@ def insert_new(session: Session, table: type[SQLModel], rows: list[dict[str, Any
 
 
 def store_software(session: Session, software: Software) -> str:
-    insert_new(session, SoftwareRow, [{"id": software.id, **software.to_json()}])
+    insert_new(session, tables.SoftwareRow, [{"id": software.id, **software.to_json()}])
     return software.id
 
 
 def store_protocol(session: Session, protocol: Protocol) -> str:
     columns = {name: getattr(protocol, name) for name in ("id", "launch", "residency", "data")}
-    insert_new(session, ProtocolRow, [{**columns, "spec": protocol.to_json()}])
+    insert_new(session, tables.ProtocolRow, [{**columns, "spec": protocol.to_json()}])
     return protocol.id
 
 
 def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -> None:
-    known = fetch_values(session, [col(Operator.id)], (spec.id for spec in operators))
+    known = fetch_values(session, [col(tables.Operator.id)], (spec.id for spec in operators))
     rows = [
         {
             **{name: getattr(spec, name) for name in ("id", "short_name", "kind", "training")},
@@ -90,18 +80,18 @@ def store_operators(session: Session, operators: Mapping[OperatorTuple, Cost]) -
         for spec, cost in operators.items()
         if spec.id not in known
     ]
-    insert_new(session, Operator, rows)
+    insert_new(session, tables.Operator, rows)
 
 
 def store_variant(session: Session, variant: Variant, **costs: int) -> None:
     """Store a variant. ``costs``: its flops, model_flops and bytes_moved, if known."""
-    insert_new(session, ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}])
+    insert_new(session, tables.ModelVariant, [{"id": variant.id, **dataclasses.asdict(variant), **costs}])
 
 
 def store_tokens(session: Session, tokens: Tokens) -> str:
     """Store token ids; return the id with which `find_tokens` finds them on any host."""
     columns = {name: getattr(tokens, name) for name in ("id", "batch", "length", "row_lengths", "padding")}
-    insert_new(session, TokenInput, [{**columns, "packed": tokens.compressed()}])
+    insert_new(session, tables.TokenInput, [{**columns, "packed": tokens.compressed()}])
     return tokens.id
 
 
@@ -122,7 +112,7 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     Raises:
         Unreadable: there are none of that id, or no longer the ones that were stored.
     """
-    row = session.get(TokenInput, tokens_id)
+    row = session.get(tables.TokenInput, tokens_id)
     if row is None:
         raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
     try:
@@ -138,20 +128,20 @@ def find_tokens(session: Session, tokens_id: str) -> Tokens:
     )
 
 
-def find_capture(session: Session, like: Capture) -> Capture | None:
+def find_capture(session: Session, like: tables.Capture) -> tables.Capture | None:
     """The capture to use for the variant, device type, grad mode, torch version and launch of ``like``.
 
     An observed one if there is one, otherwise a predicted one; only captures of this farm's own cards and programs.
     """
-    same = [getattr(Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
-    own = col(Capture.origin).in_(("observed", "predicted"))
-    return session.exec(select(Capture).where(*same, own).order_by(col(Capture.origin))).first()
+    same = [getattr(tables.Capture, name) == getattr(like, name) for name in _CAPTURE_KEY]
+    own = col(tables.Capture.origin).in_(("observed", "predicted"))
+    return session.exec(select(tables.Capture).where(*same, own).order_by(col(tables.Capture.origin))).first()
 
 
-def store_capture(session: Session, calls: Iterable[CapturedCall], capture: Capture) -> int:
+def store_capture(session: Session, calls: Iterable[CapturedCall], capture: tables.Capture) -> int:
     """Store a capture with its calls if it is new; return its id. Its operators must be stored before."""
-    same = [getattr(Capture, name) == getattr(capture, name) for name in (*_CAPTURE_KEY, "origin")]
-    if (known := session.exec(select(Capture.id).where(*same)).first()) is not None:
+    same = [getattr(tables.Capture, name) == getattr(capture, name) for name in (*_CAPTURE_KEY, "origin")]
+    if (known := session.exec(select(tables.Capture.id).where(*same)).first()) is not None:
         return known
     capture.created_at_s = database_now()  # type: ignore[assignment]
     session.add(capture)
@@ -168,11 +158,11 @@ def store_capture(session: Session, calls: Iterable[CapturedCall], capture: Capt
         for call in calls
     ]
     if rows:
-        session.execute(insert(Call), rows)
+        session.execute(insert(tables.Call), rows)
     return capture.id
 
 
-def store_extraction(session: Session, variant: Variant, extraction: Extraction, capture: Capture) -> int:
+def store_extraction(session: Session, variant: Variant, extraction: Extraction, capture: tables.Capture) -> int:
     """Store a variant with its operators and its predicted capture; return the id of the capture."""
     taken = extraction.capture
     store_operators(session, {spec: extraction.costs[tuple_id] for tuple_id, spec in taken.tuples.items()})
@@ -185,7 +175,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     """Return the columns of a reading without its provenance."""
     row = {f.name: getattr(reading, f.name) for f in dataclasses.fields(reading) if f.name != "trace"}
     row |= {"details": reading.details.to_json(), "method": reading.details.method}
-    columns = ReadingRow.__table__.columns  # type: ignore[attr-defined]
+    columns = tables.ReadingRow.__table__.columns  # type: ignore[attr-defined]
     # A required number that is not finite is kept, so that the database refuses the row.
     return {
         name: storable(value) if columns[name].nullable or not isinstance(value, float) else value
@@ -193,14 +183,16 @@ def reading_row(reading: Reading) -> dict[str, Any]:
     }
 
 
-def add_reading(session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str) -> ReadingRow:
+def add_reading(
+    session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
+) -> tables.ReadingRow:
     """Add the row of a reading, and its trace.
 
     Args:
         trace: packed (`farm.types.reading.Trace.pack`).
         ids: card_id, card_model, software_id and protocol_id of rows that are stored before.
     """
-    row = ReadingRow(
+    row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
         subject_id=subject.id,
@@ -212,7 +204,7 @@ def add_reading(session: Session, reading: Reading, trace: bytes | None, subject
     session.add(row)
     session.flush()
     if trace is not None:
-        session.add(TraceRow(reading_id=row.id, packed=trace))
+        session.add(tables.TraceRow(reading_id=row.id, packed=trace))
     return row
 
 
@@ -245,7 +237,7 @@ def store_values(
 
     A call without a match, or with another number of activations, gets an empty list: nothing is known.
     """
-    call, operator = Call, Operator
+    call, operator = tables.Call, tables.Operator
     query = (
         select(call.call_index, call.module_path, operator.name, operator.spec)
         .join(operator, col(operator.id) == col(call.operator_id))
@@ -269,7 +261,7 @@ def store_values(
 
 
 def stored_values(session: Session, capture_id: int) -> dict[tuple[str, str], list[list[dict[str, Any] | None]]]:
-    call, operator = Call, Operator
+    call, operator = tables.Call, tables.Operator
     query = (
         select(call.module_path, operator.name, call.data)
         .join(operator, col(operator.id) == col(call.operator_id))
@@ -298,7 +290,7 @@ def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCal
     Args:
         data: `Protocol.data`. Any value but `seen` applies to every call.
     """
-    call = Call
+    call = tables.Call
     query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
     return [
         PlacedCall(index, path, operator_id, class_of(seen) if data == "seen" else data)
@@ -318,7 +310,7 @@ def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[
     new as the reading of the whole model.
     """
     with database.read() as session:
-        capture = session.get_one(Capture, capture_id)
+        capture = session.get_one(tables.Capture, capture_id)
         began_s = session.get_one(Job, job_id).created_at_s
         read_at_s = Verification.from_json(capture.verification).read_at_s
         return counts(session, capture_id), read_at_s is None or read_at_s < began_s
@@ -326,7 +318,7 @@ def predicted_counts(database: Database, capture_id: int, job_id: str) -> tuple[
 
 def counts(session: Session, capture_id: int) -> dict[str, int]:
     """Tuple id -> number of calls of a capture."""
-    call = Call
+    call = tables.Call
     query = select(call.operator_id, func.count()).where(call.capture_id == capture_id).group_by(col(call.operator_id))
     return {operator_id: int(number) for operator_id, number in session.execute(query)}
 
@@ -343,20 +335,24 @@ def store_observed(
         The id of the observed capture, if it was stored.
     """
     with database.write() as session:
-        predicted = session.get_one(Capture, capture_id)
+        predicted = session.get_one(tables.Capture, capture_id)
         verification = dataclasses.replace(_labelled(session, found), card=card_id, read_at_s=read_clock_s(session))
         predicted.verification = verification.to_json()
         session.add(predicted)
         if observed is None:
             return None
         seen = [CapturedCall(**call) for call in observed["calls"]]
-        there = select(Call.operator_id).where(Call.capture_id == capture_id).order_by(col(Call.call_index))
+        there = (
+            select(tables.Call.operator_id)
+            .where(tables.Call.capture_id == capture_id)
+            .order_by(col(tables.Call.call_index))
+        )
         if session.exec(there).all() == [call.tuple_id for call in seen]:
             return None
         specs = {spec.id: spec for spec in map(parse, observed["tuples"].values())}
         store_operators(session, {specs[tuple_id]: Cost(**cost) for tuple_id, cost in observed["costs"].items()})
         same = {name: getattr(predicted, name) for name in _CAPTURE_KEY}
-        kept = Capture(**same, origin="observed", card_id=card_id, verification=verification.to_json())
+        kept = tables.Capture(**same, origin="observed", card_id=card_id, verification=verification.to_json())
         observed_id = store_capture(session, seen, kept)
         if values := stored_values(session, capture_id):
             store_values(session, observed_id, values)
@@ -365,7 +361,7 @@ def store_observed(
 
 def _labelled(session: Session, found: Verification) -> Verification:
     """The verification with labels in place of the ids of missing tuples; the card knows only their ids."""
-    labels = {row.id: row.label for row in fetch(session, Operator, found.missing or ()).values()}
+    labels = {row.id: row.label for row in fetch(session, tables.Operator, found.missing or ()).values()}
 
     def named(difference: str) -> str:
         words, _, last = difference.rpartition(" ")

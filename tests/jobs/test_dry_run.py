@@ -6,8 +6,7 @@ import sqlalchemy
 from sqlmodel import SQLModel, select
 
 from farm.devices.device import Card
-from farm.jobs.create import open_job
-from farm.jobs.dry_run import dry_running
+from farm.jobs.create import dry_running, open_job
 from farm.store import tables
 from farm.types.protocol import Protocol, Variant
 from farm.types.request import Request, Sweep
