@@ -64,9 +64,7 @@ def place(
 ) -> dict[int, str]:
     """Place each item, longest first, on the card that would end it first (LPT); key -> card id.
 
-    Args:
-        free_at_s: card id -> when the card will be idle.
-        slowness: card id -> slowness as in `CardQueue`; 1 if unknown.
+    ``free_at_s``: card id -> when the card will be idle. ``slowness``: card id -> as in `CardQueue`; 1 if unknown.
     """
     ends_s = dict(free_at_s)
     placed = {}
@@ -78,17 +76,14 @@ def place(
 
 
 def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, str]:
-    """Move items from the fullest cards to cards that will soon be idle; key -> new card id.
+    """Move items from the fullest cards to cards that will be idle within ``idle_within_s``; key -> new card id.
 
     Cards with enough to do get nothing, since every move is a message. A move must gain more than it costs, so that
     cards that end together do not pass the last items back and forth.
-
-    Args:
-        idle_within_s: a card that will be idle sooner than this gets more. Unit: s.
     """
     ends_s = {queue.card_id: queue.ends_s for queue in queues}
     by_id = {queue.card_id: queue for queue in queues}
-    # Ascending by length, for the bisection in `_worth_moving`.
+    # Ascending by length: `_worth_moving` bisects.
     left = {queue.card_id: sorted(queue.waiting, key=lambda work: (work.expected_s, work.key)) for queue in queues}
     idle = {card_id for card_id, end_s in ends_s.items() if end_s < idle_within_s}
     moves: dict[int, str] = {}
@@ -115,11 +110,9 @@ def balance(queues: Sequence[CardQueue], *, idle_within_s: float) -> dict[int, s
 def _worth_moving(
     waiting: Sequence[QueuedItem], giver_ends_s: float, taker_ends_s: float, slowness: float
 ) -> int | None:
-    """The position of the item that the taker should get, None if no move gains enough.
+    """The position in the giver's items, ascending by length, of the item that a taker of this slowness should get.
 
-    Args:
-        waiting: the giver's items, ascending by length, at least one.
-        slowness: of the taker.
+    None if no move gains enough.
     """
     room_s = (giver_ends_s - taker_ends_s) / 2
     position, by_s = bisect.bisect_right(waiting, room_s, key=lambda work: work.expected_s) - 1, giver_ends_s
@@ -134,10 +127,7 @@ def balance_groups(
 ) -> dict[int, str]:
     """`balance` for items that only some of the cards may take; item id -> new card id.
 
-    Args:
-        open_s: card id -> expected seconds of all its open items, also of those that must stay. Unit: s.
-        slowness: as in `place`.
-        idle_within_s: as in `balance`.
+    ``open_s``: card id -> expected seconds of all its open items, also of those that must stay.
     """
     open_s = dict(open_s)
     moves: dict[int, str] = {}
@@ -160,8 +150,7 @@ def balance_groups(
 def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> float:
     """Seconds until the job's open items are closed, if its cards stay as fast as lately. Older jobs come first.
 
-    Args:
-        open_s: card id -> expected seconds of the job's open items there.
+    ``open_s``: card id -> expected seconds of the job's open items there.
     """
     if not open_s:
         return 0.0
@@ -178,11 +167,7 @@ def time_left_s(session: Session, job: Job, open_s: Mapping[str, float]) -> floa
 
 
 def together_s(session: Session, before_s: Mapping[str, float]) -> float:
-    """Seconds until cards that balance their work end together, if they stay as fast as lately.
-
-    Args:
-        before_s: card id -> expected seconds of its work; not empty.
-    """
+    """Seconds until cards with work (card id -> expected seconds) end together, if they stay as fast as lately."""
     known = slowness(session, list(before_s))
     usual = statistics.mean(known.values()) if known else 1.0
     return sum(before_s.values()) / sum(1 / known.get(card_id, usual) for card_id in before_s)

@@ -72,10 +72,7 @@ def as_card(row: CardRow) -> Card:
 
 
 def serving_cards(database: Database, wanted: Sequence[str]) -> list[Card]:
-    """The farm's cards that a worker serves now.
-
-    Args:
-        wanted: the ``--card`` options.
+    """The farm's cards that a worker serves now. ``wanted``: the ``--card`` options.
 
     Raises:
         NoWorker: there are none, or no worker serves a wanted card; names the cards that are served.

@@ -97,8 +97,7 @@ class CardStatus:
 def announce(database: Database, card_id: str, card: Card | None, *, holder: str, queue: str) -> None:
     """Write ``holder`` as the card's worker before it can measure. The card is seen, and takes no items yet.
 
-    Args:
-        card: the card as the host finds it. None: the host does not find it, and only a registered card is written.
+    ``card`` is None if the host does not find it: then only a registered card is written.
     """
     with database.write() as session:
         row = _described(session, card) if card else locked(session, CardRow, card_id)

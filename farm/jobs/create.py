@@ -140,8 +140,7 @@ def continue_planning(
 ) -> OpenedJob:
     """Continue the interrupted planning of a sweep's job. Harmless while another process plans it.
 
-    Args:
-        grown: see `open_job`.
+    ``grown``: see `open_job`.
     """
     request = Request.from_json(job.request)
     return _plan_sweep(database, request, lambda operator_ids: _add(database, job.id, operator_ids), grown)
@@ -343,15 +342,8 @@ class JobPreview:
     expected_s: float  # without other work, if the cards stay as fast as lately
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "cards": list(self.cards),
-            "tuples": self.tuples,
-            "calls": self.calls,
-            "items_new": self.new,
-            "items_reused": self.reused,
-            "expected_s": self.expected_s,
-        }
+        keys = {"new": "items_new", "reused": "items_reused"}
+        return {keys.get(name, name): value for name, value in dataclasses.asdict(self).items()}
 
 
 @contextmanager

@@ -330,8 +330,8 @@ class ItemDriver:
         except Unmeasurable as error:
             log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
             crashed = error.reason == "crashed"
-            close = items.note_attempt if crashed else items.fail
-            self.follow_up(self.ask(close, self.database, claimed, error.reason, error.message))
+            about = (self.database, claimed, error.reason, error.message)
+            self.follow_up(self.ask(items.fail, *about, again=crashed))
             if not crashed:
                 return ItemOutcome("failed", error.reason, error.message)
             self.retrying(error.reason, error.message)

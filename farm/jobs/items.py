@@ -275,41 +275,27 @@ def _satisfies(reading: tables.ReadingRow, asked: Mapping[str, Any]) -> bool:
         return False  # the item wakes, and its own claim reports the error
 
 
-def fail(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
-    """Close the item without a reading; items that are deferred to it wake and are tried themselves."""
+def fail(database: Database, claimed: Claim, reason: str, message: str, *, again: bool = False) -> Closed:
+    """Close the item without a reading; items that are deferred to it wake and are tried themselves.
+
+    ``again``: it may be tried again, unless it was cancelled: only the reason why the attempt ended is written.
+    """
     with database.write() as session:
         item = _held(session, claimed)
         if item is None:
             return Closed(False)
-        its_own = col(Item.id) == item.id
-        if item.state == ItemState.CANCELLED:
-            session.exec(item_state.LET_GO.update(its_own))
-        else:
-            session.exec(item_state.FAIL.update(its_own, **item_state.why(reason, message)))
+        its_own, cancelled = col(Item.id) == item.id, item.state == ItemState.CANCELLED
+        closing = item_state.NOTE if again else item_state.FAIL
+        why = {} if cancelled else item_state.why(reason, message)
+        session.exec((item_state.LET_GO if cancelled else closing).update(its_own, **why))
+        if again and not cancelled:
+            return Closed(False)
         woken = _wake_behind(session, item)
     return Closed(True, _finished(database, {(claimed.job_id, claimed.round)}), woken)
 
 
-def note_attempt(database: Database, claimed: Claim, reason: str, message: str) -> Closed:
-    """Write why an attempt ended, on an item that may be tried again. A cancelled item is not tried again."""
-    with database.write() as session:
-        item = _held(session, claimed)
-        if item is None:
-            return Closed(False)
-        its_own = col(Item.id) == item.id
-        if item.state != ItemState.CANCELLED:
-            session.exec(item_state.NOTE.update(its_own, **item_state.why(reason, message)))
-            return Closed(False)
-        session.exec(item_state.LET_GO.update(its_own))
-        return Closed(True, (), _wake_behind(session, item))
-
-
 def drop_not_run(database: Database, job_id: str, capture_id: int) -> int:
-    """Cancel the predicted tuples that are not among the calls that a card observed; returns their number.
-
-    Args:
-        capture_id: the observed capture.
-    """
+    """Cancel the predicted tuples that are not among the calls of the observed capture; returns their number."""
     run = select(tables.Call.operator_id).where(tables.Call.capture_id == capture_id)
     its = (col(Item.job_id) == job_id, col(Item.role) == "tuple", col(Item.subject_id).not_in(run))
     with database.write() as session:

@@ -135,11 +135,7 @@ def find(session: Session, job_or_prefix: str) -> Job:
 
 
 def progress(session: Session, job_id: str, heartbeat_s: float | None = None) -> Progress:
-    """The progress of a job now.
-
-    Args:
-        heartbeat_s: interval of heartbeats, after which cards count as lost. Default: the setting. Unit: s.
-    """
+    """The progress of a job now. ``heartbeat_s``: interval of heartbeats, by default that of the settings."""
     job = session.get_one(Job, job_id)
     now = read_clock_s(session)
     if heartbeat_s is None:
@@ -237,9 +233,6 @@ def take_over(database: Database, job_id: str, farm: str, heartbeat_s: float) ->
     """Give a job to another farm, which continues it; False if its own farm is alive.
 
     An embedded farm is alive while one of its workers is seen and its process is not known to have ended.
-
-    Args:
-        heartbeat_s: interval of heartbeats. Unit: s.
     """
     with database.write() as session:
         job = locked(session, Job, job_id)

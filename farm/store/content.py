@@ -186,12 +186,7 @@ def reading_row(reading: Reading) -> dict[str, Any]:
 def add_reading(
     session: Session, reading: Reading, trace: bytes | None, subject: Subject, **ids: str
 ) -> tables.ReadingRow:
-    """Add the row of a reading, and its trace.
-
-    Args:
-        trace: packed (`farm.types.reading.Trace.pack`).
-        ids: card_id, card_model, software_id and protocol_id of rows that are stored before.
-    """
+    """Add the row of a reading, and its packed trace. ``ids``: card_id, card_model, software_id and protocol_id."""
     row = tables.ReadingRow(
         id=uuid.uuid4().hex,
         subject_kind=subject.kind,
@@ -209,9 +204,7 @@ def add_reading(
 
 
 def storable(value: Any) -> Any:
-    """What any database takes: PostgreSQL has no zero byte in a text and no NaN in JSON, and none has half a
-    surrogate.
-    """
+    """What any database takes: PostgreSQL has no zero byte in texts, no NaN in JSON; none has half a surrogate."""
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, float):
@@ -285,11 +278,7 @@ class PlacedCall:
 
 
 def placed_calls(session: Session, capture_id: int, data: str) -> list[PlacedCall]:
-    """The calls of a capture in their order.
-
-    Args:
-        data: `Protocol.data`. Any value but `seen` applies to every call.
-    """
+    """The calls of a capture in their order. ``data``: `Protocol.data`; any but `seen` applies to every call."""
     call = tables.Call
     query = select(call.call_index, call.module_path, call.operator_id, call.data).where(call.capture_id == capture_id)
     return [
@@ -326,13 +315,9 @@ def counts(session: Session, capture_id: int) -> dict[str, int]:
 def store_observed(
     database: Database, capture_id: int, observed: Mapping[str, Any] | None, found: Verification, *, card_id: str
 ) -> int | None:
-    """Store the verification of a predicted capture, and the observed calls as a capture if they differ.
+    """Store the verification of a predicted capture. If the observed calls differ, store them as a capture too.
 
-    Args:
-        observed: from the benchmark process of the card; validated before it is stored.
-
-    Returns:
-        The id of the observed capture, if it was stored.
+    ``observed`` comes from the benchmark process of the card and is validated. Returns the id of the new capture.
     """
     with database.write() as session:
         predicted = session.get_one(tables.Capture, capture_id)

@@ -1,6 +1,4 @@
-"""Delete old time series and old jobs without readings. Readings, and the jobs that they belong to, are never
-deleted.
-"""
+"""Delete old time series and old jobs without readings. Readings and the jobs that have them are never deleted."""
 
 from __future__ import annotations
 
@@ -25,11 +23,7 @@ class Prunable:
 
 
 def prunable(database: Database, older_than_s: float) -> Prunable:
-    """Return what `prune` would delete now.
-
-    Args:
-        older_than_s: least age of a reading, or least time since a job ended.
-    """
+    """What `prune` would delete now. ``older_than_s``: least age of a reading, or least time since a job ended."""
     with database.read() as session:
         size_bytes = func.coalesce(func.sum(func.length(TraceRow.packed)), 0)
         series = select(func.count(), size_bytes).where(_of_old_readings(older_than_s))

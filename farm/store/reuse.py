@@ -29,11 +29,7 @@ def subject_key(item: Item, reuse: str, software_id: str) -> str:
 def find_readings(
     session: Session, items: Sequence[Item], request: Request, software_id: str, card_ids: Collection[str]
 ) -> list[ReadingRow | None]:
-    """Return the reading that serves each item; None if there is none.
-
-    Args:
-        card_ids: the chosen cards; their readings are preferred.
-    """
+    """The reading that serves each item, or None. Readings of the chosen cards (``card_ids``) are preferred."""
     if request.reuse == "none":
         return [None] * len(items)
     candidates: dict[tuple[str, str], list[ReadingRow]] = defaultdict(list)
@@ -52,7 +48,7 @@ def find_readings(
 
 
 def _best(readings: Iterable[ReadingRow], item: Item, request: Request, card_ids: Collection[str]) -> ReadingRow | None:
-    """Return the best of the readings of one subject, protocol and software: chosen cards first, then the newest."""
+    """The best of the readings of one subject, protocol and software: chosen cards first, then the newest."""
     if item.role != "tuple":
         serving = [reading for reading in readings if reading.card_id == item.card_id]
     elif request.reuse == "card":
@@ -78,8 +74,7 @@ def tells_others(flags: Iterable[str] | None) -> bool:
 
 
 def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
-    """Whether a reading is precise enough. One that did not converge serves a request with the same or a shorter
-    window.
+    """Whether a reading is precise enough, or did not converge in a window as long as the wanted one.
 
     Readings that are not sound never serve, nor do those of a study (`farm.study`), which has its own windows.
     """
@@ -91,7 +86,6 @@ def satisfies(reading: ReadingRow, wanted: Stopping) -> bool:
         or reading.energy_mj is None
         or (reading.energy_half_width_mj <= wanted.energy_half_width * reading.energy_mj * 1.001)
     )
-    given_s = max(
-        reading.window_s / 0.9, Details.from_json(reading.details).ceiling_s or 0.0
-    )  # a window ends on its last tick
+    # A window ends on its last tick.
+    given_s = max(reading.window_s / 0.9, Details.from_json(reading.details).ceiling_s or 0.0)
     return (time_ok and energy_ok) or given_s >= wanted.maximum_s

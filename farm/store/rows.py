@@ -44,16 +44,12 @@ def fetch(session: Session, table: type[Row], keys: Iterable[Any]) -> dict[Any, 
 
 
 def fetch_values(session: Session, columns: Sequence[Any], keys: Iterable[Any]) -> dict[Any, Any]:
-    """Return columns of rows by primary key, the first of the columns. For thousands of rows, objects would take
-    seconds.
-    """
+    """Columns of rows by primary key, the first column. For thousands of rows, objects would take seconds."""
     return {row[0]: row for batch in in_batches(keys) for row in values(session, columns, columns[0].in_(batch))}
 
 
 def values(session: Session, columns: Sequence[Any], *where: Any, in_order_of: Any = None) -> list[Any]:
-    """Return columns of all matching rows as named tuples, whose fields are ten times as fast to read as those of a
-    row.
-    """
+    """Columns of all matching rows as named tuples, whose fields are ten times as fast to read as those of a row."""
     query = sqlalchemy.select(*columns).where(*where)
     found = session.execute(query if in_order_of is None else query.order_by(in_order_of)).all()
     return list(map(_named(tuple(column.name for column in columns))._make, found))
@@ -79,9 +75,7 @@ def lock_open_jobs(session: Session, job_ids: Iterable[str]) -> dict[str, Job]:
 
 
 def lock_with_open_jobs(session: Session, *which: Any) -> tuple[dict[str, Job], list[Item]]:
-    """Lock the items that match conditions on items and jobs, after their jobs. Return the open jobs and their
-    items.
-    """
+    """Lock items that match conditions on items and jobs, after their jobs; the open jobs and their items."""
     with_job = col(Job.id) == col(Item.job_id)
     jobs = lock_open_jobs(session, session.exec(select(Item.job_id).join(Job, with_job).where(*which).distinct()))
     query = select(Item).join(Job, with_job).where(*which).order_by(col(Item.id)).with_for_update(of=Item)

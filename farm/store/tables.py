@@ -287,19 +287,10 @@ class Item(Row, table=True):
 
 
 #: First what sets of readings are told apart by, then what is compared of them.
-CIRCUMSTANCES = [
-    "card_model",
-    "software_id",
-    "protocol_id",
-    "subject_id",
-    "method",
-    "subject_kind",
-    "time_us",
-    "time_half_width_us",
-    "energy_mj",
-    "energy_half_width_mj",
-    "id",
-]
+CIRCUMSTANCES = (
+    *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
+    *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
+)
 
 
 class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call-arg, misc]

@@ -249,7 +249,7 @@ class Farm:
     def note(self):
         held, _ = self.a_claim()
         if held:
-            items.note_attempt(self.database, held, "crashed", "signal")
+            items.fail(self.database, held, "crashed", "signal", again=True)
 
     def renew(self):
         items.renew(self.database, self.random.choice("ab"), self.random.choice([60.0, -1.0]))

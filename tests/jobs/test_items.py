@@ -81,7 +81,7 @@ def test_attempts_are_bounded_and_the_last_reason_is_kept(any_database, card):
     item = only(any_database, plan(any_database, [card]))
     for _ in range(2):
         held = claim(any_database, item, max_attempts=2)
-        items.note_attempt(any_database, held, "crashed", "signal SIGSEGV")
+        items.fail(any_database, held, "crashed", "signal SIGSEGV", again=True)
     refused = claim(any_database, item, max_attempts=2)
     assert refused.why is DeclineReason.EXHAUSTED
     assert refused.closed.rounds == ((item.job_id, 1),)
@@ -319,7 +319,7 @@ def test_a_reason_that_is_no_text_is_told_as_far_as_it_is_one(any_database, text
     (card,) = register(any_database, 0)
     (item,) = items_of(any_database, plan(any_database, [card]))
     held = claim(any_database, item)
-    items.note_attempt(any_database, held, "crashed", text)
+    items.fail(any_database, held, "crashed", text, again=True)
     assert items_of(any_database, item.job_id)[0].message.startswith(text[:-1])
     items.fail(any_database, held, "raised", text)
     (item,) = items_of(any_database, item.job_id)

@@ -98,7 +98,7 @@ def test_a_cancelled_item_whose_process_crashes_gives_its_claim_back_at_once(any
     (waiting,) = items_of(any_database, other)
     assert claim(any_database, waiting).why is DeclineReason.DEFERRED
     jobs.cancel(any_database, job_id)
-    assert items.note_attempt(any_database, held, "crashed", "its process is gone").woken == (waiting.id,)
+    assert items.fail(any_database, held, "crashed", "its process is gone", again=True).woken == (waiting.id,)
     (item,), (waiting,) = items_of(any_database, job_id), items_of(any_database, other)
     assert (item.state, item.token, item.claim_key) == ("cancelled", "", None)
     assert waiting.state == "waiting"
