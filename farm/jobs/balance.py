@@ -1,4 +1,4 @@
-"""Which card measures what, and how long the cards take: by expected seconds and the slowness of each card.
+"""Place items on cards and move them, by expected seconds and the slowness of each card; how long a job will take.
 
 Expectations are wrong, cards differ, and cards come and go. So the first placement only has to be good. While cards
 work, waiting items move from the card that would end last to cards that will soon be idle. `place`, `balance` and

@@ -1,5 +1,4 @@
-"""The cards in the database: registered by the worker that serves them, seen by its heartbeat. The names of workers and
-farms.
+"""The cards in the database: registration, heartbeat, states, quarantine; also the names of workers and farms.
 
 A worker signs its card and its claims with its holder name. An embedded farm, which one command starts for itself, has
 a name of its own; its jobs and the holder names of its workers carry it.
