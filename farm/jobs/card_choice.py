@@ -29,13 +29,17 @@ def all_own_cards() -> list[Card]:
 def own_cards(say: Say) -> list[Card]:
     """Every card of this host that can be measured on. The others are reported through `say`."""
     own = all_own_cards()
-    usable = [card for card in own if not card.refusal]
-    for card in own:
-        if card.refusal:
-            say(f"Left out: {card}: {card.refusal}")
+    usable = _usable(own, say)
     if len(usable) < len(own) and all(card.kind == "cpu" for card in usable):
         say("No GPU of this host can be measured on; its CPU is the card that is left.")
     return usable
+
+
+def _usable(found: Sequence[Card], say: Say) -> list[Card]:
+    for card in found:
+        if card.refusal:
+            say(f"Left out: {card}: {card.refusal}")
+    return [card for card in found if not card.refusal]
 
 
 def kind_of_cards() -> str:
@@ -56,13 +60,9 @@ def chosen_own_cards(wanted: Sequence[str], say: Say) -> list[Card]:
     if not wanted:
         return choose_cards(own_cards(say), [])
     chosen = choose_cards(all_own_cards(), wanted)
-    usable = [card for card in chosen if not card.refusal]
-    for card in chosen:
-        if card.refusal:
-            if not usable:
-                raise NoSuchCard(f"{card} cannot be measured on: {card.refusal}.", "`farm cards` lists the others.")
-            say(f"Left out: {card}: {card.refusal}")
-    return usable
+    if chosen and all(card.refusal for card in chosen):
+        raise NoSuchCard(f"{chosen[0]} cannot be measured on: {chosen[0].refusal}.", "`farm cards` lists the others.")
+    return _usable(chosen, say)
 
 
 def as_card(row: CardRow) -> Card:

@@ -159,12 +159,9 @@ def significant(session: Session) -> set[str]:
 
 def remember_significant(session: Session, names: Sequence[str], added_by: str) -> None:
     """Add operator types to the global set. Types that it has already are not changed."""
-    there = significant(session)
-    for name in dict.fromkeys(names):
-        if name not in there:
-            session.add(
-                SignificantOperator(name=name, added_by=added_by, created_at_s=database_now())  # type: ignore[arg-type]
-            )
+    there, now = significant(session), database_now()
+    new = [name for name in dict.fromkeys(names) if name not in there]
+    session.add_all(SignificantOperator(name=name, added_by=added_by, created_at_s=now) for name in new)  # type: ignore[arg-type]
 
 
 def forget_significant(session: Session, names: Sequence[str]) -> None:

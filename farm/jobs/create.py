@@ -31,15 +31,7 @@ from farm.jobs.closing import significant
 from farm.jobs.planning import PlannedRound, add_tuples, note_planning, roofline_on, tuples_with_ids
 from farm.models.catalog import title_of
 from farm.requests.memory import WithMemory, check_step_fits
-from farm.store import tables
-from farm.store.content import (
-    counts,
-    find_capture,
-    share_tokens,
-    store_extraction,
-    store_operators,
-    store_values,
-)
+from farm.store import content, tables
 from farm.store.database import Database
 from farm.store.rows import fetch, in_batches, locked
 from farm.store.tables import Item, ItemState, Job, JobState
@@ -162,7 +154,7 @@ def _plan_sweep(
             if request.placements != "none":
                 _look_at_outputs(batch)
             with database.write() as session:
-                store_operators(session, batch)
+                content.store_operators(session, batch)
             ids = [spec.id for spec in batch]
             planned = begin(ids) if opened is None else _add(database, opened.job_id, ids)
             before = opened or OpenedJob(planned.job_id, planned.round, str(request.sweep), 0, 0, 0, 0)
@@ -223,7 +215,7 @@ def tuples_of(database: Database, request: Request, card_ids: Sequence[str], car
     device_type, torch = _device_and_torch(database, card_ids)
     capture_id = capture_for(database, request, device_type=device_type, torch=torch, card=card)
     with database.read() as session:
-        calls = counts(session, capture_id)
+        calls = content.counts(session, capture_id)
         if wanted := named(request.operators):
             there = {operator.short_name for operator in fetch(session, tables.Operator, calls).values()}
             if not there.intersection(wanted):
@@ -287,13 +279,13 @@ def capture_for(
     assert request.variant is not None
     if request.variant.text:
         with database.write() as session:
-            share_tokens(session, request.variant.text)
+            content.share_tokens(session, request.variant.text)
     how = request.protocol
     like = tables.Capture(
         variant_id=request.variant.id, device_type=device_type, grad=how.grad, torch=torch, launch=how.launch
     )
     with database.read() as session:
-        known = find_capture(session, like)
+        known = content.find_capture(session, like)
     capture_id = known.id if known is not None else None
     if capture_id is None:
         from farm.training.extract import extract
@@ -304,7 +296,7 @@ def capture_for(
         if card is not None:
             check_step_fits(request.variant, card, extraction.least_peak_bytes)
         with database.write() as session:
-            capture_id = store_extraction(session, request.variant, extraction, like)
+            capture_id = content.store_extraction(session, request.variant, extraction, like)
     if request.protocol.data == "seen":
         _look_at_values(database, capture_id, request.variant)
     return capture_id
@@ -323,7 +315,7 @@ def _look_at_values(database: Database, capture_id: int, variant: Variant) -> No
     if seen is None:
         _log.warning("Using random normal inputs: %s is too large to run once for real values.", variant)
     with database.write() as session:
-        store_values(session, capture_id, seen or {})
+        content.store_values(session, capture_id, seen or {})
 
 
 # ------------------------------------------------------------------------------------------ dry runs

@@ -330,15 +330,15 @@ class ItemDriver:
         except Unmeasurable as error:
             log.warning("%s: %s (%s)", claimed.label, error.message, error.reason)
             crashed = error.reason == "crashed"
-            about = (self.database, claimed, error.reason, error.message)
-            self.follow_up(self.ask(items.fail, *about, again=crashed))
+            failure = (error.reason, error.message)
+            self.follow_up(self.ask(items.fail, self.database, claimed, *failure, again=crashed))
             if not crashed:
-                return ItemOutcome("failed", error.reason, error.message)
-            self.retrying(error.reason, error.message)
+                return ItemOutcome("failed", *failure)
+            self.retrying(*failure)
             return None
         if answer.verification is not None and claimed.capture_id is not None:
-            about = (claimed.capture_id, answer.observed, answer.verification)
-            observed_id = self.ask(store_observed, self.database, *about, card_id=self.card_id)
+            found = (claimed.capture_id, answer.observed, answer.verification)
+            observed_id = self.ask(store_observed, self.database, *found, card_id=self.card_id)
             if observed_id is not None:
                 self.ask(items.drop_not_run, self.database, claimed.job_id, observed_id)
         closed = self._store(claimed, answer)

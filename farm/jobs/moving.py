@@ -61,11 +61,10 @@ def move_items(
             its.append(or_(col(Item.state) != ItemState.CLAIMED, func.coalesce(Item.started_at_s, 0.0) < since_s))
         jobs, held = lock_with_open_jobs(session, *its)
         may_take = {key: _takers(job, peers) for key, job in jobs.items()}
+        movable = [item for item in held if may_take[item.job_id]]
         by_peers: dict[frozenset[str], list[Item]] = defaultdict(list)
-        for item in held:
-            if takers := may_take[item.job_id]:
-                by_peers[takers].append(item)
-        movable = [item for items in by_peers.values() for item in items]
+        for item in movable:
+            by_peers[may_take[item.job_id]].append(item)
         for takers, items in sorted(by_peers.items(), key=lambda group: len(group[0])):
             to = card_for_each(session, items, [card for card in peers if card.id in takers])
             for item, peer_id in zip(items, to, strict=True):
