@@ -185,9 +185,7 @@ def _look_at_outputs(specs: Iterable[OperatorTuple]) -> None:
 
 
 def _add(database: Database, job_id: str, operator_ids: Sequence[str]) -> PlannedRound:
-    """Raises:
-    NoSuchJob: the job has ended meanwhile.
-    """
+    """Add tuples to a job. Raises `NoSuchJob` if it has ended meanwhile."""
     with database.write() as session:
         job = locked(session, Job, job_id)
         if job is None or job.state != JobState.OPEN:
@@ -370,10 +368,7 @@ class DryRun:
                 _renew(session, card)
 
     def preview(self, request: Request, card_ids: Sequence[str]) -> JobPreview:
-        """
-        Raises:
-            FarmError: as `farm.jobs.create.open_job`.
-        """
+        """Plan a job. Raises as `open_job`."""
         tuples = None
         if request.variant is not None:
             captures = select(tables.Capture.id).where(tables.Capture.variant_id == request.variant.id)

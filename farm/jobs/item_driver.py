@@ -79,9 +79,7 @@ def hold_card(card: Card, database: Database | None = None) -> Iterator[Benchmar
 
 
 def refuse_card_in(database: Database, card_id: str, *states: CardState) -> None:
-    """Raises:
-    CardUnavailable: the card is in one of these states.
-    """
+    """Raise `CardUnavailable` if the card is in one of these states."""
     state = cards.stored_state(database, card_id)
     if state in states:
         end = "resume" if state == CardState.DRAINING else "release"
@@ -351,8 +349,7 @@ class ItemDriver:
         """Write the reading into the database or, while that is away, into the spool (None): it cost card time.
 
         If the disk of the spool is full too, the reading waits in memory until one of them has room; its token decides
-        whether it is accepted then. A reading that the database refuses for another reason is kept in the spool as
-        well.
+        whether it is accepted then. A reading that the database refuses for another reason is spooled too.
         """
         about: dict[str, Any] = {"card_id": self.card_id, "software_id": answer.software.id}
         complete = partial(items.complete, self.database, claimed, answer.reading, **about)

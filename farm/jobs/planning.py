@@ -94,18 +94,11 @@ def add_round(
     cards = chosen_cards(session, job.request["cards"])
     job.round += 1
     session.add(job)
-    session.add(
-        Round(
-            job_id=job.id,
-            number=job.round,
-            reason=reason,
-            operators=list(scope),
-            capture_id=capture_id,
-            created_at_s=database_now(),  # type: ignore[arg-type]
-            planned_at_s=database_now() if whole else None,  # type: ignore[arg-type]
-            progress_at_s=database_now(),  # type: ignore[arg-type]
-        )
-    )
+    now = database_now()
+    about = {"job_id": job.id, "number": job.round, "reason": reason, "capture_id": capture_id}
+    planned_at_s = now if whole else None
+    row = Round(**about, operators=list(scope), created_at_s=now, progress_at_s=now, planned_at_s=planned_at_s)  # type: ignore[arg-type]
+    session.add(row)
     session.flush()
     operators = _operators(session, job, request, capture_id, operator_ids)
     scoped = [pair for pair in operators if "all" in scope or pair[0].short_name in scope]

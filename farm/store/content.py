@@ -108,10 +108,7 @@ def share_tokens(session: Session, tokens_id: str) -> None:
 
 
 def find_tokens(session: Session, tokens_id: str) -> Tokens:
-    """
-    Raises:
-        Unreadable: there are none of that id, or no longer the ones that were stored.
-    """
+    """Raises `Unreadable` if there are none of that id, or no longer the ones that were stored."""
     row = session.get(tables.TokenInput, tokens_id)
     if row is None:
         raise Unreadable(f"The database has no token ids {tokens_id}.", "Submit the model again with its text.")
