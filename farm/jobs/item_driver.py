@@ -279,7 +279,7 @@ class ItemDriver:
         """Return ``query(*arguments, **options)``; wait while the database is away, since the card depends on it.
 
         Args:
-            claimed: this driver holds a claim whose outcome must be written: it goes on waiting when told to stop.
+            claimed: this driver holds a claim whose outcome must be written: it waits even if the process must stop.
 
         Raises:
             DatabaseUnreachable: the database was away for as long as an item may take, or this process is to stop. A
@@ -316,7 +316,7 @@ class ItemDriver:
         return self.stop_requested()
 
     def stop_requested(self) -> bool:
-        """Whether this process was told to stop."""
+        """Whether this process must stop."""
         return False
 
     # -------------------------------------------------------------------------------- one attempt

@@ -151,7 +151,7 @@ HAND_BACK = Transition(
     "hand back",
     (CLAIMED,),
     WAITING,
-    "its worker was told to stop and is gone",
+    "its worker was stopped and is gone",
     {**_NO_CLAIM, "attempts": col(Item.attempts) - 1},
 )
 MOVE = Transition(

@@ -43,7 +43,7 @@ class ItemState(StrEnum):
         return self in CLOSED
 
 
-#: What a capture's origin begins with that was imported: own jobs never go by it.
+#: The origin of an imported capture begins with this; own jobs do not use such captures.
 IMPORTED = "imported "
 
 OPEN = (ItemState.WAITING, ItemState.CLAIMED, ItemState.DEFERRED)
@@ -70,6 +70,13 @@ class Row(SQLModel):
     """Base of all tables. Pydantic validates no row, so its validators are built only if somebody asks for them."""
 
     model_config = {"defer_build": True}
+
+
+def _json(default: type | None) -> Any:
+    """A JSON column: NOT NULL with an empty list or dict as default, or nullable if ``default`` is None."""
+    if default is None:
+        return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
+    return Field(default_factory=default, sa_column=Column(JSON, nullable=False))
 
 
 def _columns_of(record: type) -> Any:
@@ -104,11 +111,11 @@ class CardRow(Row, table=True):
     software_id: str | None = Field(default=None, foreign_key="software.id")
     state: str = CardState.STOPPED
     state_reason: str = ""
-    quarantined_by: str = ""  # the embedded farm that did it for itself alone; "" where a person is to release it
+    quarantined_by: str = ""  # the embedded farm that did so for itself alone; "": a person must release it
     worker: str = ""  # the holder name of the worker that serves it
-    capabilities: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    fingerprint: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-    origin: str = ""  # the farm that it serves, where readings of it were imported; "" own
+    capabilities: list[str] = _json(list)
+    fingerprint: dict[str, Any] = _json(dict)
+    origin: str = ""  # the farm whose readings of it were imported; "": a card of this farm
     registered_at_s: float = 0.0
     last_seen_at_s: float = 0.0
 
@@ -126,8 +133,8 @@ class Operator(Row, table=True):
     training: bool = False
     flops: int = Field(default=0, sa_type=BigInteger)
     bytes_moved: int = Field(default=0, sa_type=BigInteger)
-    parameters: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-    spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    parameters: dict[str, Any] = _json(dict)
+    spec: dict[str, Any] = _json(dict)
 
 
 class ModelVariant(_columns_of(protocol.Variant), table=True):  # type: ignore[call-arg, misc]
@@ -148,7 +155,7 @@ class TokenInput(Row, table=True):
     id: str = Field(primary_key=True, max_length=32)
     batch: int
     length: int
-    row_lengths: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))  # the rest is padding
+    row_lengths: list[int] = _json(list)  # the rest is padding
     padding: str  # on which side: right | left
     packed: bytes = Field(sa_column=Column(LargeBinary, nullable=False))  # `Tokens.compressed`
 
@@ -170,7 +177,7 @@ class Capture(Row, table=True):
     launch: str = "eager"
     origin: str = "predicted"  # predicted | observed, or one of these after `IMPORTED`, of another farm
     card_id: str | None = Field(default=None, foreign_key="card.id")
-    verification: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    verification: dict[str, Any] = _json(dict)
     created_at_s: float = 0.0
 
 
@@ -182,15 +189,12 @@ class Call(Row, table=True):
     call_index: int = Field(primary_key=True)
     module_path: str = ""
     operator_id: str = Field(foreign_key="operator.id", index=True)
-    reads: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    writes: list[int] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    reads: list[int] = _json(list)
+    writes: list[int] = _json(list)
     part: str = ""  # of a training step: forward, backward, recomputation, accumulation, loss or optimizer
     owner: str = ""  # of a training step: the leaf module or function whose part it is
-    # What each activation held when the model ran (`farm.operators.observed_values`); [] nothing to be known, NULL not
-    # looked yet
-    data: list[dict[str, Any] | None] | None = Field(
-        default=None, sa_column=Column(JSON(none_as_null=True), nullable=True)
-    )
+    # Per activation, its observed values (`farm.operators.observed_values`); []: unknown; NULL: not observed yet
+    data: list[dict[str, Any] | None] | None = _json(None)
 
 
 class ProtocolRow(Row, table=True):
@@ -201,7 +205,7 @@ class ProtocolRow(Row, table=True):
     launch: str
     residency: str
     data: str
-    spec: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    spec: dict[str, Any] = _json(dict)
 
 
 class Job(Row, table=True):
@@ -213,9 +217,9 @@ class Job(Row, table=True):
     title: str
     variant_id: str | None = Field(default=None, foreign_key="model_variant.id", index=True)
     protocol_id: str = Field(foreign_key="protocol.id")
-    request: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    request: dict[str, Any] = _json(dict)
     request_id: str = Field(default="", index=True, max_length=32)  # equal for equal work
-    farm: str = ""  # the embedded farm that owns it; empty: any control worker may go on with it
+    farm: str = ""  # the embedded farm that owns it; empty: any control worker may continue it
     state: str = Field(default=JobState.OPEN, index=True)
     round: int = 0  # the newest round
     created_at_s: float = 0.0
@@ -234,13 +238,13 @@ class Round(Row, table=True):
     job_id: str = Field(primary_key=True, foreign_key="job.id", ondelete="CASCADE")
     number: int = Field(primary_key=True)
     reason: str = ""
-    operators: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))  # all in scope so far
+    operators: list[str] = _json(list)  # all in scope so far
     capture_id: int | None = Field(default=None, foreign_key="capture.id")
     created_at_s: float = 0.0
     planned_at_s: float | None = None  # None: its items are still being added
     publisher: str | None = None  # who publishes it now, None: nobody
-    progress_at_s: float | None = None  # when its planning or publishing last got on
-    published_at_s: float | None = None  # None: something of it wants a message
+    progress_at_s: float | None = None  # when its planning or publishing last made progress
+    published_at_s: float | None = None  # None: one of its items needs a message
 
 
 class Item(Row, table=True):
@@ -255,7 +259,7 @@ class Item(Row, table=True):
         UniqueConstraint("job_id", "subject_kind", "subject_id", "protocol_id", "card_id", "role"),
         Index("ix_item_job_round_state", "job_id", "round", "state"),
         Index("ix_item_card_state", "card_id", "state"),
-        Index("ix_item_state_ended", "state", "ended_at_s"),  # asked of all cards, at every pass of every host
+        Index("ix_item_state_ended", "state", "ended_at_s"),  # queried for all cards, at every pass of every host
         Index("ix_item_subject", "subject_id", "protocol_id"),
     )
     id: int | None = Field(default=None, sa_column=Column(BigKey, primary_key=True, autoincrement=True))
@@ -281,12 +285,12 @@ class Item(Row, table=True):
     reason: str = ""  # of `farm.errors.Unmeasurable.REASONS`
     message: str = ""
     created_at_s: float = 0.0
-    published_at_s: float | None = None  # of its newest message; None: it wants one
+    published_at_s: float | None = None  # of its newest message; None: it needs one
     started_at_s: float | None = None
     ended_at_s: float | None = None
 
 
-#: First what sets of readings are told apart by, then what is compared of them.
+#: The columns in which sets of readings differ, then the columns that are compared.
 CIRCUMSTANCES = (
     *("card_model", "software_id", "protocol_id", "subject_id", "method", "subject_kind"),
     *("time_us", "time_half_width_us", "energy_mj", "energy_half_width_mj", "id"),
@@ -297,8 +301,8 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     """One accepted result; fields as in `farm.types.reading.Reading`."""
 
     __tablename__ = "reading"
-    # Both hold all that deciding on readings takes: the rows are long, and what is only counted, sorted or averaged of
-    # a million of them is read from the index.
+    # These hold all columns that a decision on readings needs: a million long rows are counted, sorted and averaged
+    # from the index alone.
     __table_args__ = (
         Index(
             "ix_reading_subject", "subject_id", "card_model", "software_id", "protocol_id", "time_us", "energy_mj", "id"
@@ -314,14 +318,14 @@ class ReadingRow(_columns_of(reading.Reading), table=True):  # type: ignore[call
     protocol_id: str = Field(foreign_key="protocol.id")
     simulated: bool = False
     passes: int = Field(sa_type=BigInteger)
-    throttle_reasons: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    flags: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
-    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-    cost_s: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-    method: int | None = None  # of its details: readings of two methods are not held against each other
+    throttle_reasons: list[str] = _json(list)
+    flags: list[str] = _json(list)
+    details: dict[str, Any] = _json(dict)
+    cost_s: dict[str, float] = _json(dict)
+    method: int | None = None  # of its details: readings of two methods are not compared
     origin: str = ""  # the farm that it was imported from (`Origin.name`); "" measured here
-    # Launched by one call, as it was imported; of own readings, captures tell
-    kernels: dict[str, int] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=True))
+    # Kernels that one call launches, of an imported reading; those of own readings are in captures
+    kernels: dict[str, int] | None = _json(None)
     created_at_s: float = 0.0
 
 
@@ -339,15 +343,14 @@ class Origin(Row, table=True):
 class ImportedVerdict(Row, table=True):
     """A verdict of another farm, as its export had it, to be exported again.
 
-    Where its readings came with it there is a job of that id too, ended, which asks for nothing (`Job.request_id` is
-    "").
+    If its readings were imported too, there is an ended job of that id, with an empty `Job.request_id`.
     """
 
     __tablename__ = "imported_verdict"
     job_id: str = Field(primary_key=True, max_length=16)
     round: int = Field(primary_key=True)
     origin: str
-    row: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    row: dict[str, Any] = _json(dict)
 
 
 class TraceRow(Row, table=True):
@@ -375,7 +378,7 @@ class VerdictRow(Row, table=True):
     whole_time_us: float | None = None
     sum_energy_mj: float | None = None
     whole_energy_mj: float | None = None
-    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    details: dict[str, Any] = _json(dict)
     created_at_s: float = 0.0
 
 
